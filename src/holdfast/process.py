@@ -14,9 +14,6 @@ SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 """The signals that ask a process to stop."""
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 class StopFlag:
     """A flag without a lock, because a signal may interrupt a thread that holds any lock."""
 
@@ -47,7 +44,7 @@ def held_back() -> Iterator[None]:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that forked it ends (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
 def outlast() -> None:

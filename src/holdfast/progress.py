@@ -6,15 +6,17 @@ supervisor the numbers are written all the same.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 from holdfast.errors import WorkerLost
 
 IN_RESERVE = -1
 _NUMBERS = 13  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
+T = TypeVar("T")
 
 
 class Phase(IntEnum):
@@ -31,77 +33,54 @@ class Phase(IntEnum):
     JOINING = 8  # ready to take the place of a lost member
 
 
+class _Number(Generic[T]):
+    """An attribute that reads one of the numbers."""
+
+    def __init__(self, index: int, convert: Callable[[int], T]) -> None:
+        self._index, self._convert = index, convert
+
+    def __get__(self, progress: "Progress", _: type["Progress"]) -> T:
+        return self._convert(progress.numbers[self._index])
+
+
+def _unless_zero(number: int) -> int | None:
+    """Return the value that was stored with 1 added; None if none was stored."""
+    return number - 1 if number else None
+
+
 class Progress:
     """The numbers of one worker: written by the worker, read by its supervisor."""
 
+    boundaries = _Number(0, int)
+    """The number of step boundaries that this process has passed."""
+    step = _Number(1, _unless_zero)
+    """The step under way, or the last one; None before the first."""
+    posted = _Number(2, int)
+    """The exchanges begun since the last boundary. A rank that waits for a peer has begun more than that peer."""
+    moved = _Number(3, int)
+    """The bytes that saves, restores and transfers between ranks have moved."""
+    phase = _Number(4, Phase)
+    """The present activity."""
+    status = _Number(5, _unless_zero)
+    """The exit status that the worker is about to end with, once its script has ended."""
+    membership = _Number(6, int)
+    """The number of the membership that the worker is in; 0 is the first, `IN_RESERVE` none."""
+    suspected = _Number(7, _unless_zero)
+    """The number of the last membership in which a connection broke."""
+    has_fallen_back = _Number(8, bool)
+    """True if live recovery is impossible and only a restart helps."""
+    evaluated = _Number(9, int)
+    """A count that grows while the worker evaluates, between steps or after them."""
+    is_checked = _Number(10, bool)
+    """True if the worker runs a loop of holdfast, whose steps are recorded and saved."""
+    has_exchanged = _Number(11, bool)
+    """True if the script calls torch.distributed itself, so that a loss needs a restart."""
+    is_up = _Number(12, bool)
+    """True once the worker has begun, so that no lock inherited by the fork blocks it."""
+
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with processes that are forked from now on
-        self._numbers = memoryview(self._memory)[: 8 * _NUMBERS].cast("q")
-
-    @property
-    def boundaries(self) -> int:
-        """The number of step boundaries that this process has passed."""
-        return self._numbers[0]
-
-    @property
-    def step(self) -> int | None:
-        """The step under way, or the last one; None before the first."""
-        return self._numbers[1] - 1 if self._numbers[1] else None
-
-    @property
-    def posted(self) -> int:
-        """The exchanges begun since the last boundary. A rank that waits for a peer has begun more than that peer."""
-        return self._numbers[2]
-
-    @property
-    def moved(self) -> int:
-        """The bytes that saves, restores and transfers between ranks have moved."""
-        return self._numbers[3]
-
-    @property
-    def phase(self) -> Phase:
-        """The present activity."""
-        return Phase(self._numbers[4])
-
-    @property
-    def status(self) -> int | None:
-        """The exit status that the worker is about to end with, once its script has ended."""
-        return self._numbers[5] - 1 if self._numbers[5] else None
-
-    @property
-    def membership(self) -> int:
-        """The number of the membership that the worker is in; 0 is the first, `IN_RESERVE` none."""
-        return self._numbers[6]
-
-    @property
-    def suspected(self) -> int | None:
-        """The number of the last membership in which a connection broke."""
-        return self._numbers[7] - 1 if self._numbers[7] else None
-
-    @property
-    def has_fallen_back(self) -> bool:
-        """True if live recovery is impossible and only a restart helps."""
-        return bool(self._numbers[8])
-
-    @property
-    def evaluated(self) -> int:
-        """A count that grows while the worker evaluates, between steps or after them."""
-        return self._numbers[9]
-
-    @property
-    def is_checked(self) -> bool:
-        """True if the worker runs a loop of holdfast, whose steps are recorded and saved."""
-        return bool(self._numbers[10])
-
-    @property
-    def has_exchanged(self) -> bool:
-        """True if the script calls torch.distributed itself, so that a loss needs a restart."""
-        return bool(self._numbers[11])
-
-    @property
-    def is_up(self) -> bool:
-        """True once the worker has begun, so that no lock inherited by the fork blocks it."""
-        return bool(self._numbers[12])
+        self.numbers = memoryview(self._memory)[: 8 * _NUMBERS].cast("q")
 
     @property
     def is_in_its_loop(self) -> bool:
@@ -111,60 +90,59 @@ class Progress:
     @property
     def last_words(self) -> str:
         """The worker's description of its failure, which arrives even if the disk is full."""
-        text = bytes(self._memory[8 * _NUMBERS :])
-        return text.rstrip(b"\0").decode(errors="replace")
+        return bytes(self._memory[8 * _NUMBERS :]).rstrip(b"\0").decode(errors="replace")
 
     def pass_boundary(self, step: int) -> None:
         """Report that a boundary is passed and `step` begins."""
-        self._numbers[2] = 0  # first: to appear behind for a moment does no harm
-        self._numbers[0] += 1
-        self._numbers[1] = step + 1
+        self.numbers[2] = 0  # first: to appear behind for a moment does no harm
+        self.numbers[0] += 1
+        self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
         """Set the counts of a peer whose state was taken over."""
-        self._numbers[0], self._numbers[2] = boundaries, posted
+        self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:
-        self._numbers[6] = number
+        self.numbers[6] = number
 
     def suspect(self, number: int) -> None:
         """Report that a connection among the members of membership `number` broke."""
-        self._numbers[7] = number + 1
+        self.numbers[7] = number + 1
 
     def fall_back(self) -> None:
         """Report that only a restart helps."""
-        self._numbers[8] = 1
+        self.numbers[8] = 1
 
     def count_evaluation(self) -> None:
         """Report that an evaluation makes progress; processes that load data for it may do so too."""
-        self._numbers[9] += 1
+        self.numbers[9] += 1
 
     def set_checked(self) -> None:
         """Report that the steps from here on belong to a loop of holdfast."""
-        self._numbers[10] = 1
+        self.numbers[10] = 1
 
     def set_exchanged(self) -> None:
         """Report that the script calls torch.distributed itself."""
-        self._numbers[11] = 1
+        self.numbers[11] = 1
 
     def set_up(self) -> None:
         """Report that the worker has begun."""
-        self._numbers[12] = 1
+        self.numbers[12] = 1
 
     def count_post(self) -> None:
         """Report an exchange that ends only once all peers take part in it."""
-        self._numbers[2] += 1
+        self.numbers[2] += 1
 
     def add_moved(self, count: int) -> None:
         """Report `count` more bytes moved."""
-        self._numbers[3] += count
+        self.numbers[3] += count
 
     def enter(self, phase: Phase) -> None:
-        self._numbers[4] = phase
+        self.numbers[4] = phase
 
     def end(self, status: int) -> None:
         """Report that the script has ended, with the exit status `status`."""
-        self._numbers[5] = status + 1
+        self.numbers[5] = status + 1
         self.enter(Phase.ENDED)
 
     def leave_words(self, words: str) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.live.lossy_gradient import STRATEGIES, missing, normal, weights
+from holdfast.live.lossy_gradient import STRATEGIES, normal, weights
 
 worlds = st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any)
 
@@ -32,14 +32,12 @@ def test_without_casualties_every_strategy_is_the_normal_step(
     samples: list[int], strategy: str, completed: bool
 ) -> None:
     assert weights(strategy, completed=completed, samples=samples, casualties=()) == normal(samples)
-    assert missing(strategy, completed=[completed], samples=samples, casualties=()) == ()
 
 
 @given(failures(), st.booleans())
-def test_replay_is_the_normal_step_and_loses_nothing(failure: tuple[list[int], set[int]], completed: bool) -> None:
+def test_replay_is_the_normal_step(failure: tuple[list[int], set[int]], completed: bool) -> None:
     samples, lost = failure
     assert weights("replay", completed=completed, samples=samples, casualties=lost) == normal(samples)
-    assert missing("replay", completed=[completed, False], samples=samples, casualties=lost) == ()
 
 
 @given(failures())
@@ -58,21 +56,9 @@ def test_forward_keeps_completed_buckets_and_weights_the_survivors_alone_in_the_
     assert not any(found[worker] for worker in lost)
 
 
-@given(failures())
-def test_forward_loses_exactly_the_lost_workers_samples_unless_every_bucket_was_completed(
-    failure: tuple[list[int], set[int]],
-) -> None:
-    samples, lost = failure
-    if any(count for worker, count in enumerate(samples) if worker not in lost):
-        lacking = tuple(sorted(worker for worker in lost if samples[worker]))
-        assert missing("forward", completed=[True, False], samples=samples, casualties=lost) == lacking
-    assert missing("forward", completed=[True, True], samples=samples, casualties=lost) == ()
-
-
 def test_skip_drops_the_whole_step_completed_or_not() -> None:
     for completed in (True, False):
         assert weights("skip", completed=completed, samples=[4, 4], casualties={1}) is None
-    assert missing("skip", completed=[True, True], samples=[4, 4], casualties={1}) == (0, 1)
 
 
 def test_uneven_shares_are_weighted_by_their_samples() -> None:

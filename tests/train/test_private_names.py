@@ -41,8 +41,8 @@ DDP = (
     "_sync_buffers",
 )
 OTHERS: list[tuple[object, str, str]] = [
-    (distributed_c10d._world, "pg_map", "distributed/script_collectives.py lists the groups of a script with it"),
-    (ProcessGroup, "_get_sequence_number_for_group", "distributed/script_collectives.py sees use of a group by it"),
+    (distributed_c10d._world, "pg_map", "distributed/process_group.py lists the groups of a script with it"),
+    (ProcessGroup, "_get_sequence_number_for_group", "distributed/process_group.py sees use of a group by it"),
     (dist.ProcessGroupGloo, "_set_default_timeout", "distributed/gloo_link.py turns timeouts off with it"),  # type: ignore[attr-defined]
     (torch, "_foreach_copy_", "live/state_transfer.py and checkpoint/device.py copy many tensors with it"),
     (torch.utils._pytree, "tree_flatten", "train/evaluation.py takes nested values apart with it"),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,38 +25,10 @@ from holdfast.errors import WorkerLost
 END_SECONDS = 10.0  # operations end within this time once their connections are shut down
 CONNECT_TIMEOUT = timedelta(seconds=60)
 POLL_SECONDS = 0.0005
-_OPEN_FILES = Path("/proc/self/fd")
 
 
 class Broken(RuntimeError):
     """An operation ended because a member was lost or the membership has changed."""
-
-
-class FailedWork(dist.Work):
-    """An operation that could not begin. DDP notices once all gradients are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # torch's C++ code sees an error that a callback raises; an error set on the future only Python would see.
-        never: Future[Any] = Future()
-        self._future = never.then(_raise_broken)
-        never.set_result(None)
-
-    def get_future(self) -> Future[Any]:
-        return self._future
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        raise Broken("the membership has changed")
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return False
-
-
-def _raise_broken(_: Future[Any]) -> None:
-    raise Broken("the membership has changed")
 
 
 class CompletedWork(dist.Work):
@@ -80,14 +52,32 @@ class CompletedWork(dist.Work):
         return True
 
 
+class FailedWork(CompletedWork):
+    """An operation that could not begin. DDP notices once all gradients are computed."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        # torch's C++ code sees an error that a callback raises; an error set on the future only Python would see.
+        self._future = self._future.then(_raise_broken)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return _raise_broken()
+
+    def is_success(self) -> bool:
+        return False
+
+
+def _raise_broken(_: object = None) -> NoReturn:
+    raise Broken("the membership has changed")
+
+
 class NoPeersLink:
     """The group of a member without peers, or without peers yet: its own values are the sums."""
 
     def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
         return CompletedWork(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
-        return CompletedWork(tensors)
+    broadcast = allreduce
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> CompletedWork:
         for output in outputs[0]:
@@ -151,7 +141,9 @@ class Link:
             if outdated():
                 raise Broken("the membership has changed while its group was built")  # the builder ends by itself
             time.sleep(POLL_SECONDS)
-        self._group, self._ports = builder.result()
+        if builder.error:
+            raise Broken(str(builder.error)) from builder.error
+        self._group, self._ports = builder.group, builder.ports
         self.is_broken = False
         self.do("allreduce", [torch.zeros(1)])  # the group exists for every member, or for none
 
@@ -165,27 +157,23 @@ class _GroupBuilder(threading.Thread):
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)
         self._store, self._rank, self._size = store, rank, size
-        self._result: tuple[Any, tuple[int, frozenset[int]]] | None = None
-        self._error: Exception | None = None
+        self.group: Any = None
+        self.ports: tuple[int, frozenset[int]] = (0, frozenset())
+        self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
             store = self._store()
             before = _listening_ports()
-            group = ProcessGroupGloo(store, self._rank, self._size, CONNECT_TIMEOUT)
-            group._set_default_timeout(timedelta(days=1))  # the supervisor detects hangs
+            self.group = ProcessGroupGloo(store, self._rank, self._size, CONNECT_TIMEOUT)
+            self.group._set_default_timeout(timedelta(days=1))  # the supervisor detects hangs
             (port,) = _listening_ports() - before
             store.set(f"port/{self._rank}", str(port))
             peers = frozenset(int(store.get(f"port/{peer}")) for peer in range(self._size) if peer != self._rank)
-            self._result = group, (port, peers)
+            self.ports = (port, peers)
         except (RuntimeError, ValueError) as error:
-            self._error = error
-
-    def result(self) -> tuple[Any, tuple[int, frozenset[int]]]:
-        if self._result is None:
-            raise Broken(str(self._error)) from self._error
-        return self._result
+            self.error = error
 
 
 def _listening_ports() -> set[int]:
@@ -200,7 +188,7 @@ def _listening_ports() -> set[int]:
 def _sockets() -> list[int]:
     """Return the numbers of the open files of this process that are sockets."""
     numbers = []
-    for file in _OPEN_FILES.iterdir():
+    for file in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if str(file.readlink()).startswith("socket:"):
                 numbers.append(int(file.name))

@@ -170,11 +170,12 @@ class Coordination:
     def connect(self, link: Link, members: tuple[int, ...]) -> None:
         """Connect `link` with `members`."""
         number = self.number
-
-        def store() -> Store:
-            return PrefixStore(f"{LIVE}/group/{number}", self.store())
-
-        link.connect(store, members.index(self.member), len(members), lambda: self.newest.number > number)
+        link.connect(
+            lambda: PrefixStore(f"{LIVE}/group/{number}", self.store()),
+            members.index(self.member),
+            len(members),
+            lambda: self.newest.number > number,
+        )
 
     def has_joiners_at(self, step: int) -> bool:
         """Return True if workers join before `step`: at the furthest boundary that a member comes to next."""

@@ -134,7 +134,7 @@ class Watched(dist.Work):
         super().__init__()
         self._work, self._tensors, self._sums = work, tensors, sums
         self._has_ended: Future[None] = Future()
-        self._future = self._has_ended.then(lambda _: self._outcome())  # DDP's C++ code sees what this raises
+        self._future = self._has_ended.then(self._outcome)  # DDP's C++ code sees what this raises
 
     def has_ended(self) -> bool:
         """Return True if the device has finished the operation."""
@@ -147,7 +147,7 @@ class Watched(dist.Work):
         """Complete the future."""
         self._has_ended.set_result(None)
 
-    def _outcome(self) -> list[torch.Tensor]:
+    def _outcome(self, _: Future[None]) -> list[torch.Tensor]:
         if self._sums.is_aborted or not self._work.is_success():
             raise Broken("the membership has changed")
         return self._tensors

@@ -1,19 +1,35 @@
-"""The process group that DDP uses where a run recovers live: the survivors can finish what it reduces.
+"""The process groups of a run that recovers live: the one that DDP uses, and the default group of torch.distributed.
 
 DDP posts a sum for every bucket of gradients during backward and gets the link's own operations back, so nothing is
 copied and nothing waits as long as no member is lost. When one is lost, DDP's backward raises once all gradients are
 computed. Then a bucket holds either its sum or garbage, and `param.grad` still holds what this rank computed.
+
+Collectives that a script calls by itself use groups of torch, which do not survive their first lost member. A worker that
+replaces it has missed what was exchanged before, so such a run restarts after a loss. Once the members have changed, the
+default group only knows rank and size; a collective on it makes the run restart.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import AllreduceOptions, BroadcastOptions
+from torch.distributed import (  # type: ignore[attr-defined]  # they are public
+    AllreduceOptions,
+    BroadcastOptions,
+    HashStore,
+    ProcessGroup,
+    Store,
+    distributed_c10d,
+)
 
+from holdfast import progress
 from holdfast.distributed.gloo_link import CompletedWork, Link, wait_until_ended
+from holdfast.progress import restart_needed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -24,13 +40,17 @@ class Sum:
     work: Any
     is_done: bool | None = None  # unknown before the work has ended
 
-    def settle(self) -> None:
-        """Find out if the sum is done; its work has ended, and is freed because it may hold pinned memory."""
-        if self.is_done is None:
-            self.is_done, self.work = not _has_failed(self.work), CompletedWork([])
+    def has_failed(self) -> bool:
+        try:
+            future = self.work.get_future()
+            if future.done():
+                future.value()
+        except RuntimeError:
+            return True
+        return False
 
 
-class RecoverableGroup(dist.ProcessGroup):
+class RecoverableGroup(ProcessGroup):
     """A process group of a fixed size, by which DDP divides; `factor` corrects for the share of this rank.
 
     Every call from C++ into Python slows down a small step, so there is one per bucket and no other. `all_posted` is
@@ -98,7 +118,7 @@ class RecoverableGroup(dist.ProcessGroup):
 
     def has_failed(self) -> bool:
         """Return True if a sum of the backward under way has failed."""
-        return any(_has_failed(bucket.work) for bucket in self.sums)
+        return any(bucket.has_failed() for bucket in self.sums)
 
     def drop(self, *, is_scaled: bool) -> None:
         """Make the optimizer skip this step: remove the gradients, or make them infinite for a gradient scaler.
@@ -113,9 +133,11 @@ class RecoverableGroup(dist.ProcessGroup):
 
     def drain(self) -> None:
         """Wait for the end of every sum on a broken link, and find out which are done."""
-        wait_until_ended([bucket.work for bucket in self.sums if bucket.is_done is None])
-        for bucket in self.sums:
-            bucket.settle()
+        unknown = [bucket for bucket in self.sums if bucket.is_done is None]
+        wait_until_ended([bucket.work for bucket in unknown])
+        for bucket in unknown:
+            bucket.is_done = not bucket.has_failed()
+            bucket.work = CompletedWork([])  # the work is freed because it may hold pinned memory
 
     @torch.no_grad()
     def pack(self, number: int) -> None:
@@ -128,10 +150,15 @@ class RecoverableGroup(dist.ProcessGroup):
         if self.factor != 1.0:
             self.sums[number].values.mul_(self.factor)
 
-    def post_again(self, number: int) -> None:
-        """Sum a bucket again, over the present members."""
-        values = self.sums[number].values
-        self.sums[number] = Sum(values, self._link.post("allreduce", [values]))
+    def sum_again(self, numbers: Sequence[int]) -> None:
+        """Sum these buckets again, over the present members."""
+        for number in numbers:
+            self.pack(number)
+            values = self.sums[number].values
+            self.sums[number] = Sum(values, self._link.post("allreduce", [values]))
+        for number in numbers:
+            self._link.wait(self.sums[number].work)
+            self.sums[number].is_done = True
 
     @torch.no_grad()
     def unpack(self) -> None:
@@ -147,18 +174,82 @@ class RecoverableGroup(dist.ProcessGroup):
         for parameter in self._buckets[number]:
             flat = values.narrow(0, place, parameter.numel())
             place += parameter.numel()
-            dense = parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
-            if dense:
+            if parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last):
                 yield parameter, flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
             else:
                 yield parameter, flat.view(parameter.shape)
 
 
-def _has_failed(work: Any) -> bool:
-    try:
-        future = work.get_future()
-        if future.done():
-            future.value()
-    except RuntimeError:
-        return True
-    return False
+SCRIPT_COLLECTIVES = (
+    "the script calls torch.distributed itself, whose groups end with the first lost worker; run.sum and run.mean "
+    "continue without it"
+)
+_BACKEND = "holdfast_outlived"
+_COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
+
+
+def has_script_collectives() -> bool:
+    """Return True if the script has used, or made, a process group of torch; report it once."""
+    groups: list[Any] = list(distributed_c10d._world.pg_map)
+    own = [group for group in groups if not isinstance(group, Outlived)]
+    # Every collective on a group increases its sequence number.
+    has_used = len(groups) > 1 or any(group._get_sequence_number_for_group() > 0 for group in own)
+    if has_used and not progress.here.has_exchanged:
+        progress.here.set_exchanged()
+        if dist.get_rank() == 0:
+            logger.warning(
+                "After the loss of a worker this run restarts, as with --recovery restart: %s.", SCRIPT_COLLECTIVES
+            )
+    return has_used
+
+
+def replace_default_group(rank: int, size: int) -> None:
+    """Replace the default group, which has lost a member or never had this one, by one that only knows rank and size."""
+    if isinstance(dist.group.WORLD, Outlived) and dist.get_rank() == rank:
+        return
+    leave_default_group()
+    if _BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            _BACKEND,
+            lambda _, rank, size, __: Outlived(rank, size),  # type: ignore[call-arg]  # this form exists
+            devices=["cpu", "cuda"],
+        )
+    dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=size)
+    if (group := dist.group.WORLD) is not None:
+        distributed_c10d._world.pg_map[group] = (dist.Backend.GLOO, NoStore())  # for groups that a script makes from it
+
+
+_kept: list[
+    object
+] = []  # freeing a group waits for a thread while holding the GIL, sometimes forever (torch 2.13, gloo)
+
+
+def leave_default_group() -> None:
+    """Leave the default group, if there is one."""
+    if dist.is_initialized():
+        _kept.append(dist.group.WORLD)
+        dist.destroy_process_group()
+
+
+class Outlived(ProcessGroup):
+    """A group on which every collective makes the run restart."""
+
+    @property
+    def group_name(self) -> Any:
+        """The name by which functional collectives find their group."""
+        _fall_back()
+
+
+class NoStore(Store):
+    """The store of such a group, from which no other group can be made."""
+
+
+def _fall_back(*_: Any, **__: Any) -> NoReturn:
+    progress.here.set_exchanged()
+    raise restart_needed(SCRIPT_COLLECTIVES)
+
+
+for _name in filter(lambda name: name.lstrip("_").startswith(_COLLECTIVES), dir(ProcessGroup)):
+    setattr(Outlived, _name, _fall_back)
+for _name in ("add", "check", "compare_set", "get", "set", "wait"):
+    setattr(NoStore, _name, _fall_back)

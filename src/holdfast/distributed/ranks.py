@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.rendezvous import rendezvous
 
-from holdfast.distributed import script_collectives
+from holdfast.distributed.process_group import leave_default_group, replace_default_group
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
@@ -119,17 +119,18 @@ class Ranks:
             yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(over,), name="holdfast-busy", daemon=True)
+
+        def beat() -> None:
+            while not over.wait(BEAT_SECONDS):
+                self.store.add(_BUSY, 1)
+
+        thread = threading.Thread(target=beat, name="holdfast-busy", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-
-    def _beat(self, over: threading.Event) -> None:
-        while not over.wait(BEAT_SECONDS):
-            self.store.add(_BUSY, 1)
 
 
 def join(timeout: float) -> Ranks:
@@ -145,10 +146,13 @@ def join(timeout: float) -> Ranks:
     patience = max(timeout, _SUPERVISED_PATIENCE) if is_supervised else timeout
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
-    backend = _backend()
+    # NCCL requires a device for every rank.
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    has_devices = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
+    backend = "cpu:gloo,cuda:nccl" if has_devices else "gloo"
     store = _store(timedelta(seconds=timeout))
     if JOINS in os.environ:  # its peers formed their group without it
-        script_collectives.outlive(rank % size, size)
+        replace_default_group(rank % size, size)
     else:
         limit = timedelta(seconds=patience)
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
@@ -166,7 +170,7 @@ def join(timeout: float) -> Ranks:
 
 def leave() -> None:
     """Leave the peers in order; they take a process that disappears for one that crashed."""
-    script_collectives.let_go()
+    leave_default_group()
 
 
 def _store(patience: timedelta) -> Store:
@@ -187,10 +191,3 @@ def _device() -> torch.device:
     if "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _backend() -> str:
-    """Return NCCL where every rank has a device of its own, as it requires, and gloo otherwise."""
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    own_device = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
-    return "cpu:gloo,cuda:nccl" if own_device else "gloo"

@@ -38,14 +38,14 @@ def check(failure: Failure, recovery: str) -> None:
     kind, point = failure.kind, failure.point
     if kind in storage.KINDS:
         if point not in ("boundary", *storage.POINTS):
-            raise BadInput(f"{kind} cannot strike at {point!r}: choose {_listed(storage.POINTS)}.")
+            choices = f"{', '.join(storage.POINTS[:-1])} or {storage.POINTS[-1]}"
+            raise BadInput(f"{kind} cannot strike at {point!r}: choose {choices}.")
         return
     if point == "backward":
         raise BadInput("backward needs the fraction of gradient buckets that are summed, such as backward=0.5.")
     if name(failure) not in POINTS or ("=" in point and not point.startswith(BACKWARD)):
-        raise BadInput(
-            f"{kind} cannot strike at {point!r}: choose {_listed(POINTS).replace('backward', 'backward=0.5')}."
-        )
+        choices = "boundary, forward, backward=0.5, optimizer, save or recovery"
+        raise BadInput(f"{kind} cannot strike at {point!r}: choose {choices}.")
     if point.startswith(BACKWARD) and not _is_fraction(point.removeprefix(BACKWARD)):
         raise BadInput(f"{point!r} is not a point of a step: give a fraction of the buckets from 0 to 1.")
     if point == "recovery" and recovery == "restart":
@@ -71,7 +71,3 @@ def _is_fraction(text: str) -> bool:
         return 0 <= float(text) <= 1
     except ValueError:
         return False
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -55,7 +55,11 @@ def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]
     if mean < 1 or end < 2:
         raise BadInput(f"No failure fits: the mean is {mean} (at least 1) and the end is step {end} (at least 2).")
     rng = np.random.default_rng(seed)
-    return np.array([_redrawn(mean, end, rng) for _ in range(count)], dtype=np.int64)
+    steps: list[int] = []
+    while len(steps) < count:
+        if (step := int(rng.geometric(1 / mean))) < end:
+            steps.append(step)
+    return np.array(steps, dtype=np.int64)
 
 
 def lost_blocks(count: int, fraction: float, rng: np.random.Generator) -> Ids:
@@ -63,9 +67,3 @@ def lost_blocks(count: int, fraction: float, rng: np.random.Generator) -> Ids:
     if not 0 < fraction <= 1:
         raise BadInput(f"The lost fraction must be greater than 0 and at most 1 (got {fraction}).")
     return np.sort(rng.choice(count, size=max(1, round(fraction * count)), replace=False))
-
-
-def _redrawn(mean: float, end: int, rng: np.random.Generator) -> int:
-    while (step := int(rng.geometric(1 / mean))) >= end:
-        pass
-    return step

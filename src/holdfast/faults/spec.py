@@ -19,7 +19,6 @@ _STRIKE = re.compile(
     rf"(?P<kind>[a-z-]+)@(?P<steps>{_NUMBERS})(?::(?P<point>[^,]+))?(?:,(?P<group>[a-z]+)(?:=(?P<members>{_NUMBERS}))?)?"
 )
 _RANDOM = re.compile(r"random=(?P<count>[0-9]{1,6})(?:,seed=(?P<seed>[0-9]{1,12}))?")
-_SERVER_GROUPS = ("node", "worker", "controller")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ def parse_server(specs: Iterable[str]) -> Schedule:
                     f"--inject {text} asks for {kind!r}: processes of a parameter server can only be killed. "
                     f"Write kill@{step}."
                 )
-            if group not in ("", *_SERVER_GROUPS) or bool(members) != (group in ("node", "worker")):
+            if group not in ("", "node", "worker", "controller") or bool(members) != (group in ("node", "worker")):
                 raise BadInput(
                     f"--inject {text} does not say which process is killed. "
                     f"Write kill@{step},node=1+2, kill@{step},worker=0 or kill@{step},controller."
@@ -78,10 +77,6 @@ def _strikes(text: str, example: str) -> Iterator[tuple[int, str, str, str, tupl
     match = _STRIKE.fullmatch(text)
     if match is None:
         raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")
-    members = tuple(sorted(set(_numbers(match["members"] or ""))))
-    for step in _numbers(match["steps"]):
+    members = tuple(sorted({int(number) for number in (match["members"] or "").split("+") if number}))
+    for step in map(int, match["steps"].split("+")):
         yield step, match["kind"], match["point"] or "boundary", match["group"] or "", members
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split("+") if number]

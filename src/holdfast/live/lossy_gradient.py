@@ -5,7 +5,7 @@ number. Gradients are summed bucket by bucket during backward, so a failure find
 workers, the lost ones included) and others not. The simulation and live recovery both use these functions.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from holdfast.errors import BadInput
@@ -18,7 +18,8 @@ STRATEGIES = ("replay", "forward", "skip")
 
 def normal(samples: Sequence[int]) -> Weights:
     """Return the weights of a step without a failure: each worker's samples over those of all."""
-    return _over(samples, sum(samples))
+    total = sum(samples)
+    return tuple(count / total for count in samples)
 
 
 def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualties: Collection[int]) -> Weights | None:
@@ -31,41 +32,18 @@ def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualtie
 
     Without casualties every strategy gives the normal weights.
     """
-    lost = _checked(strategy, samples, casualties)
-    if not lost or strategy == "replay" or (strategy == "forward" and completed):
-        return normal(samples)
-    if strategy == "skip":
-        return None
-    left = [0 if worker in lost else count for worker, count in enumerate(samples)]
-    return _over(left, sum(left)) if any(left) else None
-
-
-def missing(
-    strategy: str, *, completed: Iterable[bool], samples: Sequence[int], casualties: Collection[int]
-) -> tuple[int, ...]:
-    """Return the workers whose samples the step lacks, in some bucket or in all."""
-    buckets = [weights(strategy, completed=done, samples=samples, casualties=casualties) for done in completed]
-    return tuple(
-        worker
-        for worker, count in enumerate(samples)
-        if count and not all(bucket and bucket[worker] for bucket in buckets)
-    )
-
-
-def _checked(strategy: str, samples: Sequence[int], casualties: Collection[int]) -> frozenset[int]:
-    """Return the casualties as a set; raise BadInput if the arguments contradict each other."""
     if strategy not in STRATEGIES:
         raise BadInput(f"There is no strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.")
     if not samples or min(samples) < 0 or not any(samples):
         raise BadInput(f"A step of {list(samples)} samples trains nothing: give a worker 1 or more.")
     lost = frozenset(casualties)
-    strangers = lost - frozenset(range(len(samples)))
-    if strangers:
+    if strangers := lost - frozenset(range(len(samples))):
         raise BadInput(f"Worker {min(strangers)} cannot be lost: there are workers 0 to {len(samples) - 1}.")
     if strategy == "forward" and len(lost) == len(samples):
         raise BadInput(f"forward needs a survivor, and all {len(samples)} workers are lost: choose restart.")
-    return lost
-
-
-def _over(samples: Iterable[int], total: int) -> Weights:
-    return tuple(count / total for count in samples)
+    if not lost or strategy == "replay" or (strategy == "forward" and completed):
+        return normal(samples)
+    if strategy == "skip":
+        return None
+    left = [0 if worker in lost else count for worker, count in enumerate(samples)]
+    return normal(left) if any(left) else None

@@ -4,45 +4,33 @@ Everything here runs in the training thread. A round of recovery has four parts:
 membership, tell the other members where this rank is (`Stand`), connect with them, and apply the plan that `settle`
 derives from all their reports (`Settlement`). A round in which another member is lost is abandoned and begun again.
 
-    spare or suspended worker
-          | join(): admitted by the supervisor, takes over a member's state
-          v
-      at a boundary  --begin_step()-->  in a step  --end_step()-->  at the next boundary
-          |     ^                         |     ^
-          |     | at_boundary()           |     | gradients are complete, or the step is dropped (skip)
-          v     |                         v     |
-      recovering (the membership has    recovering (backward, or the exchange of buffers
-      changed)                          before a forward, has failed)
-          |
-          | asked to leave: `Asleep`, then suspend()
-          v
-    suspended worker
+    spare or suspended worker --join()--> at a boundary --begin_step()--> in a step --end_step()--> at the next boundary
 
-`WindowState` holds what a step and its recoveries have changed; each transition replaces it.
+A rank recovers at a boundary if the membership has changed (`at_boundary`), and in a step if backward, or the exchange of
+buffers before a forward, has failed. Then it continues where it was; with `skip`, the step is dropped. A worker that is
+asked to leave raises `Asleep` at a boundary, and the training loop calls `suspend`.
 """
 
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from holdfast import progress
-from holdfast.distributed import nccl_link, script_collectives
-from holdfast.distributed import ranks as world
+from holdfast.distributed import nccl_link
 from holdfast.distributed.gloo_link import Broken, Link
 from holdfast.distributed.membership import Coordination
-from holdfast.distributed.process_group import RecoverableGroup
-from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.process_group import RecoverableGroup, has_script_collectives, replace_default_group
+from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, WindowState, settle
-from holdfast.live.state_transfer import Buffers
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.train.state.attempt import Enrolled
@@ -59,19 +47,9 @@ class TrainingHooks:
     protected: Protected
     record: Enrolled
     attempt: int
-    record_steps: Callable[[], None]
-    """Writes every step that was trained so far to the history."""
-    inject: Callable[[int], None]
-    """Called with the step once the survivors of a loss agree how to continue."""
-    has_pending_gradients: Callable[[], bool]
-    """Returns True if gradients of earlier steps wait for their optimizer."""
-
-
-class BoundaryChange(NamedTuple):
-    """Changes that recoveries made since the last boundary: a new division of samples, and the last settled step."""
-
-    is_divided: bool
-    settled: int | None
+    record_steps: Callable[[], None]  # writes every step that was trained so far to the history
+    inject: Callable[[int], None]  # called with the step once the survivors of a loss agree how to continue
+    has_pending_gradients: Callable[[], bool]  # returns True if gradients of earlier steps wait for their optimizer
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +61,7 @@ class LiveRecovery:
     coordination: Coordination
     link: Link = field(default_factory=Link)
     groups: list[RecoverableGroup] = field(default_factory=list, init=False)
-    buffers: Buffers = field(default_factory=Buffers, init=False)
+    buffers: state_transfer.Buffers = field(default_factory=state_transfer.Buffers, init=False)
     window: WindowState = field(default_factory=WindowState, init=False)
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
@@ -102,13 +80,12 @@ class LiveRecovery:
         """Begin to recover from losses: the training loop is built. An earlier loss needs a restart."""
         self._hooks = hooks
         if not self.is_joining:
-            self._set_weight(hooks.losses.weight(self.member, self.window.basis))
+            self._set_weight(self.window.basis)
 
     def watch(self, peers: Ranks) -> Ranks:
         """Return `peers` with waits that end when a member is lost."""
-        return replace(
-            peers, has_changed=lambda: self.coordination.is_outdated, watch_members=self.coordination.watch_members
-        )
+        coordination = self.coordination
+        return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
         """Return a process group for one more model; `all_posted` is called in every backward with the last sum."""
@@ -117,17 +94,14 @@ class LiveRecovery:
 
     @property
     def member(self) -> int:
-        """The number of this member, which does not change when others are lost."""
         return self.coordination.member
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of all present members."""
         return self.coordination.members
 
     @property
     def is_joining(self) -> bool:
-        """True until this worker has taken the place of a lost member."""
         return self.coordination.is_joining
 
     @property
@@ -148,7 +122,7 @@ class LiveRecovery:
             except Broken:
                 self.coordination.leave()
         self.coordination.is_joining = False
-        script_collectives.outlive(self.member, self.size)
+        replace_default_group(self.member, self.size)
         progress.here.enter(Phase.TRAINING)
         progress.here.set_membership(self.coordination.number)
         return plan.step
@@ -160,7 +134,7 @@ class LiveRecovery:
         self._training.record.retire()
         self.link.hang_up()
         self.coordination.leave()
-        self.window = self.window.suspended()
+        self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def begin_step(self, step: int) -> None:
         """Note that the batch of `step` is handed to the script."""
@@ -178,10 +152,10 @@ class LiveRecovery:
         """Return True if `step` was dropped after a loss (--recovery skip)."""
         return self.window.dropped == step
 
-    def at_boundary(self, step: int, *, last: bool = False) -> BoundaryChange:
-        """Recover until the membership is current; return what has changed for the steps from `step` on.
+    def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
+        """Recover until the membership is current. At the `last` boundary no worker joins, because no step follows.
 
-        At the `last` boundary no worker joins, because no step follows.
+        Return True if samples are divided in a new way, and the last step in which members recovered.
         """
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
@@ -189,11 +163,11 @@ class LiveRecovery:
         basis = self.window.basis
         self.window, is_weight_new = self.window.divided(self.members)
         if is_weight_new:
-            self._set_weight(self._training.losses.weight(self.member, self.window.basis))
+            self._set_weight(self.window.basis)
         if self.window.divides_at is None:
             self.coordination.gate.leave(self)
         settled, self.window = self.window.settled, self.window._replace(settled=None)
-        return BoundaryChange(self.window.basis != basis, settled)
+        return self.window.basis != basis, settled
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
         """Take over rank 0's buffers before a forward."""
@@ -210,7 +184,7 @@ class LiveRecovery:
                     break
                 except Broken:
                     progress.here.suspect(self.coordination.number)
-        script_collectives.outlive(self.member, self.size)
+        replace_default_group(self.member, self.size)
         progress.here.set_membership(self.coordination.number)
 
     def _guard_backward(self) -> None:
@@ -220,7 +194,13 @@ class LiveRecovery:
         @functools.wraps(plain)
         def backward(*args: Any, **options: Any) -> None:
             if self._may_accumulate:
-                self._check_pending_gradients()
+                self._may_accumulate = False  # the first backward of a step decides
+                if self._training.has_pending_gradients():
+                    raise BadInput(
+                        "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be "
+                        "recovered. With live recovery, step the optimizer in every step; accumulate with "
+                        "run.batches(..., micro_batches=N)."
+                    )
             try:
                 plain(*args, **options)
             except RuntimeError:
@@ -232,15 +212,6 @@ class LiveRecovery:
                         self._complete_backward(group)
 
         torch.autograd.backward = backward
-
-    def _check_pending_gradients(self) -> None:
-        """Raise BadInput if a backward would add to gradients of an earlier step: a lost rank's part has no copy."""
-        self._may_accumulate = False  # the first backward of a step decides
-        if self._training.has_pending_gradients():
-            raise BadInput(
-                "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be recovered. "
-                "With live recovery, step the optimizer in every step; accumulate with run.batches(..., micro_batches=N)."
-            )
 
     def _recover_backward(self, group: RecoverableGroup) -> bool:
         """Recover if the backward of this model failed because of a loss; return False for any other error."""
@@ -301,12 +272,10 @@ class LiveRecovery:
             model=self.groups.index(group) if group and not is_ahead else 0,
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
-            exchanges=script_collectives.has_exchanged(),
+            exchanges=has_script_collectives(),
         )
 
-    def _apply(
-        self, plan: Settlement, stands: Mapping[int, Stand], group: RecoverableGroup | None, began: float
-    ) -> None:
+    def _apply(self, plan: Settlement, stands: dict[int, Stand], group: RecoverableGroup | None, began: float) -> None:
         """Do this rank's part of the plan."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
@@ -317,17 +286,20 @@ class LiveRecovery:
         self.coordination.gate.wait(self)
         self.window = self.window.recovered(plan)
         if plan.begun:
-            self._set_weight(self._training.losses.weight_left(self.member, plan.basis, self.members))
+            self._set_weight(plan.basis)
         if plan.joining:
             self._send_state(plan, stands)
         if plan.synced:
-            self._send_buffers(plan)
+            buffers = self._transfer(plan.syncer, plan.synced, lambda: self.buffers.values)
+            state_transfer.meet(self.link)
+            if self.member in plan.synced:
+                self.buffers.use(buffers)
         if plan.begun and not plan.is_complete and self.strategy == "skip":
             self.window = self.window._replace(dropped=plan.step)
         self._send_sums(plan, group)
         if group:
             if self.window.staged is None:
-                self._sum_again(plan, group)
+                group.sum_again([bucket for bucket, holder in enumerate(plan.given) if holder is None])
             group.unpack()
 
     def _record(self, plan: Settlement, seconds: float) -> None:
@@ -362,11 +334,11 @@ class LiveRecovery:
                     bucket.is_done = True
         state_transfer.meet(self.link)
 
-    def _send_state(self, plan: Settlement, stands: Mapping[int, Stand]) -> None:
+    def _send_state(self, plan: Settlement, stands: dict[int, Stand]) -> None:
         """Send the whole state of a member to those that join."""
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
-        if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.are_there:
+        if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
             raise restart_needed("rank 0 is lost, and its buffers with it")
         if self.member == plan.giver:
             self._training.record_steps()  # a joining worker may survive this one, and needs the steps before it recorded
@@ -377,12 +349,6 @@ class LiveRecovery:
             giver = stands[plan.giver]
             progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
             self.window = self.window._replace(basis=())
-
-    def _send_buffers(self, plan: Settlement) -> None:
-        values = self._transfer(plan.syncer, plan.synced, self.buffers.values)
-        state_transfer.meet(self.link)
-        if self.member in plan.synced:
-            self.buffers.use(values)
 
     def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
         """Send the state of member `giver` to `takers`; return it if this rank is one of them."""
@@ -405,18 +371,9 @@ class LiveRecovery:
                 joining.given[bucket] = joining.empty(bucket)
                 state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
 
-    def _sum_again(self, plan: Settlement, group: RecoverableGroup) -> None:
-        """Sum the buckets that no member has, over the members that are left."""
-        missing = [bucket for bucket, holder in enumerate(plan.given) if holder is None]
-        for bucket in missing:
-            group.pack(bucket)
-        for bucket in missing:
-            group.post_again(bucket)
-        for bucket in missing:
-            self.link.wait(group.sums[bucket].work)
-            group.sums[bucket].is_done = True
-
-    def _set_weight(self, weight: float) -> None:
+    def _set_weight(self, basis: tuple[int, ...]) -> None:
+        """Weight this rank's gradients in steps that are divided among `basis`."""
+        weight = self._training.losses.weight(self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:
             group.factor = 1.0 if weight == even else weight * self.size
@@ -426,22 +383,17 @@ def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
     """Return the connected live recovery of this rank; None if the run, or its backend, recovers by restart."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
-    joins = world.JOINS in os.environ
+    joins = JOINS in os.environ
     if why := nccl_link.why_not(peers.backend):
-        _warn_not_live(config, why, joins=joins)
+        progress.here.fall_back()
+        line = f"--recovery {config.recovery} is not possible here ({why})"
+        if joins:
+            raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
+        if peers.rank == 0:
+            logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)
         return None
     members = () if joins else tuple(range(peers.size))
     coordination = Coordination(peers.rank, members, peers.connect, seat=peers.rank, is_joining=joins)
     live = LiveRecovery(config.recovery, peers.size, coordination, nccl_link.link_for(peers.backend, peers.device))
     live.connect()
     return live
-
-
-def _warn_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
-    """Tell the supervisor and the user that a failure leads to a restart; raise BadInput in a spare worker."""
-    progress.here.fall_back()
-    line = f"--recovery {config.recovery} is not possible here ({why})"
-    if joins:
-        raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
-    if not int(os.environ.get("RANK", "0")):
-        logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES
+from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
 from holdfast.live import lossy_gradient
 from holdfast.sampler.plan import SamplePlan
 
@@ -21,28 +21,18 @@ NOWHERE = -1
 class Stand:
     """Where one member is when a recovery begins; all members exchange theirs."""
 
-    step: int
-    """The step it trains or comes to next; NOWHERE for a worker that is to join."""
+    step: int  # that it trains or comes to next; NOWHERE for a worker that is to join
     begun: bool = False
-    basis: tuple[int, ...] = ()
-    """The members among whom the step's samples are divided."""
-    members: tuple[int, ...] = ()
-    """The members of the last membership that it recorded."""
-    boundaries: int = 0
+    basis: tuple[int, ...] = ()  # the members among whom the step's samples are divided
+    members: tuple[int, ...] = ()  # of the last membership that it recorded
+    boundaries: int = 0  # with `posted`, the numbers by which the supervisor compares members (see progress.py)
     posted: int = 0
-    """With `boundaries`, the numbers by which the supervisor compares members (see progress.py)."""
-    synced: int = 0
-    """How often rank 0's buffers arrived in this step."""
-    model: int = 0
-    """The number of the model whose backward was interrupted."""
-    passes: int = 0
-    """The backward passes of this step whose sums are complete."""
-    whole: int = 1
-    """The backward passes of the step before."""
-    buckets: tuple[bool, ...] | None = None
-    """In a backward: whether the sum of each bucket is done."""
-    exchanges: bool = False
-    """The script calls torch.distributed itself."""
+    synced: int = 0  # the times that rank 0's buffers arrived in this step
+    model: int = 0  # the number of the model whose backward was interrupted
+    passes: int = 0  # the backward passes of this step whose sums are complete
+    whole: int = 1  # the backward passes of the step before
+    buckets: tuple[bool, ...] | None = None  # in a backward: True for each bucket whose sum is done
+    exchanges: bool = False  # the script calls torch.distributed itself
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,25 +52,19 @@ class Settlement:
     """The plan of a recovery, the same for all members, which continue in `step`."""
 
     step: int
-    begun: bool
-    """True if a member has begun the step: then it is finished as it was divided, among `basis`."""
+    begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
     basis: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     asleep: tuple[int, ...] = ()
-    joining: tuple[int, ...] = ()
-    """The workers that take over the whole state of `giver`."""
-    behind: tuple[int, ...] = ()
-    """The members that take over the parameters of `giver`."""
+    joining: tuple[int, ...] = ()  # workers that take over the whole state of `giver`
+    behind: tuple[int, ...] = ()  # members that take over the parameters of `giver`
     giver: int = -1
-    synced: tuple[int, ...] = ()
-    """The members that get rank 0's buffers from `syncer`, which got them `syncs` times in this step."""
+    synced: tuple[int, ...] = ()  # members that get rank 0's buffers from `syncer`
     syncer: int = -1
-    syncs: int = 0
+    syncs: int = 0  # the times that `syncer` got the buffers in this step
     model: int = 0
-    given: tuple[int | None, ...] = ()
-    """The member that sends the sum of each bucket; None if no member has it and it is summed again."""
-    shared: frozenset[int] = frozenset()
-    """The buckets whose sum every member has."""
+    given: tuple[int | None, ...] = ()  # the sender of each bucket's sum; None if it is summed again
+    shared: frozenset[int] = frozenset()  # buckets whose sum every member has
 
     @property
     def is_complete(self) -> bool:
@@ -101,8 +85,12 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)
     for member in behind:
-        if why := _too_far_behind(member, stands[member], top, ahead):
-            return why
+        stand = stands[member]
+        is_last = any(stand.passes == leader.whole - 1 for leader in ahead.values())
+        if not (top == (stand.step + 1, 0) and stand.buckets is not None and is_last):
+            # It cannot take over the state of a member ahead, because it is not in the last backward before `top`.
+            place = f"backward pass {stand.passes} of step {stand.step}"
+            return f"member {member} is in {place}, others in {top[1]} of step {top[0]}"
     buckets = [stand.buckets for stand in ahead.values() if stand.buckets is not None]
     if len(set(map(len, buckets))) > 1:
         return "the survivors reduce different buckets"
@@ -143,37 +131,20 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
     )
 
 
-def _too_far_behind(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int, Stand]) -> str | None:
-    """Return why `member` cannot take over the state of those ahead: it is not in the last backward before `top`."""
-    is_last = any(stand.passes == leader.whole - 1 for leader in ahead.values())
-    if top == (stand.step + 1, 0) and stand.buckets is not None and is_last:
-        return None
-    return (
-        f"member {member} is in backward pass {stand.passes} of step {stand.step}, others in {top[1]} of step {top[0]}"
-    )
-
-
 class WindowState(NamedTuple):
     """The window (one step's samples) that this rank trains or comes to next, and what recoveries changed about it."""
 
     step: int = 0
     begun: bool = False
-    basis: tuple[int, ...] = ()
-    """The members among whom the window is divided."""
-    passes: int = 0
-    """Backward passes of this window whose sums are complete."""
-    passes_before: int = 1
-    """Backward passes of the window before."""
+    basis: tuple[int, ...] = ()  # the members among whom the window is divided
+    passes: int = 0  # backward passes of this window whose sums are complete
+    passes_before: int = 1  # backward passes of the window before
+    # The result of this window from a member that has finished it; it replaces this rank's own at the boundary.
     staged: dict[str, Any] | None = None
-    """The result of this window from a member that has finished it; it replaces this rank's own at the boundary."""
-    divides_at: int | None = None
-    """After a recovery: the step from which windows are divided among the present members."""
-    finish_basis: tuple[int, ...] | None = None
-    """After a recovery in a window that was begun: the members among whom it was divided."""
-    settled: int | None = None
-    """The last step in which members recovered since the last boundary."""
-    dropped: int | None = None
-    """The last step that was dropped (--recovery skip)."""
+    divides_at: int | None = None  # after a recovery: the step from which windows are divided among the present members
+    finish_basis: tuple[int, ...] | None = None  # after a recovery in a window: the members among whom it was divided
+    settled: int | None = None  # the last step in which members recovered since the last boundary
+    dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "WindowState":
         """Return the state after the window was trained."""
@@ -195,10 +166,6 @@ class WindowState(NamedTuple):
             return self._replace(divides_at=None, finish_basis=None, basis=members), True
         return self._replace(basis=self.finish_basis or self.basis, finish_basis=None), False
 
-    def suspended(self) -> "WindowState":
-        """Return the state of a worker that leaves the members."""
-        return self._replace(divides_at=None, finish_basis=None, settled=None)
-
 
 @dataclass(slots=True, eq=False)
 class Losses:
@@ -208,14 +175,11 @@ class Losses:
     plan: SamplePlan
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
-    def weight(self, member: int, basis: tuple[int, ...]) -> float:
-        """Return the weight of a member's gradients in a step divided among `basis` without a loss."""
-        return lossy_gradient.normal(self._samples(basis))[basis.index(member)]
-
-    def weight_left(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the weight of a member's gradients in a step divided among `basis`, of whom only `members` are left."""
+    def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
+        """Return the weight of a member's gradients in a step divided among `basis`, of whom `members` are left."""
+        samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
-        weights = lossy_gradient.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
+        weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)
         assert weights is not None
         return weights[basis.index(member)]
 
@@ -234,6 +198,3 @@ class Losses:
             return tuple(self.plan.window(at).tolist())
         ranks = [plan.basis.index(member) for member in lost]
         return tuple(int(sample) for rank in ranks for sample in self.plan.share(at, rank, size))
-
-    def _samples(self, basis: tuple[int, ...]) -> list[int]:
-        return [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]

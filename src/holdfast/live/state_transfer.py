@@ -6,18 +6,20 @@ a worker that replaces a lost member must compute that forward with the same one
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.distributed import BroadcastOptions
 
 from holdfast import progress
-from holdfast.checkpoint.payload import Flat, flatten, unflatten
+from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.distributed.gloo_link import Link
 
 PIECE = 1 << 24  # bytes that are sent at once
+MAX_TRIES = 9  # losses in one forward, and one more
 _TAG = 0
 
 
@@ -46,23 +48,13 @@ def _give(link: Link, takers: Collection[int], state: Any) -> None:
     tensors = {name: torch.as_tensor(value).detach() for name, value in flat.tensors.items()}
     about = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
     text = torch.frombuffer(bytearray(json.dumps([flat.extra, about]).encode()), dtype=torch.uint8)
-    for piece in (torch.tensor([text.numel()]), text):
-        _sent(link, _sending(link, takers, piece))
-    before: list[Any] = []
-    for piece in _on_host(tensors):
-        sending = _sending(link, takers, piece)
-        _sent(link, before)
-        before = sending
-    _sent(link, before)
-
-
-def _sending(link: Link, takers: Collection[int], piece: torch.Tensor) -> list[Any]:
-    progress.here.add_moved(piece.nbytes)
-    return [link.post("send", [piece], taker, _TAG) for taker in takers]
-
-
-def _sent(link: Link, works: Iterable[Any]) -> None:
-    for work in works:
+    sending: list[Any] = []
+    for piece in chain((torch.tensor([text.numel()]), text), _on_host(tensors)):
+        progress.here.add_moved(piece.nbytes)
+        before, sending = sending, [link.post("send", [piece], taker, _TAG) for taker in takers]
+        for work in before:
+            link.wait(work)
+    for work in sending:
         link.wait(work)
 
 
@@ -75,8 +67,7 @@ def _take(link: Link, giver: int) -> Any:
     tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in about}
     for piece in _pieces(tensors):
         _receive(link, giver, piece)
-    flat = Flat(dict(tensors), extra)
-    return unflatten(flat.tensors, flat.extra)
+    return unflatten(dict(tensors), extra)
 
 
 def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
@@ -103,21 +94,13 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
             yield from value.contiguous().reshape(-1).view(torch.uint8).split(PIECE)
 
 
-MAX_TRIES = 9  # losses in one forward, and one more
-
-
 @dataclass(slots=True, eq=False)
 class Buffers:
     """The buffers that arrived from rank 0 in this step, and how often they arrived."""
 
     synced: int = 0
-    _values: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
     _given: bool = False  # they arrived in a recovery, and the next forward uses them
-
-    @property
-    def are_there(self) -> bool:
-        """True if the models have buffers."""
-        return bool(self._values)
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
         """Take over rank 0's buffers before a forward; after a loss meanwhile, those of the new rank 0."""
@@ -132,18 +115,14 @@ class Buffers:
                     raise
                 recover()
         if self._given:
-            torch._foreach_copy_(buffers, self._values)
+            torch._foreach_copy_(buffers, self.values)
             self._given = False
-        elif len(self._values) == len(buffers):
-            torch._foreach_copy_(self._values, buffers)
+        elif len(self.values) == len(buffers):
+            torch._foreach_copy_(self.values, buffers)
         else:
-            self._values = [buffer.clone() for buffer in buffers]
+            self.values = [buffer.clone() for buffer in buffers]
         self.synced += 1
-
-    def values(self) -> list[torch.Tensor]:
-        """Return the buffers as they arrived from rank 0."""
-        return self._values
 
     def use(self, values: list[torch.Tensor]) -> None:
         """Make the next forward use `values`, which another member got from rank 0."""
-        self._values, self._given = values, True
+        self.values, self._given = values, True

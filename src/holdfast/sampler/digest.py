@@ -64,13 +64,14 @@ class Samples:
         """Return the samples without `other`, such as a window without those that a recovery dropped."""
         if other.count > self.count:
             raise BadInput(f"Cannot take {other.count} samples out of {self.count}.")
-        (a, b), (c, d) = self._sums(), other._sums()
-        return Samples(self.count - other.count, _hex(a - c, b - d))
+        high = int(self.digest[:16], 16) - int(other.digest[:16], 16)
+        low = int(self.digest[16:], 16) - int(other.digest[16:], 16)
+        return Samples(self.count - other.count, _hex(high, low))
 
     @property
     def only_id(self) -> int | None:
         """The id if this is one sample, otherwise None: mixing is one-to-one and can be undone."""
-        candidate = _unmixed(self._sums()[0], _SPLITMIX)
+        candidate = _unmixed(int(self.digest[:16], 16), _SPLITMIX)
         return candidate if self == Samples.of([candidate]) else None
 
     def to_json(self) -> dict[str, int | str]:
@@ -83,9 +84,6 @@ class Samples:
         if type(count) is not int or count < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise Corrupt(f"Not a count and digest of samples: {value!r:.80}.")
         return cls(count, digest)
-
-    def _sums(self) -> tuple[int, int]:
-        return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
 
 def _as_words(ids: ArrayLike) -> NDArray[np.uint64]:

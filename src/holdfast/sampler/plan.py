@@ -166,7 +166,6 @@ class SamplePlan:
         return self._shuffled(np.array([at.epoch]), np.arange(start + places.start, start + places.stop))
 
     def _shuffled(self, epochs: Ids, places: Ids) -> Ids:
-        """Return the samples at `places` of the shuffles of `epochs`, which are broadcast to the places."""
         # For one seed, different epochs have different keys, because adding and mixing are one-to-one.
         keys = mixed(mixed(self.seed) + epochs.astype(np.uint64))
         return permuted(places, self.samples, keys)

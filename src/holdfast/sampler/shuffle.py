@@ -8,8 +8,6 @@ outside, so few do. It mixes well but is not cryptography.
 The arithmetic is a format: with another constant or number of rounds, all older histories would fail their audit.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -50,10 +48,15 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)
+    # Two rounds divide the unevenness of orders by about the size from 16 elements on, but only by four among eight.
+    rounds = 10 if size >= 64 else 32
+    # The keys of the rounds, used in pairs, are the next outputs of splitmix64 started at each key.
+    numbers = _STEP * np.arange(rounds, dtype=np.uint64).reshape(rounds, *[1] * keys.ndim)
+    round_keys = mixed(numbers + keys)
     # A fraction of 64 - bits bits times the width fits 64 bits, and its whole part is below the width.
     bits, rest = np.uint64(width.bit_length()), np.uint64(64 - width.bit_length())
     row, column = x & mask, x >> shift
-    for row_key, column_key in _round_keys(keys, _rounds(size)):
+    for row_key, column_key in zip(round_keys[0::2], round_keys[1::2], strict=True):
         # Adding, not xor, moves within a column: with xor only even permutations could be reached.
         row += _distance(column, row_key) >> np.uint64(32)
         row &= mask
@@ -64,13 +67,6 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
     return column
 
 
-def _round_keys(keys: _Words, rounds: int) -> Iterator[tuple[_Words, _Words]]:
-    """Return the keys of the rounds in pairs: the next outputs of splitmix64, started at each key."""
-    numbers = _STEP * np.arange(rounds, dtype=np.uint64).reshape(rounds, *[1] * keys.ndim)
-    outputs = mixed(numbers + keys)
-    return zip(outputs[0::2], outputs[1::2], strict=True)
-
-
 def _distance(numbers: _Words, keys: _Words) -> _Words:
     """Return 64 bits from a row or column number and a round's key; the high bits are mixed best."""
     x = numbers ^ keys
@@ -78,11 +74,3 @@ def _distance(numbers: _Words, keys: _Words) -> _Words:
     x ^= x >> np.uint64(32)
     x *= _SECOND
     return x
-
-
-def _rounds(size: int) -> int:
-    """Return the rounds after which all orders of few elements, and all places of pairs among many, are equally likely.
-
-    Measured: two rounds divide the unevenness by about the size from 16 elements on, but only by four among eight.
-    """
-    return 10 if size >= 64 else 32

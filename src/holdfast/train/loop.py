@@ -14,9 +14,9 @@ from typing import Any
 from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.payload import flatten
-from holdfast.distributed import script_collectives
 from holdfast.distributed.boundary import NEVER, BoundaryGate
 from holdfast.distributed.membership import Asleep
+from holdfast.distributed.process_group import has_script_collectives
 from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover, Stopped
@@ -196,7 +196,7 @@ class Boundary:
         """Save the state before `step`; a run that resumes from there is stopped if the script has asked for it."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
-            script_collectives.has_exchanged()  # tells the supervisor now that the script has collectives of its own
+            has_script_collectives()  # tells the supervisor now that the script has collectives of its own
         # The generators are saved as they are keyed for the next step: that is what a resumed run starts with.
         rng.set_all(share_key(self.plan, at, self.place.rank))
         with progress.during(Phase.SAVING):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.distributed.membership import Membership
-from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES
+from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
 from holdfast.events import Scale
 from holdfast.finding import counted
 from holdfast.progress import Phase

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from finished_run import complaints, different, events
 from holdfast import progress
-from holdfast.distributed import script_collectives
-from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES, Outlived
+from holdfast.distributed import process_group
+from holdfast.distributed.process_group import SCRIPT_COLLECTIVES, Outlived
 from holdfast.errors import WorkerLost
 from holdfast.live.settlement import NOWHERE, Stand, settle
 from supervisor_process import SUPPORT, Start, Supervisor
@@ -80,8 +80,8 @@ def outlived(monkeypatch: pytest.MonkeyPatch) -> progress.Progress:
     """A default group that the run has outlived, as rank 1 of 3; and what the supervisor hears."""
     here = progress.Progress()
     monkeypatch.setattr(progress, "here", here)
-    script_collectives.outlive(1, 3)
-    monkeypatch.setattr(script_collectives, "_kept", [])
+    process_group.replace_default_group(1, 3)
+    monkeypatch.setattr(process_group, "_kept", [])
     return here
 
 
@@ -105,10 +105,10 @@ def test_every_collective_of_a_group_with_a_lost_member_makes_the_run_restart(
     try:
         assert isinstance(dist.group.WORLD, Outlived)
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (1, 3, "gloo")
-        assert not script_collectives.has_exchanged()
+        assert not process_group.has_script_collectives()
         with pytest.raises(WorkerLost, match=SCRIPT_COLLECTIVES):
             EXCHANGED[name](torch.ones(2))
         assert outlived.has_exchanged
         assert outlived.has_fallen_back
     finally:
-        script_collectives.let_go()
+        process_group.leave_default_group()
