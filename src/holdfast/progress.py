@@ -110,7 +110,6 @@ class Progress:
         self.numbers[7] = number + 1
 
     def fall_back(self) -> None:
-        """Report that only a restart helps."""
         self.numbers[8] = 1
 
     def count_evaluation(self) -> None:
@@ -118,15 +117,12 @@ class Progress:
         self.numbers[9] += 1
 
     def set_checked(self) -> None:
-        """Report that the steps from here on belong to a loop of holdfast."""
         self.numbers[10] = 1
 
     def set_exchanged(self) -> None:
-        """Report that the script calls torch.distributed itself."""
         self.numbers[11] = 1
 
     def set_up(self) -> None:
-        """Report that the worker has begun."""
         self.numbers[12] = 1
 
     def count_post(self) -> None:
@@ -146,7 +142,6 @@ class Progress:
         self.enter(Phase.ENDED)
 
     def leave_words(self, words: str) -> None:
-        """Leave last words for the supervisor."""
         self._memory[8 * _NUMBERS :] = words.encode()[:WORDS].ljust(WORDS, b"\0")
 
 

@@ -69,7 +69,7 @@ class Trained:
         self.events: list[str] = []
         self.replica = Replica(net, options, meanwhile=lambda: self.events.append("meanwhile"))
         if weights:
-            self.replica.weight = weights[rank]
+            self.replica.set_weight(weights[rank])
 
     def gradients(self, step: int) -> list[torch.Tensor]:
         """Two backward passes, the first one held back."""

@@ -73,7 +73,7 @@ def rehearse_script(
     _print(found)
     if out:
         say(f"runs: {out}")
-    raise typer.Exit(0 if found.is_exact else 1)
+    raise typer.Exit(0 if found.cause is None else 1)
 
 
 def _print_line(line: str) -> None:

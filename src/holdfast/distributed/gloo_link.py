@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -120,13 +120,11 @@ class Link:
         """End every operation under way. Any thread may call this."""
         self.is_broken = True
         own_port, peer_ports = self._ports
-        for number in _sockets():
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                # Connections may open later than the group, so they are recognised by port. A listening socket has no
-                # peer name and is left alone, because gloo does not survive its loss.
-                if connection.family == socket.AF_INET and (
-                    connection.getpeername()[1] in peer_ports or connection.getsockname()[1] == own_port
-                ):
+        for connection in _sockets():
+            # Connections may open later than the group, so they are recognised by port. A listening socket has no
+            # peer name and is left alone, because gloo does not survive its loss.
+            with suppress(OSError):
+                if connection.getpeername()[1] in peer_ports or connection.getsockname()[1] == own_port:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
@@ -177,22 +175,18 @@ class _GroupBuilder(threading.Thread):
 
 
 def _listening_ports() -> set[int]:
-    ports = set()
-    for number in _sockets():
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
-            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.family == socket.AF_INET:
-                ports.add(listener.getsockname()[1])
-    return ports
+    listens = (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return {handle.getsockname()[1] for handle in _sockets() if handle.getsockopt(*listens)}
 
 
-def _sockets() -> list[int]:
-    """Return the numbers of the open files of this process that are sockets."""
-    numbers = []
-    for file in Path("/proc/self/fd").iterdir():
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a handle of each IPv4 socket of this process, closed after its use."""
+    for file in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):
             if str(file.readlink()).startswith("socket:"):
-                numbers.append(int(file.name))
-    return numbers
+                with socket.socket(fileno=os.dup(int(file.name))) as handle:
+                    if handle.family == socket.AF_INET:
+                        yield handle
 
 
 def wait_until_ended(works: list[Any]) -> None:

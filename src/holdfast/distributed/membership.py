@@ -23,14 +23,8 @@ from holdfast.distributed.gloo_link import Broken, Link
 from holdfast.progress import Phase
 
 LIVE = "live"
-FOREVER = timedelta(days=365)
 EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
 POLL_SECONDS = 0.001
-
-
-def key(number: int) -> str:
-    """Return the store's key of the membership `number`."""
-    return f"membership/{number}"
 
 
 class Membership(NamedTuple):
@@ -64,7 +58,7 @@ class Membership(NamedTuple):
 
 def publish(store: Store, membership: Membership) -> None:
     """Publish the next membership to the workers."""
-    store.set(key(membership.number), json.dumps(membership.to_json()))
+    store.set(f"membership/{membership.number}", json.dumps(membership.to_json()))
 
 
 class MembershipWatch(threading.Thread):
@@ -78,10 +72,10 @@ class MembershipWatch(threading.Thread):
 
     def run(self) -> None:
         while True:
-            number = self.current.number + 1
+            key = f"membership/{self.current.number + 1}"
             try:
-                self._store.wait([key(number)], FOREVER)
-                membership = Membership.from_json(json.loads(self._store.get(key(number))))
+                self._store.wait([key], timedelta(days=365))
+                membership = Membership.from_json(json.loads(self._store.get(key)))
             except (RuntimeError, ValueError):
                 return  # the store is gone, and the run with it
             self.current = membership  # before the call: other threads read it

@@ -16,14 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (  # type: ignore[attr-defined]  # they are public
-    AllreduceOptions,
-    BroadcastOptions,
-    HashStore,
-    ProcessGroup,
-    Store,
-    distributed_c10d,
-)
+from torch.distributed import AllreduceOptions, BroadcastOptions, HashStore, ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]
 
 from holdfast import progress
 from holdfast.distributed.gloo_link import CompletedWork, Link, wait_until_ended

@@ -146,8 +146,7 @@ def join(timeout: float) -> Ranks:
     patience = max(timeout, _SUPERVISED_PATIENCE) if is_supervised else timeout
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
-    # NCCL requires a device for every rank.
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # NCCL requires a device for each of them
     has_devices = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
     backend = "cpu:gloo,cuda:nccl" if has_devices else "gloo"
     store = _store(timedelta(seconds=timeout))

@@ -10,9 +10,7 @@ from typing import TypeAlias
 
 from holdfast.errors import BadInput
 
-Weights: TypeAlias = tuple[float, ...]
-"""The factor for each worker's gradient before the sum, in the order of the workers."""
-
+Weights: TypeAlias = tuple[float, ...]  # the factor for each worker's gradient before the sum
 STRATEGIES = ("replay", "forward", "skip")
 
 

@@ -5,39 +5,26 @@ Each check returns a Cause with its evidence, or None. The first check that retu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from holdfast.rehearse.compare import Divergence, by_step, changed, lost
 from holdfast.train.observe.observations import (
+    Ending,
     Observed,
     UnprotectedValue,
     Window,
     differing,
-    endings,
     is_tensor,
     windows,
 )
 
-Word: TypeAlias = Literal[
-    "refused",
-    "the script failed",
-    "not deterministic",
-    "not put back",
-    "fetched ahead",
-    "work after the boundary",
-    "a generator of its own",
-    "not protected",
-    "other data",
-    "unknown",
-]
 SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause: a short word, a sentence, what to do instead, and the evidence."""
+    """The likely cause: a short name for it, a sentence, what to do instead, and the evidence."""
 
-    word: Word
+    word: str
     why: str
     instead: str = ""
     evidence: tuple[str, ...] = ()
@@ -97,7 +84,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
     reference = case.reference_window(first.step, first.rank)
     if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
         return None
-    is_late = any(ending.backwards for ending in endings(case.reference))
+    is_late = any(isinstance(ending, Ending) and ending.backwards for ending in case.reference)
     return Cause(
         word="fetched ahead",
         why="data fetched across a boundary: the script requests the next batch before it has trained this one, so a "
@@ -153,9 +140,12 @@ def _unprotected(case: DivergenceCase, *kinds: str) -> Cause | None:
         return None
     path, (there, here) = next(iter(values.items()))
     was = f"it was {here.mark}, and {there.mark} in the reference"
+    description = f"{'an' if there.type[:1] in 'aeiouAEIOU' else 'a'} {there.type}"
+    if there.kind == "buffer":
+        description = "a tensor of a module that its state_dict leaves out"
     return Cause(
         word="not protected",
-        why=f"{path}, {_description(there)}, is not protected: it started over after the kill",
+        why=f"{path}, {description}, is not protected: it started over after the kill",
         instead=_TRAINING if path.endswith(".training") else _PROTECT[there.kind],
         evidence=(
             f"when step {case.first.step} began {'it was not as in the reference' if is_tensor(here.mark) else was}",
@@ -281,16 +271,7 @@ def _kernel(case: DivergenceCase) -> Cause:
     )
 
 
-CHECKS = (
-    _fetched_ahead,
-    _not_put_back,
-    _own_generator,
-    _thing,
-    _after_the_boundary,
-    _value,
-    _other_data,
-    _unknown,
-)
+CHECKS = (_fetched_ahead, _not_put_back, _own_generator, _thing, _after_the_boundary, _value, _other_data, _unknown)
 UNKILLED_CHECKS = (_entropy, _other_data, _other_start, _kernel)
 _TRAINING = "call model.train() at the beginning of every step, or after every model.eval(), before the step ends"
 _PROTECT = {
@@ -315,9 +296,3 @@ def _listed(paths: Sequence[str]) -> str:
 def _others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...]:
     others = [f"{path} ({value.type})" for path, value in values.items()][skip:]
     return (f"these differ from the reference as well: {_listed(others)}",) if others else ()
-
-
-def _description(value: UnprotectedValue) -> str:
-    if value.kind == "buffer":
-        return "a tensor of a module that its state_dict leaves out"
-    return f"{'an' if value.type[:1] in 'aeiouAEIOU' else 'a'} {value.type}"

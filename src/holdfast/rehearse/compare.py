@@ -16,11 +16,6 @@ class Divergence:
     before: int | None = None  # the step before which the previous attempt was killed, if there was one
 
     @property
-    def is_resumed(self) -> bool:
-        """True if the run was killed before."""
-        return self.before is not None
-
-    @property
     def paths(self) -> list[str]:
         """The paths at which the protected state differs, tensors first."""
         run, reference = self.run.after, self.reference.after

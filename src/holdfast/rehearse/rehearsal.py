@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -60,22 +60,18 @@ def rehearse(
     if difference := divergence(reference, again):
         case = DivergenceCase(divergence=difference, reference=reference, run=again)
         return Rehearsed(run=AGAIN, divergence=difference, cause=cause.of_unkilled_runs(case))
-    plan = _plan(out / REFERENCE)
-    per_epoch = plan.samples // plan.batch
-    trained = 1 + windows(reference)[-1].step
-    kills = observations.kills(trained, per_epoch, ranks=config.workers, at_random=at_random, seed=seed)
-    return _compare_killed(runner, reference, again, kills, trained, per_epoch)
+    return _compare_killed(runner, reference, again, at_random, seed)
 
 
 def _compare_killed(
-    runner: "_Runner",
-    reference: list[Observed],
-    again: list[Observed],
-    kills: tuple[Kill, ...],
-    trained: int,
-    per_epoch: int,
+    runner: "_Runner", reference: list[Observed], again: list[Observed], at_random: int, seed: int
 ) -> Rehearsed:
-    """Run the script with `kills` and compare it with the runs without."""
+    """Run the script with kills and compare it with the runs without."""
+    history = read_history(runner.out / REFERENCE)
+    plan = next(event.what for event in history.events if isinstance(event.what, Plan))
+    per_epoch = plan.samples // plan.batch
+    trained = 1 + windows(reference)[-1].step
+    kills = observations.kills(trained, per_epoch, ranks=runner.config.workers, at_random=at_random, seed=seed)
     if not kills:
         raise BadInput("The script trains a single step, so there is no boundary to kill it at: train 2 steps or more.")
     killed = runner.run(KILLED, kills)
@@ -85,13 +81,13 @@ def _compare_killed(
     if difference := divergence(reference, killed):
         case = DivergenceCase(divergence=difference, reference=reference, run=killed, unstable=ignored)
         # A run that differs before its first kill differs for another reason than the kill.
-        find_cause = cause.of_a_killed_run if difference.is_resumed else cause.of_unkilled_runs
+        find_cause = cause.of_unkilled_runs if difference.before is None else cause.of_a_killed_run
         return Rehearsed(run=KILLED, steps=trained, kills=kills, divergence=difference, cause=find_cause(case))
     began = first_steps(killed)[1:]
-    why = ""
+    why = _other_difference(runner.out / REFERENCE, runner.out / KILLED, unmatched(reference, killed))
     if len(began) != len(kills):
         why = f"{len(kills)} kills were planned, and the run was restarted {len(began)} times: nothing is proved"
-    if why or (why := _other_difference(runner.out / REFERENCE, runner.out / KILLED, unmatched(reference, killed))):
+    if why:
         return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=why))
     return Rehearsed(
         run=KILLED,
@@ -119,16 +115,23 @@ class _Runner:
         failures = tuple(Failure(step=kill.step, kind="kill", targets=(kill.rank,)) for kill in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))
         observations_folder = folder / "rehearsal"
-        order = Rehearsal(folder=str(observations_folder.resolve()), steps=self.steps, saves=observations.saves(kills))
+        saves = tuple(sorted({kill.saved for kill in kills}))
+        order = Rehearsal(folder=str(observations_folder.resolve()), steps=self.steps, saves=saves)
         about = "before steps " + ", ".join(str(kill.step) for kill in kills) if kills else "without a failure"
         self.print_line(f"{name}: {'killed' if kills else 'run'} {about}")
         began = monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / f"{name}.log").open("w") as file, _rehearsing(order):
+        with (self.out / f"{name}.log").open("w") as file:
             log = cast(IO[str], _Log(file, name, self.print_line))
-            with redirect_stdout(log):
-                verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
-        observed = _read(observations_folder)
+            os.environ[REHEARSAL] = order.to_text()  # for the workers
+            try:
+                with redirect_stdout(log):
+                    verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
+            finally:
+                del os.environ[REHEARSAL]
+        texts = (path.read_text() for path in sorted(observations_folder.glob("rank-*.jsonl")))
+        lines = (line for text in texts for line in text.splitlines(keepends=True))
+        observed = [parse(line) for line in lines if line.endswith("\n")]  # a kill may have cut off the last line
         if verdict.verdict != "completed":
             return Rehearsed(run=name, cause=_failure(verdict, folder))
         trained = windows(observed)
@@ -162,26 +165,6 @@ class _Log:
         return False
 
 
-@contextmanager
-def _rehearsing(order: Rehearsal) -> Iterator[None]:
-    """Make workers that are started in this context rehearse."""
-    os.environ[REHEARSAL] = order.to_text()
-    try:
-        yield
-    finally:
-        del os.environ[REHEARSAL]
-
-
-def _read(folder: Path) -> list[Observed]:
-    """Return the observations of all ranks; a line that a kill cut off is left out."""
-    files = sorted(folder.glob("rank-*.jsonl"))
-    return [parse(line) for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _plan(folder: Path) -> Plan:
-    return next(event.what for event in read_history(folder).events if isinstance(event.what, Plan))
-
-
 def _failure(verdict: RunVerdict, folder: Path) -> Cause:
     """Return why a run did not complete."""
     if verdict.verdict == "preempted":
@@ -198,12 +181,9 @@ def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
     """Return a difference of the final snapshots or recorded fingerprints, where all observations agree; "" if none."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
-    one, other = (snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed))
-    if (one.step, one.manifest.tensors, one.extra["state"]) != (
-        other.step,
-        other.manifest.tensors,
-        other.extra["state"],
-    ):
+    saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]
+    one, other = ((last.step, last.manifest.tensors, last.extra["state"]) for last in saved)
+    if one != other:
         return "the last snapshots differ: something protected changed after the last step was recorded"
     fingerprints, expected = _fingerprints(killed), _fingerprints(reference)
     wrong = [step for step, rank in expected if fingerprints.get((step, rank)) != expected[step, rank]]

@@ -23,10 +23,6 @@ class Rehearsed:
     forgotten: dict[str, UnprotectedValue] | None = None  # values that did not come back, without an effect so far
     unseen: str = ""  # a reason why the rehearsal was too short
 
-    @property
-    def is_exact(self) -> bool:
-        return self.cause is None
-
 
 def lines(result: Rehearsed) -> Iterator[str]:
     """Yield the answer first; then what differs, the likely cause and its evidence."""
@@ -34,26 +30,30 @@ def lines(result: Rehearsed) -> Iterator[str]:
         yield f"resumes exactly: {result.steps} steps, every bit of the protected state the same after each"
         for kill, began in zip(result.kills, result.began, strict=True):
             yield f"  killed before step {kill.step} ({kill.why}), continued from step {began}"
-        yield from _forgotten(result.forgotten or {})
+        if named := [f"{path} ({value.type})" for path, value in (result.forgotten or {}).items()]:
+            text = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
+            yield f"note: not protected and different after a kill, without an effect so far: {text}"
         if result.unseen:
             yield f"note: {result.unseen}"
         return
     if result.divergence:
-        yield _where(result.divergence)
-        yield from _what(result.divergence)
+        yield from _difference(result.divergence)
+        yield f"likely cause: {result.cause.why}"
     else:
         yield f"does not resume exactly: {result.cause.why}"
-    yield from _why(result.cause, again=result.divergence is None)
+    for line in result.cause.evidence:
+        yield f"  seen: {line}"
+    if result.cause.instead:
+        yield f"instead: {result.cause.instead}"
 
 
-def _where(divergence: Divergence) -> str:
+def _difference(divergence: Divergence) -> Iterator[str]:
     since = f"since step {divergence.run.step}"
-    if not divergence.is_resumed:
-        return f"is not even the same without a kill: two runs differ {since}"
-    return f"does not resume exactly: killed before step {divergence.before}, it continued from step {divergence.began} and differs {since}"
-
-
-def _what(divergence: Divergence) -> Iterator[str]:
+    if divergence.before is not None:
+        place = f"killed before step {divergence.before}, it continued from step {divergence.began}"
+        yield f"does not resume exactly: {place} and differs {since}"
+    else:
+        yield f"is not even the same without a kill: two runs differ {since}"
     paths = divergence.paths
     for path in paths[:SHOWN]:
         thing, _, rest = path.partition("/")
@@ -64,19 +64,3 @@ def _what(divergence: Divergence) -> Iterator[str]:
             yield f"  {thing}: {rest} is {here or 'missing'}, and {there or 'missing'} in the reference"
     if len(paths) > SHOWN:
         yield f"  and {len(paths) - SHOWN} more"
-
-
-def _why(cause: Cause, *, again: bool) -> Iterator[str]:
-    if not again:
-        yield f"likely cause: {cause.why}"
-    for line in cause.evidence:
-        yield f"  seen: {line}"
-    if cause.instead:
-        yield f"instead: {cause.instead}"
-
-
-def _forgotten(forgotten: dict[str, UnprotectedValue]) -> Iterator[str]:
-    if forgotten:
-        named = [f"{path} ({value.type})" for path, value in forgotten.items()]
-        rest = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        yield f"note: not protected and different after a kill, without an effect so far: {', '.join(named[:SHOWN])}{rest}"

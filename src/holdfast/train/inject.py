@@ -8,7 +8,7 @@ that point, so the other ranks are always left with the same sums.
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import INJECTED, Struck, struck
 from holdfast.train.replicate import Replica
 
-STORAGE = "storage"
 SLOW_SECONDS = 1.0
 MEET_SECONDS = 60.0  # how long a rank waits for the others before it fails without them
 JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches before one fails there
@@ -151,19 +150,15 @@ class Injection:
         """Wait until every rank has reached the point, and strike if the failure is this rank's."""
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
+            peers = replace(self._peers, patience=MEET_SECONDS)
             with suppress(RuntimeError, HoldfastError, Changed):  # another rank is lost, which backward will notice
-                self._meet(replace(self._peers, patience=MEET_SECONDS), failure, works, is_due)
+                for work in works:
+                    work.wait()
+                if peers.device.type == "cuda":
+                    torch.cuda.synchronize()
+                self._meet(peers, failure, "comes", range(peers.size) if is_due else ())
         if is_due:
             self._strike(failure)
-
-    def _meet(self, peers: Ranks, failure: Failure, works: Sequence[Any], is_due: bool) -> None:
-        for work in works:
-            work.wait()
-        if peers.device.type == "cuda":
-            torch.cuda.synchronize()
-        peers.post(_topic(failure, "comes", peers.rank), "")
-        for rank in range(peers.size) if is_due else ():
-            peers.wait_for(_topic(failure, "comes", rank))
 
     def _strike(self, failure: Failure) -> None:
         if failure in self._due:
@@ -171,19 +166,21 @@ class Injection:
         if self._folder:
             strike = Strike(self._attempt, failure.step, failure.kind, self._rank, failure.point)
             _record(self._folder, str(self._rank), strike)
-        self._await_other_targets(failure)
+        if self._peers and failure.point != "recovery" and self._peers.size >= self._size:  # all ranks are there
+            # The failure's other ranks might otherwise be ended for this failure before it strikes them.
+            peers = replace(self._peers, patience=MEET_SECONDS, rank=self._rank)
+            targets = [rank for rank in self._open_targets(failure) if rank < peers.size]
+            with suppress(RuntimeError, HoldfastError, Changed):
+                self._meet(peers, failure, "strikes", targets)
         ACTS[failure.kind](failure)
 
-    def _await_other_targets(self, failure: Failure) -> None:
-        """Fail together with the failure's other ranks, which might otherwise be ended for this failure first."""
-        peers = self._peers
-        if peers is None or failure.point == "recovery" or peers.size < self._size:
-            return  # some of the other ranks may be gone
-        others = [rank for rank in self._open_targets(failure) if rank < peers.size]
-        with suppress(RuntimeError, HoldfastError, Changed):
-            peers.post(_topic(failure, "strikes", self._rank), "")
-            for rank in others:
-                replace(peers, patience=MEET_SECONDS).wait_for(_topic(failure, "strikes", rank))
+    @staticmethod
+    def _meet(peers: Ranks, failure: Failure, word: str, ranks: Iterable[int]) -> None:
+        """Report that this rank has reached the failure, and wait until `ranks` have."""
+        topic = f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}"
+        peers.post(f"{topic}/{peers.rank}", "")
+        for rank in ranks:
+            peers.wait_for(f"{topic}/{rank}")
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
@@ -195,7 +192,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
         return store
 
     def record(fault: Failure) -> None:
-        _record(folder, STORAGE, Strike(attempt, fault.step, fault.kind, 0, fault.point))
+        _record(folder, "storage", Strike(attempt, fault.step, fault.kind, 0, fault.point))
 
     return Faulty(store, faults, record=record)
 
@@ -213,10 +210,6 @@ def _record(folder: Path, name: str, strike: Strike) -> None:
     """Record a strike in a small file of its own, which the next attempt reads."""
     with HistoryWriter(folder, f"{INJECTED}{name}") as history:
         history.append(strike)
-
-
-def _topic(failure: Failure, word: str, rank: int) -> str:
-    return f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}/{rank}"
 
 
 ACTS: Mapping[str, Callable[[Failure], object]] = {

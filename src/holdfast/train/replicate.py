@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import Node
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is public
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -38,12 +37,9 @@ class Replica:
         live: LiveRecovery | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        self.reduced = 0
-        """Backward passes whose gradients were summed over the ranks."""
-        self.held = 0
-        """Backward passes whose gradients stayed on this rank until a later one was summed."""
-        self.holds_back = False
-        """True while gradients of this rank alone wait for a backward whose gradients are summed."""
+        self.reduced = 0  # backward passes whose gradients were summed over the ranks
+        self.held = 0  # backward passes whose gradients stayed on this rank until a later one was summed
+        self.holds_back = False  # gradients of this rank alone wait for a backward whose gradients are summed
         self._meanwhile = meanwhile
         self._is_next_summed: bool | None = None  # of the next backward; None if no forward has announced one
         self._group = live.new_group(self._after_last_gradient) if live else None
@@ -53,21 +49,16 @@ class Replica:
         self.ddp = _FixedBucketsDDP(model, self._before_forward, live, **options)
         if self._group:
             self._group.lay_out(self.ddp.buckets())
-        self._weight = 1.0 / self.ddp.process_group.size()  # DDP's own weight
+        self.weight = 1.0 / self.ddp.process_group.size()  # the factor for this rank's gradients; at first DDP's own
         self._post: Callable[[torch.Tensor, int], Any] = self._all_reduce
         self._is_hooked = False
         if not self._group:  # a recoverable group calls `_after_last_gradient` itself, which is faster than a hook
             self._hook_last_gradient()
 
-    @property
-    def weight(self) -> float:
-        """The factor for this rank's gradients before they are summed; set it before the first backward."""
-        return self._weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        if self._group is None and weight != self._weight:  # equal weights are left to DDP, where they cost nothing
-            self._weight = weight
+    def set_weight(self, weight: float) -> None:
+        """Multiply this rank's gradients by `weight` before they are summed. Call this before the first backward."""
+        if self._group is None and weight != self.weight:  # equal weights are left to DDP, where they cost nothing
+            self.weight = weight
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
@@ -95,7 +86,7 @@ class Replica:
         self.ddp.sum_with(self._sum)
 
     def _sum(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
-        gradients = bucket.buffer().mul_(self._weight)
+        gradients = bucket.buffer().mul_(self.weight)
         future = self._post(gradients, bucket.index()).get_future()
         summed: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
         return summed
@@ -104,10 +95,14 @@ class Replica:
         return dist.all_reduce(values, group=self.ddp.process_group, async_op=True)
 
     def _hook_last_gradient(self) -> None:
+        """Hook the autograd nodes that accumulate the last gradients; DDP keeps the nodes alive."""
         for parameter in self.ddp.last_to_come():
-            _accumulator(parameter).register_hook(
-                self._after_last_gradient
-            )  # runs after DDP's hook, which posts the sum
+            with torch.enable_grad():
+                view = parameter.expand_as(parameter)
+            assert view.grad_fn is not None
+            accumulator = view.grad_fn.next_functions[0][0]
+            assert accumulator is not None
+            accumulator.register_hook(self._after_last_gradient)  # runs after DDP's hook, which posts the sum
         self._is_hooked = True
 
     def _before_forward(self, is_summed: bool) -> None:
@@ -138,7 +133,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
     This class builds them at once, from the last parameter to the first, which is about that order. With
     `find_unused_parameters` DDP never rebuilds them.
 
-    DDP's forward checks again and again what cannot change any more. `_fast_forward` does the rest of it: announce the
+    DDP's forward checks again and again what cannot change any more. The fast path does the rest of it: announce the
     forward to the reducer, call the module, announce the backward. It is worth 4 to 5 % of a step of 2 ms
     (benchmarks/steady) and is used where DDP would move, cast, broadcast or search nothing.
     """
@@ -173,15 +168,10 @@ class _FixedBucketsDDP(DistributedDataParallel):
             self._before_forward(is_summed)
         else:
             progress.here.count_evaluation()
-        if is_summed and is_training and self._is_usual and self._can_be_fast():
-            return self._fast_forward(*inputs, **kwargs)
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _can_be_fast(self) -> bool:
-        """Return True after DDP's own first forward, which sets up optimizers that step inside backward."""
-        return self._lazy_init_ran and not (self._join_config.enable or torch.compiler.is_compiling())
-
-    def _fast_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        # DDP's own first forward sets up optimizers that step inside backward.
+        is_fast = is_summed and is_training and self._is_usual and self._lazy_init_ran
+        if not is_fast or self._join_config.enable or torch.compiler.is_compiling():
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self.reducer.prepare_for_forward()
         _in_forward.append(self)
         try:
@@ -259,13 +249,3 @@ def _check_live(model: nn.Module, options: dict[str, Any]) -> None:
                 f"Live recovery does not support sparse gradients, which {name or 'the model'} has: leave out "
                 "sparse=True, or choose restart."
             )
-
-
-def _accumulator(parameter: nn.Parameter) -> Node:
-    """Return the autograd node that accumulates the gradient of a parameter; DDP keeps it alive."""
-    with torch.enable_grad():
-        view = parameter.expand_as(parameter)
-    assert view.grad_fn is not None
-    accumulator = view.grad_fn.next_functions[0][0]
-    assert accumulator is not None
-    return accumulator

@@ -269,7 +269,7 @@ class Session:
                 )
         if self.live is None:
             for replica in self._replicas:
-                replica.weight = plan.share_size(self.ranks.rank, self.ranks.size) / plan.batch
+                replica.set_weight(plan.share_size(self.ranks.rank, self.ranks.size) / plan.batch)
 
     def _make_injection(self) -> Injection:
         struck = self.attempt.past.struck if self.attempt else ()

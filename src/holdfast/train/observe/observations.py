@@ -58,11 +58,6 @@ def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) 
     return tuple(planned[step] for step in sorted(planned))
 
 
-def saves(kills: tuple[Kill, ...]) -> tuple[int, ...]:
-    """Return the steps before which the state is saved."""
-    return tuple(sorted({kill.saved for kill in kills}))
-
-
 Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 
 
@@ -130,10 +125,6 @@ def windows(observed: Iterable[Observed]) -> list[Window]:
     """Return the windows in the order in which they were trained."""
     found = [window for window in observed if isinstance(window, Window)]
     return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
-
-
-def endings(observed: Iterable[Observed]) -> list[Ending]:
-    return [ending for ending in observed if isinstance(ending, Ending)]
 
 
 def differing(one: Marks, other: Marks) -> list[str]:

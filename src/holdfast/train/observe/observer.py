@@ -101,16 +101,10 @@ class StepObserver:
 
     def ends(self) -> None:
         """Record the step: the script requests the next batch."""
-        window = Window(
-            **self._observed,
-            midway=self._midway,
-            after=value_digests.marks(self._protected.capture()),
-            kept=self._held(),
-            backwards=self._backwards,
-            stepped=self._stepped,
-        )
+        after = value_digests.marks(self._protected.capture())
+        counts = {"backwards": self._backwards, "stepped": self._stepped}
+        self._write(Window(**self._observed, **counts, midway=self._midway, after=after, kept=self._held()))
         self._backwards = self._stepped = 0
-        self._write(window)
 
     def _state(self) -> dict[str, str]:
         return value_digests.marks(self._protected.capture(), cheap=True)

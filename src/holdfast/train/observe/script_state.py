@@ -26,13 +26,7 @@ from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import UnprotectedValue
 
 DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, values, and entries of one container that are searched
-GENERATORS = (
-    torch.Generator,
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-)
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _HOLDFAST = str(Path(__file__).parents[2])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -48,10 +42,6 @@ class _Place:
     depth: int = 0
     foreign: bool = False  # inside an object of a library
     in_module: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.path} in {self.where}()" if self.where else self.path
 
     def parts(self) -> Iterator["_Place"]:
         foreign = self.foreign or _is_foreign(self.value)
@@ -69,21 +59,17 @@ def held(
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))
     while waiting and search.count < MOST:
+        place = waiting.popleft()
         with suppress(Exception):  # a script may hold anything, such as a proxy of an object that does not exist yet
-            _visit(waiting.popleft(), search, found, waiting)
+            if search.is_known(place.value):
+                continue
+            if kind := _kind(place, search):
+                if kind != "value" or not place.foreign or place.in_module:
+                    value = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
+                    found.setdefault(f"{place.path} in {place.where}()" if place.where else place.path, value)
+            elif place.depth < DEEPEST:
+                waiting.extend(place.parts())
     return found
-
-
-def _visit(place: _Place, search: "_Search", found: dict[str, UnprotectedValue], waiting: deque[_Place]) -> None:
-    """Add the value to `found`, or its parts to `waiting`."""
-    if search.is_known(place.value):
-        return
-    if kind := _kind(place, search):
-        if kind != "value" or not place.foreign or place.in_module:
-            value = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
-            found.setdefault(place.name, value)
-    elif place.depth < DEEPEST:
-        waiting.extend(place.parts())
 
 
 def frames_of_script(frame: FrameType | None) -> list[FrameType]:

@@ -49,18 +49,17 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def of_generator(generator: Any) -> str:
     """Return a digest of the state of a random generator of any library."""
     if isinstance(generator, torch.Generator):
-        return _digest(generator.get_state().numpy().tobytes())
-    if isinstance(generator, random.Random):
-        return _digest(repr(generator.getstate()).encode())
-    if isinstance(generator, np.random.Generator):
-        return _digest(_spelled(generator.bit_generator.state).encode())
-    if isinstance(generator, np.random.RandomState):
-        return _digest(_spelled(generator.get_state(legacy=False)).encode())
-    return _digest(_spelled(generator.state).encode())
-
-
-def _spelled(state: Any) -> str:
-    return repr([(path, value.tolist() if isinstance(value, np.ndarray) else value) for path, value in leaves(state)])
+        state: Any = generator.get_state()
+    elif isinstance(generator, random.Random):
+        state = generator.getstate()
+    elif isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = generator.state
+    values = [(path, value.tolist() if hasattr(value, "tolist") else value) for path, value in leaves(state)]
+    return _digest(repr(values).encode())
 
 
 def _of_tensor(value: torch.Tensor, cheap: bool) -> str:
