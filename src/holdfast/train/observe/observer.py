@@ -101,9 +101,9 @@ class StepObserver:
 
     def ends(self) -> None:
         """Record the step: the script requests the next batch."""
+        self._observed |= {"backwards": self._backwards, "stepped": self._stepped, "midway": self._midway}
         after = value_digests.marks(self._protected.capture())
-        counts = {"backwards": self._backwards, "stepped": self._stepped}
-        self._write(Window(**self._observed, **counts, midway=self._midway, after=after, kept=self._held()))
+        self._write(Window(**self._observed, after=after, kept=self._held()))
         self._backwards = self._stepped = 0
 
     def _state(self) -> dict[str, str]:
