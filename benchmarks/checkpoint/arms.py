@@ -26,19 +26,19 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Started:
-    """A save under way: when training may change the state, and when all is on the disk."""
+    """A save in progress, with functions that say when training may change the state, and when all is on the disk."""
 
     staged: Callable[[], object] = lambda: None
-    """Waits until training may change the state again."""
+    """Wait until training may change the state again."""
     durable: Callable[[], float | None] = lambda: time.perf_counter()
-    """The moment from which all was on the disk, or None until then."""
+    """Return the time at which all was on the disk, or None before that."""
 
 
 Arm = Callable[[Path], Started]
 
 
 def bounds(tensors: Tensors) -> dict[str, Arm]:
-    """The lower bounds of any save: one copy of the memory, one write of the bytes."""
+    """Return the lower bounds of any save: one copy of the memory, one write of the bytes."""
     cuda = next(iter(tensors.values())).is_cuda
     kept = {name: torch.zeros_like(value) for name, value in tensors.items()}
     size = sum(value.nbytes for value in tensors.values())
@@ -93,7 +93,7 @@ def _spans(tensors: Tensors) -> Iterator[tuple[str, int, int]]:
 
 @dataclass
 class Ours:
-    """A writer of holdfast, kept over all repeats as a run keeps it; its store keeps the last two."""
+    """A writer of holdfast, used for all repeats as in a run; its store keeps the last two snapshots."""
 
     make: Callable[..., Writer]
     tensors: Tensors
@@ -116,7 +116,7 @@ class Ours:
 
 
 def peers(tensors: Tensors) -> dict[str, Arm]:
-    """The savers of PyTorch users. DCP's writer syncs its files; torch.save and torchsnapshot do not."""
+    """Return the methods that PyTorch users have. DCP's writer syncs its files; torch.save and torchsnapshot do not."""
     state: dict[str, Any] = {"state": tensors}
 
     def torch_save(place: Path) -> Started:
@@ -160,7 +160,7 @@ def dcp_async(
     tuned: bool = False,
     kind: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
 ) -> Arm:
-    """DCP's save in the background; the stager is kept over all repeats, as its documentation says."""
+    """DCP's save in the background; the stager is used for all repeats, as its documentation says."""
     made: list[DefaultStager] = []
     planner = dcp.DefaultSavePlanner(enable_plan_caching=True) if tuned else None
 
@@ -180,7 +180,7 @@ def dcp_async(
 
 
 def stamped(future: "Future[Any]") -> Callable[[], float | None]:
-    """Tells when a future was done, whenever it is asked."""
+    """The time at which a future was done."""
     moment: list[float] = []
     future.add_done_callback(lambda _: moment.append(time.perf_counter()))
 
@@ -193,7 +193,7 @@ def stamped(future: "Future[Any]") -> Callable[[], float | None]:
 
 
 def snapshots(tensors: Tensors) -> dict[str, Arm]:
-    """torchsnapshot, where it is installed."""
+    """Return the methods of torchsnapshot, if it is installed."""
     import torchsnapshot
 
     app = {"state": torchsnapshot.StateDict(**tensors)}
@@ -219,7 +219,7 @@ def snapshots(tensors: Tensors) -> dict[str, Arm]:
 
 
 def sync(place: Path) -> None:
-    """Bring every file of a folder to the disk."""
+    """Sync every file of a folder to the disk."""
     for path in place.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -228,7 +228,7 @@ def sync(place: Path) -> None:
 
 
 def ours(tensors: Tensors, folder: Path) -> dict[str, Arm]:
-    """holdfast's two writers."""
+    """Return the two writers of holdfast."""
     return {
         "overlapped": Ours(overlapped, tensors, folder / "overlapped"),
         "blocking": Ours(blocking, tensors, folder / "blocking"),
@@ -236,5 +236,5 @@ def ours(tensors: Tensors, folder: Path) -> dict[str, Arm]:
 
 
 def remove(place: Path) -> None:
-    """Clear away what an arm wrote."""
+    """Remove the files that an arm wrote."""
     shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)

@@ -1,10 +1,11 @@
 """Measure the cost of a save: stall, time until durable, training time lost. Run: python benchmarks/checkpoint/bench.py
 
-A model is trained while its state (weights and AdamW moments) is saved in each of the ways of arms.py, in turn and again
-and again. An arm's round is: some steps without a save; the save; steps until it is durable, and for a while after; some
-steps without. "Stall" is the call, and what the first optimizer step waits for staging. "Lost" is the time of all those
-steps and the save, minus what the steps take without one: the figure that counts. "Rate" is the speed of training
-while a save is in flight, as a share of its speed without. The first round warms up and is told apart.
+A model is trained while its state (weights and AdamW moments) is saved with each method of arms.py (an arm), in turn and
+again and again. The round of an arm is: some steps without a save; the save; steps until it is durable, and for a while
+after; some steps without a save. "Stall" is the call, and the wait of the first optimizer step for staging. "Lost", the
+figure that counts, is the time of the save and all those steps, minus the time of the steps without a save. "Rate" is
+the speed of training while a save is in flight, as a share of its speed without. The first round, which warms up, is
+reported separately.
 """
 
 import argparse
@@ -43,7 +44,7 @@ WRITE = "bound: raw write + fsync"
 
 @dataclass
 class Measured:
-    """One save of one arm, in seconds; `rate` is None where nothing was in flight."""
+    """One save of one arm, in seconds; `rate` is None if no step ran while the save was in flight."""
 
     stall: float
     durable: float
@@ -65,7 +66,7 @@ class Training:
             self.step()
 
     def step(self, fence: Callable[[], object] = lambda: None) -> None:
-        """One step; `fence` is called before the weights change."""
+        """Train one step; call `fence` before the weights change."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             h = self.x
             for layer in self.layers:
@@ -78,12 +79,12 @@ class Training:
         self.wait()
 
     def wait(self) -> None:
-        """Wait for the stream that trains, and for no other."""
+        """Wait for the training stream only."""
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def tensors(self) -> Tensors:
-        """The state to save."""
+        """Return the state to save."""
         found = {f"weight.{i}": value.detach() for i, value in enumerate(self.layers.parameters())}
         for i, state in enumerate(self.optimizer.state.values()):
             found |= {f"{name}.{i}": value for name, value in state.items() if name in ("exp_avg", "exp_avg_sq")}
@@ -99,7 +100,7 @@ class Training:
 
 
 def measure(training: Training, arm: Arm, place: Path) -> Measured:
-    """Save once in one way, and train meanwhile."""
+    """Save once with one arm, and train meanwhile."""
     os.sync()
     before = training.seconds_a_step()
     waited = [0.0]
@@ -122,7 +123,7 @@ def measure(training: Training, arm: Arm, place: Path) -> Measured:
 
 
 def fenced(started: Started, waited: list[float]) -> Callable[[], None]:
-    """A fence that measures how long training waits at it."""
+    """Return a fence that adds the time training waits at it to `waited`."""
 
     def fence() -> None:
         began = time.perf_counter()
@@ -133,17 +134,17 @@ def fenced(started: Started, waited: list[float]) -> Callable[[], None]:
 
 
 def no_save(place: Path) -> Started:
-    """Nothing at all: what the other figures would be if saves were free, and how much they vary by themselves."""
+    """Save nothing, to show the figures of a free save and their noise."""
     return Started()
 
 
 def rounds(
     training: Training, folder: Path, limit: float, most: int
 ) -> tuple[dict[str, list[Measured]], dict[str, str]]:
-    """Every arm in turn, as often as there is time for; and the arms that failed, and of what."""
+    """Measure every arm in turn, as often as there is time for; return the results, and the errors of failed arms."""
     tensors = training.tensors()
     known: dict[str, Arm] = {"no save": no_save, **bounds(tensors), **ours(tensors, folder), **peers(tensors)}
-    # What is compared follows closely, in case others use the machine for a while.
+    # Compared arms follow each other closely, in case the machine has other load for a while.
     arms = {name: known[name] for name in (*(name for name in known if "copy" in name), "overlapped", WRITE, DEFAULT)}
     arms |= known
     results: dict[str, list[Measured]] = {name: [] for name in arms}
@@ -157,7 +158,7 @@ def rounds(
             place = folder / "save"
             try:
                 results[name].append(measure(training, arms[name], place))
-            except BaseException as error:  # DCP's errors are no Exceptions
+            except BaseException as error:  # DCP's errors do not derive from Exception
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -189,13 +190,13 @@ def check(training: Training, folder: Path) -> bool:
 
 
 def spread(values: list[float], places: int) -> str:
-    """The median and the extremes."""
+    """Format the median and the range."""
     middle, low, high = (f"{x:.{places}f}" for x in (statistics.median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
 
 
 def table(results: dict[str, list[Measured]], failed: dict[str, str]) -> str:
-    """The figures of every arm."""
+    """Return the table with the figures of every arm."""
     lines = [
         "| | stall ms | durable after s | rate meanwhile | **training time lost ms** | first stall ms | first lost ms |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -235,7 +236,7 @@ CLAIMS: dict[str, list[Claim]] = {
 
 
 def claim(results: dict[str, list[Measured]], what: str, figure: Figure, other: str, most: float) -> dict[str, Any]:
-    """Return True if overlapped takes at most this share of what another arm takes, by the median ratio of the rounds."""
+    """Print and return whether overlapped takes at most the share `most` of `other`, by the median ratio of the rounds."""
     pairs = list(zip(results["overlapped"], results[other], strict=False))
     ratios = sorted(figure(a) / figure(b) for a, b in (pairs[1:] or pairs))
     median = statistics.median(ratios)
@@ -262,7 +263,7 @@ def environment(device: str) -> str:
 
 
 def join_a_group_of_one() -> None:
-    """DCP's async_save wants a process group, and one more port for its process."""
+    """Create the process group that DCP's async_save needs, and the address and port for its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -273,12 +274,12 @@ def main() -> None:
     """Measure, print the table, say which claims hold; exit with 1 if one does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SIZES, default="cpu")
-    parser.add_argument("--folder", help="where to write; a temporary folder in it is used")
-    parser.add_argument("--rounds", type=int, default=9, help="repeats at most, after one that warms up")
+    parser.add_argument("--folder", help="write into a temporary folder in this folder")
+    parser.add_argument("--rounds", type=int, default=9, help="largest number of rounds, after one that warms up")
     parser.add_argument(
-        "--seconds", type=float, default=240, help="begin no round that would end after this many seconds"
+        "--seconds", type=float, default=240, help="start no round that would end after this many seconds"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -299,10 +300,10 @@ def main() -> None:
         about = {"environment": environment(options.device), "bytes": size, "failed": failed, "exact": exact}
         options.json.write_text(json.dumps({**about, "claims": claims, "rows": rows}, indent=1))
     sys.stdout.flush()
-    for child in multiprocessing.active_children():  # DCP's, which would complain that we are gone
+    for child in multiprocessing.active_children():  # DCP's process, which would complain about the end of this one
         child.kill()
     held = all(result["holds"] for result in claims) and all(exact.values())
-    os._exit(0 if held else 1)  # not waiting for what a failed arm left running
+    os._exit(0 if held else 1)  # without waiting for threads of a failed arm
 
 
 def report(results: dict[str, list[Measured]], failed: dict[str, str], claims: list[Claim]) -> list[dict[str, Any]]:
@@ -320,7 +321,7 @@ def report(results: dict[str, list[Measured]], failed: dict[str, str], claims: l
 
 
 def lost(measured: list[Measured]) -> float:
-    """The training time lost in the median round."""
+    """Return the training time lost in the median round."""
     return statistics.median(save.lost for save in measured[1:])
 
 

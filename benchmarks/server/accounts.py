@@ -1,4 +1,4 @@
-"""Whether the history of a served run that is done accounts for everything: what is missing, in words."""
+"""Check that the history of a finished served run accounts for every iteration, block and round."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -11,20 +11,22 @@ from holdfast.sampler.digest import Samples
 
 
 def unaccounted(out: Path) -> list[str]:
-    """Every block's every round, every iteration once, every lost block."""
-    told = [event.what for event in read_history(out / "history").events]
-    begun = next(what for what in told if isinstance(what, events.Serve))
-    done = next((what for what in told if isinstance(what, events.Done)), None)
+    """Return a sentence for everything that the history in `out` does not account for."""
+    recorded = [event.what for event in read_history(out / "history").events]
+    begun = next(what for what in recorded if isinstance(what, events.Serve))
+    done = next((what for what in recorded if isinstance(what, events.Done)), None)
     if done is None:
-        return ["nobody said that the run is done"]
-    iterations = [what.iteration for what in told if isinstance(what, events.Iterate)]
-    wrong = [] if iterations == list(range(done.step)) else [f"iterations told: {iterations}, but {done.step} are done"]
-    return wrong + _blocks(told) + _rounds(told, begun.blocks, done.step * begun.rounds)
+        return ["no event says that the run is done"]
+    iterations = [what.iteration for what in recorded if isinstance(what, events.Iterate)]
+    wrong = (
+        [] if iterations == list(range(done.step)) else [f"recorded iterations: {iterations}, but {done.step} are done"]
+    )
+    return wrong + _blocks(recorded) + _rounds(recorded, begun.blocks, done.step * begun.rounds)
 
 
-def _blocks(told: list[events.What]) -> list[str]:
+def _blocks(recorded: list[events.What]) -> list[str]:
     lost: set[int] = set()
-    for what in told:
+    for what in recorded:
         if isinstance(what, events.Lost):
             lost |= set(what.blocks)
         elif isinstance(what, events.Restored):
@@ -32,10 +34,10 @@ def _blocks(told: list[events.What]) -> list[str]:
     return [f"{len(lost)} lost blocks never came back"] if lost else []
 
 
-def _rounds(told: list[events.What], blocks: int, rounds: int) -> list[str]:
+def _rounds(recorded: list[events.What], blocks: int, rounds: int) -> list[str]:
     applied: dict[tuple[int, int], list[Samples]] = defaultdict(list)
     dropped: dict[tuple[int, int], list[Samples]] = defaultdict(list)
-    for what in told:
+    for what in recorded:
         if isinstance(what, events.Applied):
             applied[what.iteration, what.round].append(what.blocks)
         elif isinstance(what, events.Dropped):

@@ -1,8 +1,8 @@
-"""How fast a worker pulls and pushes, against a plain copy in memory and against Ray's own transfer of the same bytes.
+"""Measure the bandwidth of pulls and pushes, against a copy in memory and Ray's own transfer of the same bytes.
 
 usage: python benchmarks/server/bandwidth.py [--megabytes 16 64 256] [--nodes 1 2 4] [--repeats 9]
 
-One worker pulls and pushes all blocks; everything takes turns within every repeat. Exits with 1 if a claim does not hold.
+One worker pulls and pushes all blocks; all methods take turns within every repeat. Exits with 1 if a claim does not hold.
 """
 
 import argparse
@@ -22,29 +22,28 @@ import ray
 from driven import WIDE, Driven, embedded, settings, wide
 
 COPY, SENT, SENT_AND_COPIED = "copy in memory", "Ray: actor to actor", "Ray: actor to actor, copied out"
-ALLOWED = 0.5  # of the bandwidth of Ray's own transfer with the copy out of it, at least
-FROM = 64  # megabytes from which this is claimed: below, it is the calls that count
+ALLOWED = 0.5  # smallest share of the bandwidth of Ray's own transfer with the copy out of it
+FROM = 64  # megabytes from which this is claimed; below, the calls dominate
 
 
 class Source:
-    """An actor that has an array."""
+    """An actor that holds an array."""
 
     def __init__(self, numbers: int) -> None:
         self._array = np.ones(numbers, np.float32)
 
     def give(self) -> Any:
-        """The array."""
         return self._array
 
 
 class Sink:
-    """An actor that gets it."""
+    """An actor that receives the array of a source."""
 
     def __init__(self, source: Any, numbers: int) -> None:
         self._source, self._room = source, np.zeros(numbers, np.float32)
 
     def take(self) -> tuple[float, float]:
-        """Seconds until it is here, to be read, and until it is copied to memory of our own."""
+        """Return the seconds until the array can be read, and until it is copied to private memory."""
         began = time.perf_counter()
         array = ray.get(self._source.give.remote())
         here = time.perf_counter()
@@ -53,7 +52,7 @@ class Sink:
 
 
 def main() -> int:
-    """Measure all sizes, print tables and claims."""
+    """Measure all sizes, print the table and whether the claims hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
@@ -70,7 +69,7 @@ def main() -> int:
 
 
 def sized(folder: Path, megabytes: int, nodes: list[int], repeats: int) -> dict[str, list[float]]:
-    """Seconds of everything with so many megabytes, by what was done."""
+    """Return the seconds of every method for `megabytes`, one value per repeat."""
     numbers = megabytes * 1_000_000 // 4
     array, room = np.ones(numbers, np.float32), np.zeros(numbers, np.float32)
     source: Any = ray.remote(num_cpus=0)(Source)
@@ -96,24 +95,22 @@ def sized(folder: Path, megabytes: int, nodes: list[int], repeats: int) -> dict[
 
 
 def copied(array: Any, room: Any) -> float:
-    """Seconds of a plain copy."""
+    """Return the seconds of a plain copy."""
     began = time.perf_counter()
     np.copyto(room, array)
     return time.perf_counter() - began
 
 
 def pulled(nodes: int) -> str:
-    """What a pull is called."""
     return f"pull from {nodes} node{'s' * (nodes > 1)}"
 
 
 def pushed(nodes: int) -> str:
-    """What a push is called."""
     return f"push to {nodes} node{'s' * (nodes > 1)}"
 
 
 def report(measured: dict[int, dict[str, list[float]]], nodes: list[int]) -> int:
-    """A table in megabytes a second, and what is claimed."""
+    """Print the table in megabytes a second and the claims; return the exit code."""
     print("| MB/s, median (min to max) | " + " | ".join(f"{size} MB" for size in measured) + " |")
     print("|---|" + "---:|" * len(measured))
     for what in next(iter(measured.values())):
@@ -134,8 +131,8 @@ def report(measured: dict[int, dict[str, list[float]]], nodes: list[int]) -> int
 
 
 def rates(megabytes: int, seconds: list[float]) -> str:
-    """Megabytes a second."""
-    values = [megabytes / each for each in seconds]
+    """Format megabytes a second."""
+    values = [megabytes / taken for taken in seconds]
     return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 

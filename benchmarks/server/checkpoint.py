@@ -1,10 +1,10 @@
-"""What training waits for in a checkpoint: every question to the nodes, beside a message that asks nothing.
+"""Measure how long training waits for a checkpoint: each question to the nodes, and a message that asks nothing.
 
 usage: python benchmarks/server/checkpoint.py [--data DIR] [--workload lda-20news] [--repeats 15]
 
-A topic model on 4 nodes with 2 workers, as in the experiment server-overhead. After every iteration nodes are sent a
-message that asks nothing, then they choose a quarter to save and set it aside; nothing is written. They are surveyed
-twice: the first survey makes them measure distances, the second finds them measured.
+The workload is a topic model on 4 nodes with 2 workers, as in the experiment server-overhead. After every iteration the
+nodes get a message that asks nothing; then they choose a quarter of their blocks to save and copy it; nothing is written.
+They are surveyed twice: the first survey makes them measure distances, the second finds the distances measured.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from holdfast.blocks.policy import Policy
 
 NODES, WORKERS = 4, 2
 QUARTERS = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
-EXTRA = ("a message that asks nothing", "AskSurvey")  # which a checkpoint does not send: the first survey is enough
+EXTRA = ("a message that asks nothing", "AskSurvey")  # not part of a checkpoint, which needs one survey
 
 
 def main() -> int:
-    """Measure, and print a table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with data sets")
     parser.add_argument("--workload", default="lda-20news")
@@ -43,9 +43,9 @@ def main() -> int:
             print(f"repeat {repeat}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
             if repeat:
                 iterations.append(iteration.seconds)
-                for what, each in took.items():
-                    seconds[what].append(each)
-                seconds["checkpoint"].append(sum(each for what, each in took.items() if what not in EXTRA))
+                for what, part in took.items():
+                    seconds[what].append(part)
+                seconds["checkpoint"].append(sum(part for what, part in took.items() if what not in EXTRA))
         driven.end()
     print(
         f"holdfast {version('holdfast')}, ray {version('ray')}, python {platform.python_version()}, "
@@ -61,8 +61,8 @@ def main() -> int:
 
 
 def spread(values: list[float]) -> str:
-    """Milliseconds, median (min to max)."""
-    low, middle, high = (each(values) * 1e3 for each in (min, statistics.median, max))
+    """Format milliseconds: median (min to max)."""
+    low, middle, high = (figure(values) * 1e3 for figure in (min, statistics.median, max))
     return f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
 

@@ -1,4 +1,4 @@
-"""One `holdfast serve train` on a cluster: its command, how far it has come by its history, and how it ended."""
+"""One `holdfast serve train` on a cluster: its command, its progress by its history, and its end."""
 
 import json
 import subprocess
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EVERY = 0.01  # seconds between two looks
+EVERY = 0.01  # seconds between two polls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is trained, and how."""
+    """The workload and the options of a run."""
 
     workload: str
     nodes: int
@@ -32,11 +32,11 @@ class Plan:
 
 
 class Late(Exception):
-    """What was waited for did not come within the deadline."""
+    """The deadline passed before the awaited condition became true."""
 
 
 class Command:
-    """A served run that goes on, with a deadline for all of it."""
+    """A served run, with a deadline for its end."""
 
     def __init__(self, plan: Plan, address: str, out: Path, seconds: float) -> None:
         self.out, self._deadline = out, time.monotonic() + seconds
@@ -54,22 +54,22 @@ class Command:
 
     @property
     def status(self) -> int | None:
-        """How the command ended, if it has."""
+        """The exit status of the command, or None while it runs."""
         return self._process.poll()
 
     @property
-    def said(self) -> str:
-        """What the command has written."""
+    def output(self) -> str:
+        """Everything that the command has printed."""
         return self._log.read_text(errors="replace")
 
     def events(self) -> list[dict[str, Any]]:
-        """What the controller has told so far."""
+        """Return the events that the controller has recorded so far."""
         if not self.history.exists():
             return []
         return [json.loads(line) for line in self.history.read_bytes().split(b"\n")[:-1]]
 
     def iterations(self) -> int:
-        """How many iterations are done: only what is new in the history is read."""
+        """Return the number of finished iterations; only the new part of the history is read."""
         with suppress(FileNotFoundError), self.history.open("rb") as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
@@ -78,11 +78,11 @@ class Command:
         return self._iterations
 
     def await_iterations(self, count: int) -> bool:
-        """Wait until so many are done; False if the command ended before."""
+        """Wait until `count` iterations are done; return False if the command ended before."""
         return self.wait(lambda: self.iterations() >= count)
 
     def wait(self, condition: Any) -> bool:
-        """Wait for a condition; False if the command ended before. Raises Late at the deadline."""
+        """Wait for a condition; return False if the command ended before, and raise Late at the deadline."""
         while self.status is None:
             if condition():
                 return True
@@ -92,13 +92,13 @@ class Command:
         return False
 
     def end(self) -> int:
-        """Wait until the command has ended; returns its status."""
+        """Wait for the end of the command, and return its status."""
         self.wait(lambda: False)
         self._file.close()
         return self._process.wait()
 
     def kill(self) -> None:
-        """End it at once, with its stacks in its log."""
+        """End the command at once, with its stacks in its log."""
         if self.status is None:
             self._process.send_signal(6)
             self._process.wait(10)

@@ -1,4 +1,4 @@
-"""The nodes and workers of a served run, driven round by round from here as the controller does, without saving."""
+"""The nodes and workers of a served run, driven round by round in place of the controller, without saving."""
 
 import json
 import os
@@ -23,13 +23,13 @@ from holdfast.server.worker import Worker, WorkerRound
 from holdfast.workloads.divided import When
 
 WIDE = str(Path(__file__).with_name("wide.py").absolute())
-OBJECTS = 3 << 30  # bytes of memory for what actors send each other
-READY_WITHIN = 180.0  # seconds, on a machine that others use too
+OBJECTS = 3 << 30  # bytes of Ray's object store, for messages between actors
+READY_WITHIN = 180.0  # seconds, long enough for a machine under other load
 
 
 @contextmanager
 def embedded() -> Iterator[None]:
-    """Ray on this machine, as `holdfast serve` starts it, with room for large states."""
+    """Start Ray on this machine as `holdfast serve` does, with memory for large states."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",
@@ -46,7 +46,7 @@ def embedded() -> Iterator[None]:
 
 
 class Iteration(NamedTuple):
-    """Seconds of an iteration: in all, and of the slowest worker or node in each part of it."""
+    """The seconds of an iteration: the total, and the slowest worker or node in each part."""
 
     seconds: float
     pull: float
@@ -57,7 +57,7 @@ class Iteration(NamedTuple):
 
 
 class Driven:
-    """Actors that stay, so that several settings can take turns."""
+    """The actors of one setting, which stay alive so that different settings can take turns."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._workload = settings, settings.load()
@@ -80,7 +80,7 @@ class Driven:
         self._done, self._credit = 0, Fraction(0)
 
     def iteration(self) -> Iteration:
-        """Do the next iteration."""
+        """Do the next iteration, and return its times."""
         began, turns, apply = time.perf_counter(), [], 0.0
         workers = range(self._settings.workers)
         for round in range(self._workload.rounds):
@@ -102,7 +102,7 @@ class Driven:
         )
 
     def checkpoint(self) -> dict[str, float]:
-        """Let nodes choose what to save, and set it aside, as the coordinator does; seconds of every step of it."""
+        """Let the nodes choose blocks and copy them, as the coordinator does; return the seconds of each part."""
         nodes, took = self._members.nodes, dict[str, float]()
 
         def asked(name: str, method: str, *arguments: Any) -> dict[int, Any]:
@@ -124,9 +124,9 @@ class Driven:
         return took
 
     def message(self, count: int) -> float:
-        """Seconds that a call takes of the machine, of so many that are on their way at once to all nodes.
+        """Return the seconds per call, for `count` calls to all nodes in flight at once.
 
-        It pulls one block, so that it carries what every pull or push carries, and hardly more.
+        A call pulls one block, so that it carries the fixed part of every pull or push, and hardly more.
         """
         asked = [(actor, self._map.held_by(node)[:1]) for node, actor in self._members.nodes.items()]
         began = time.perf_counter()
@@ -156,7 +156,7 @@ NOTHING = Policy(ranking="full", interval=1_000_000, fraction=Fraction(1))
 def settings(
     folder: Path, workload: str, nodes: int, workers: int, data: Path | None = None, policy: Policy = NOTHING
 ) -> Settings:
-    """A run that saves nothing by itself."""
+    """Return the settings of a run that by default never saves."""
     out = folder / f"{Path(workload).stem}-{data.name if data else ''}-{nodes}-{workers}"
     return Settings(
         workload=workload, nodes=nodes, workers=workers, policy=policy, out=out, store=str(out / "store"), data=data
@@ -164,7 +164,7 @@ def settings(
 
 
 def wide(folder: Path, megabytes: int, work: int = 0) -> Path:
-    """A data folder for the model that only moves numbers."""
+    """Write a data folder for the model in wide.py."""
     data = folder / f"wide-{megabytes}-{work}"
     data.mkdir(exist_ok=True)
     (data / "wide.json").write_text(json.dumps({"megabytes": megabytes, "work": work}))

@@ -1,4 +1,4 @@
-"""Ray on this machine as a cluster of several raylets, the processes of a served run on them, and ways to strike them."""
+"""A Ray cluster of more than one raylet on this machine, the processes of a served run on it, and ways to strike them."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ from typing import Any
 
 KINDS = ("node", "worker", "controller")
 TITLES = {"ray::ServerNode": "node", "ray::Worker": "worker", "ray::Controller": "controller"}
-OBJECTS = 256 << 20  # bytes of every raylet for what actors send each other
+OBJECTS = 256 << 20  # bytes of the object store of every raylet
 NOTICED_WITHIN = 120.0  # seconds for Ray to notice that a raylet is dead
-TRIES = 4  # to start a raylet
-GONE_WITHIN = 15.0  # seconds for the processes of a run to end once its command has
+TRIES = 4  # attempts to start a raylet
+GONE_WITHIN = 15.0  # seconds for the processes of a run to end after its command
 
 
 class Raylets:
@@ -32,16 +32,16 @@ class Raylets:
 
     @property
     def address(self) -> str:
-        """Where drivers connect."""
+        """The address to which drivers connect."""
         return str(self._cluster.address)
 
     @property
     def logs(self) -> Path:
-        """The logs of all processes."""
+        """The folder with the logs of all processes."""
         return Path(self._cluster.head_node.get_session_dir_path()) / "logs"
 
     def members(self, *kinds: str) -> dict[int, str]:
-        """The processes of the run that goes on, by their number, and of which kind each is."""
+        """Return the processes of the current run: their kinds by process id."""
         found = {}
         for raylet in (self._cluster.head_node, *self._raylets):
             found |= _members(_pid(raylet))
@@ -49,16 +49,16 @@ class Raylets:
         return {pid: kind for pid, kind in found.items() if not kinds or kind in kinds}
 
     def training(self, history: Path) -> int:
-        """The process of the controller that trains, and not of the one that waits: it has the history open."""
+        """Return the process of the active controller, which has the history open; a standby controller has not."""
         return next(pid for pid in self.members("controller") if history in _opened(pid))
 
     def inhabited(self) -> list[Any]:
-        """The raylets on which nodes or workers of the run live, and no controller."""
+        """Return the raylets that host nodes or workers of the run, but no controller."""
         there = [(raylet, set(_members(_pid(raylet)).values())) for raylet in self._raylets]
         return [raylet for raylet, kinds in there if kinds and "controller" not in kinds]
 
     def strike(self, raylet: Any, number: signal.Signals, everything: bool) -> list[str]:
-        """Kill or stop a raylet, alone or with every process on it; returns the kinds of the members on it."""
+        """Kill or suspend a raylet, alone or with every process on it; return the kinds of the run's processes on it."""
         members = _members(_pid(raylet))
         self._seen |= members
         for pid in (_pid(raylet), *(children(_pid(raylet)) if everything else ())):
@@ -66,7 +66,7 @@ class Raylets:
         return sorted(members.values())
 
     def renew(self, raylet: Any) -> None:
-        """End what is left of a raylet that was struck, and start another in its place."""
+        """End the rest of a struck raylet, and start another in its place."""
         for pid in (*children(_pid(raylet)), _pid(raylet)):
             send(pid, signal.SIGKILL)
         raylet.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
@@ -76,7 +76,7 @@ class Raylets:
         self._cluster.wait_for_nodes(NOTICED_WITHIN)
 
     def left_behind(self) -> list[str]:
-        """The processes of runs that still live a while after their command has ended; they are killed."""
+        """Wait for the processes of ended runs; kill those left after `GONE_WITHIN` seconds, and describe them."""
         self.members()
         deadline = time.monotonic() + GONE_WITHIN
         while (left := self._alive()) and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ class Raylets:
         return [f"{kind} (process {pid})" for pid, kind in left.items()]
 
     def dump_stacks(self) -> None:
-        """Let every process of the run write its stacks to its log, and end."""
+        """Make every process of the run write its stacks to its log, and end."""
         for pid in self.members():
             send(pid, signal.SIGCONT)
             send(pid, signal.SIGABRT)
@@ -100,11 +100,11 @@ class Raylets:
         return {pid: kind for pid, kind in self._seen.items() if _kind(pid) == kind}
 
     def _started(self) -> Any:
-        """One more raylet; on a machine with much else to do Ray may give up on it."""
+        """Start a raylet, with retries: on a busy machine Ray may give up on it."""
         for _ in range(TRIES):
             try:
                 return self._cluster.add_node(**self._arguments())
-            except Exception as error:  # Ray raises no narrower one
+            except Exception as error:  # Ray raises nothing narrower
                 print(f"a raylet did not start: {error}", file=sys.stderr, flush=True)
         raise SystemExit(f"no raylet started, tried {TRIES} times")
 
@@ -114,7 +114,7 @@ class Raylets:
 
 @contextmanager
 def raylets(count: int, objects: int = OBJECTS) -> Iterator[Raylets]:
-    """A cluster until the end of the block."""
+    """Run a cluster until the end of the block."""
     cluster = Raylets(count, objects)
     try:
         yield cluster
@@ -123,7 +123,7 @@ def raylets(count: int, objects: int = OBJECTS) -> Iterator[Raylets]:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; whether there was somebody to get it."""
+    """Send a signal; return True if the process existed."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
         return True
@@ -131,7 +131,7 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of `parent`."""
     return [pid for pid in _pids() if _parent(pid) == parent]
 
 
@@ -140,7 +140,7 @@ def _members(raylet: int) -> dict[int, str]:
 
 
 def _kind(pid: int) -> str | None:
-    """Of which kind a process is, by the title that Ray gives it; None if it is no member, or a dead one."""
+    """Return the kind of a process by the title that Ray gives it, or None if it is not part of a run or dead."""
     with suppress(OSError):
         title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
         return TITLES.get(title.partition(".")[0])
@@ -151,7 +151,7 @@ def _opened(pid: int) -> set[Path]:
     found = set()
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # it was closed meanwhile
+            with suppress(OSError):  # closed in the meantime
                 found.add(entry.readlink())
     return found
 

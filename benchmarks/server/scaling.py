@@ -1,10 +1,9 @@
-"""An iteration with 1 to 4 nodes on one machine, against what the copies and messages of more nodes explain.
+"""Measure an iteration with 1 to 4 nodes on one machine, against a model of the added messages and copies.
 
 usage: python benchmarks/server/scaling.py [--repeats 15] [--megabytes 16] [--work 6]
 
-The same cores do everything, so that more nodes bring no speed here: they bring messages, and copies to divide what is
-pushed and to join what is pulled. All settings take turns within every repeat. The model in README.md is compared with
-what was measured. Exits with 1 if a claim does not hold.
+All nodes share the same cores, so more nodes add no speed here, only messages, and copies to divide pushes and to join
+pulls. All settings take turns within every repeat. The model is in README.md. Exits with 1 if a claim does not hold.
 """
 
 import argparse
@@ -23,21 +22,21 @@ from driven import WIDE, Driven, Iteration, embedded, settings, wide
 
 NODES = (1, 2, 3, 4)
 WORKERS = 2
-CALLS = 64  # in flight at once, to see what one message takes of the machine
-SLACK = 1.15  # of what is explained, allowed
+CALLS = 64  # messages in flight at once, to measure the cost of one
+SLACK = 1.15  # allowed factor over the explained time
 
 
 @dataclass
 class Rates:
-    """What the model is made of, measured beside the iterations."""
+    """The parameters of the model, measured between the iterations."""
 
-    call: list[float] = field(default_factory=list)  # seconds of a message, of many that are on their way at once
+    call: list[float] = field(default_factory=list)  # seconds of a message, with many in flight at once
     copy: list[float] = field(default_factory=list)  # bytes a second, rows picked out of an array
     pull: list[float] = field(default_factory=list)  # bytes a second, one worker and one node
     push: list[float] = field(default_factory=list)
 
     def median(self, name: str) -> float:
-        """The median of one of them."""
+        """Return the median of the rate `name`."""
         return statistics.median(getattr(self, name))
 
 
@@ -53,24 +52,24 @@ class Case:
     iterations: dict[int, list[Iteration]] = field(default_factory=lambda: {nodes: [] for nodes in NODES})
 
     def median(self, nodes: int, part: str = "seconds") -> float:
-        """The median of one part of iterations."""
-        return statistics.median(getattr(each, part) for each in self.iterations[nodes])
+        """Return the median of one part of the iterations."""
+        return statistics.median(getattr(iteration, part) for iteration in self.iterations[nodes])
 
     def messages(self, nodes: int) -> int:
-        """To workers and nodes in an iteration: compute, pull, push, commit; then measure and pull once more."""
+        """Return the messages in an iteration: compute, pull, push, commit; then measure and pull once more."""
         return self.rounds * (WORKERS + 2 * WORKERS * nodes + nodes) + WORKERS + WORKERS * nodes
 
     def copies(self, nodes: int) -> int:
-        """Bytes that are copied once more because there are several nodes.
+        """Return the bytes of the additional copies with more than one node.
 
-        A node picks what is asked for out of what it holds, a worker makes room for what it pulls and puts it there, and
-        picks out of what it pushes what is for each node.
+        A node picks the requested rows; a worker allocates memory for its pull and fills it, and picks the rows for each
+        node from its push.
         """
         everywhere = WORKERS * (self.rounds * self.state + self.measured)
         return (3 * everywhere if nodes > 1 else 0) + (WORKERS * self.rounds * self.state if nodes > 1 else 0)
 
     def expected(self, nodes: int, rates: Rates) -> float:
-        """Seconds of an iteration, by the model."""
+        """Return the seconds of an iteration by the model."""
         pulled = WORKERS * (self.rounds * self.state + self.measured)
         pushed = WORKERS * self.rounds * self.state
         return (
@@ -83,17 +82,17 @@ class Case:
         )
 
     def explained(self, nodes: int, rates: Rates) -> float:
-        """Seconds that so many nodes may add to an iteration with one."""
+        """Return the seconds that `nodes` nodes may add to an iteration with one."""
         more = (self.messages(nodes) - self.messages(1)) * rates.median("call")
         return more + self.copies(nodes) / rates.median("copy")
 
 
 def main() -> int:
-    """Measure, print tables and claims."""
+    """Measure, print the table and whether the claims hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--megabytes", type=int, default=16, help="of the larger model")
-    parser.add_argument("--work", type=int, default=6, help="matrices that it multiplies in an iteration")
+    parser.add_argument("--megabytes", type=int, default=16, help="size of the larger model")
+    parser.add_argument("--work", type=int, default=6, help="matrix products of the larger model in an iteration")
     arguments = parser.parse_args()
     began = os.getloadavg()[0]
     rates = Rates()
@@ -116,16 +115,16 @@ def main() -> int:
 
 def case(folder: Path, workload: str, data: Path | None) -> Case:
     """Start a workload with 1 to 4 nodes."""
-    told = {nodes: settings(folder, workload, nodes, WORKERS, data) for nodes in NODES}
-    model = told[1].load()
+    configured = {nodes: settings(folder, workload, nodes, WORKERS, data) for nodes in NODES}
+    model = configured[1].load()
     state = sum(array.nbytes for array in model.start().values())
     measured = state * len(model.pulls(model.part(0, WORKERS), model.rounds)) // len(model.blocks)
     name = workload if data is None else f"wide, {state / 1e6:.0f} MB"
-    return Case(name, state, model.rounds, measured, {nodes: Driven(each) for nodes, each in told.items()})
+    return Case(name, state, model.rounds, measured, {nodes: Driven(chosen) for nodes, chosen in configured.items()})
 
 
 def turn(cases: list[Case], plain: Driven, rates: Rates, size: int, counts: bool) -> None:
-    """Let everything take its turn once."""
+    """Run every setting once, and measure the rates."""
     for one in cases:
         for nodes, server in one.servers.items():
             iteration = server.iteration()
@@ -142,7 +141,7 @@ def turn(cases: list[Case], plain: Driven, rates: Rates, size: int, counts: bool
 
 
 def copied(size: int) -> float:
-    """Bytes a second of picking half of the rows out of an array."""
+    """Return the bytes per second of picking half of the rows of an array."""
     array = np.ones((size // 16384, 4096), np.float32)
     rows = np.arange(0, len(array), 2)
     began = time.perf_counter()
@@ -151,9 +150,9 @@ def copied(size: int) -> float:
 
 
 def report(cases: list[Case], rates: Rates) -> int:
-    """Tables and claims."""
+    """Print the table and the claims; return the exit code."""
     print(
-        f"Measured beside it: a message {spread(rates.call, 1e3, 2)} ms, pull {spread(rates.pull, 1e-6, 0)} MB/s, push "
+        f"Measured between the iterations: a message {spread(rates.call, 1e3, 2)} ms, pull {spread(rates.pull, 1e-6, 0)} MB/s, push "
         f"{spread(rates.push, 1e-6, 0)} MB/s, rows picked {spread(rates.copy, 1e-6, 0)} MB/s.\n"
     )
     print(
@@ -166,7 +165,7 @@ def report(cases: list[Case], rates: Rates) -> int:
             more, explained = one.median(nodes) - one.median(1), one.explained(nodes, rates)
             print(
                 f"| {one.name} | {nodes} | {one.messages(nodes)} "
-                f"| {spread([each.seconds for each in one.iterations[nodes]], 1e3, 1)} | {' | '.join(parts)} "
+                f"| {spread([iteration.seconds for iteration in one.iterations[nodes]], 1e3, 1)} | {' | '.join(parts)} "
                 f"| {one.expected(nodes, rates) * 1e3:.1f} | {more * 1e3:.1f} "
                 f"| {explained * 1e3:.1f} |"
             )
@@ -184,8 +183,8 @@ def report(cases: list[Case], rates: Rates) -> int:
 
 
 def spread(values: list[float], factor: float, digits: int) -> str:
-    """Median (min to max)."""
-    low, middle, high = (each(values) * factor for each in (min, statistics.median, max))
+    """Format the median (min to max)."""
+    low, middle, high = (figure(values) * factor for figure in (min, statistics.median, max))
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 

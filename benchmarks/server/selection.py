@@ -1,9 +1,9 @@
-"""Which blocks to save, of 10 million on 4 nodes: histograms exchanged, against ranking every block in one place.
+"""Measure the choice of blocks to save, of 10 million on 4 nodes: exchanged histograms against a central ranking.
 
 usage: python benchmarks/server/selection.py [--blocks 10000000] [--nodes 4] [--repeats 7]
 
-Both sides work on the same standing and take turns within every repeat; messages are counted, not sent, so seconds are
-those of computing alone. Every choice is compared with that of `Policy.choose`. Exits with 1 if a claim does not hold.
+Both sides work on the same blocks and take turns within every repeat. Messages are counted, not sent, so the seconds are
+those of computation alone. Every choice is compared with `Policy.choose`. Exits with 1 if a claim does not hold.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from holdfast.server.selection import Answer, Conversation, Question, central, c
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
 SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {"exchange": exchange, "central": central}
-BARE = 8  # bytes a block: its distance alone, from nodes that send them in an order that is known
+BARE = 8  # bytes a block: its distance alone, sent in a known order
 BOUND = "bound: np.partition of all keys"
 STEP = 24
 Value = TypeVar("Value")
@@ -35,41 +35,41 @@ Value = TypeVar("Value")
 
 @dataclass
 class Cost:
-    """What one selection took."""
+    """The cost of one selection."""
 
     total: float = 0.0  # seconds of all nodes and the coordinator, one after another
-    slowest: float = 0.0  # seconds of whichever node took longest at each question, and of the coordinator
+    slowest: float = 0.0  # seconds of the slowest node at each question, and of the coordinator
     to_coordinator: int = 0
     to_nodes: int = 0
     questions: int = 0
 
     def alone(self, seconds: float) -> None:
-        """The coordinator worked for so long."""
+        """Add `seconds` of the coordinator."""
         self.total, self.slowest = self.total + seconds, self.slowest + seconds
 
     def together(self, seconds: Sequence[float]) -> None:
-        """The nodes worked for so long, each."""
+        """Add the `seconds` of the nodes, which work in parallel."""
         self.total, self.slowest = self.total + sum(seconds), self.slowest + max(seconds)
 
 
 @dataclass
 class Measured:
-    """What a side took in every repeat."""
+    """The costs of a side in every repeat."""
 
     costs: list[Cost] = field(default_factory=list)
 
     def spread(self, name: str) -> str:
-        """Median, and from the least to the most, of one figure."""
+        """Format the median and the range of the figure `name`."""
         values = [getattr(cost, name) for cost in self.costs]
         return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
     def median(self, name: str) -> float:
-        """The median of one figure."""
+        """Return the median of the figure `name`."""
         return statistics.median(getattr(cost, name) for cost in self.costs)
 
 
 def main() -> int:
-    """Measure both fractions, print tables and claims."""
+    """Measure both fractions, print the tables and whether the claims hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10_000_000)
     parser.add_argument("--nodes", type=int, default=4)
@@ -86,39 +86,39 @@ def main() -> int:
 
 
 def compared(fraction: Fraction, blocks: int, nodes: int, repeats: int) -> bool:
-    """Measure both sides at one fraction; whether every claim holds."""
+    """Measure both sides at one fraction; return True if every claim holds."""
     rng = np.random.default_rng(12)
-    policy, standing = Policy(ranking="priority", interval=STEP, fraction=fraction), some_standing(blocks, rng)
+    policy, infos = Policy(ranking="priority", interval=STEP, fraction=fraction), random_blocks(blocks, rng)
     owners = partition(blocks, nodes, rng)
     held = [np.flatnonzero(owners == node) for node in range(nodes)]
-    parts = [part_of(standing, ids) for ids in held]
-    expected = policy.choose(STEP, standing)
+    parts = [part_of(infos, ids) for ids in held]
+    expected = policy.choose(STEP, infos)
     measured = {side: Measured() for side in (*SIDES, BOUND)}
     for repeat in range(repeats + 1):
         for side, conversation in SIDES.items():
             cost, choice = selected(conversation, policy, held, parts, blocks)
             same = np.array_equal(choice.ids, expected.ids) and choice.credit == expected.credit
             if not same:
-                print(f"{side} does not choose what the policy chooses")
+                print(f"{side} does not choose the blocks that the policy chooses")
                 return False
             if repeat:
                 measured[side].costs.append(cost)
         if repeat:
-            measured[BOUND].costs.append(partitioned(standing, len(expected.ids)))
+            measured[BOUND].costs.append(partitioned(infos, len(expected.ids)))
     report(fraction, len(expected.ids), measured)
     return claims(measured, blocks)
 
 
-def some_standing(blocks: int, rng: np.random.Generator) -> BlockInfo:
-    """Blocks of 1 to 100 values that moved by very unequal distances, a tenth of them not at all; saved at 8 times."""
+def random_blocks(blocks: int, rng: np.random.Generator) -> BlockInfo:
+    """Return blocks of 1 to 100 values with very unequal distances, a tenth of them 0, saved at 8 different steps."""
     sizes = rng.integers(1, 101, blocks)
     distances = rng.lognormal(sigma=2.0, size=blocks) * (rng.random(blocks) > 0.1)
     return BlockInfo(distances, np.ones(blocks), rng.integers(0, 8, blocks), sizes)
 
 
-def part_of(standing: BlockInfo, ids: Ids) -> BlockInfo:
-    """What one node knows."""
-    return BlockInfo(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
+def part_of(infos: BlockInfo, ids: Ids) -> BlockInfo:
+    """Return the part of `infos` for the blocks `ids` of one node."""
+    return BlockInfo(infos.distances[ids], infos.norms[ids], infos.saved_at[ids], infos.sizes[ids])
 
 
 def selected(
@@ -128,7 +128,7 @@ def selected(
     parts: Sequence[BlockInfo],
     blocks: int,
 ) -> tuple[Cost, Choice]:
-    """One selection, from the distances on the nodes to the blocks that each is to save."""
+    """Make one selection, from the distances on the nodes to the blocks that each saves; return its cost and choice."""
     cost = Cost()
     nodes = on_each(
         cost, [lambda i=i, p=p: Candidates(policy, STEP, i, p, blocks) for i, p in zip(held, parts, strict=True)]
@@ -153,7 +153,7 @@ def selected(
 
 
 def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:
-    """What every node does, one after another, each timed."""
+    """Run the work of every node, one after another, and add the times to `cost`."""
     results, seconds = [], []
     for work in works:
         began = time.perf_counter()
@@ -163,17 +163,17 @@ def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:
     return results
 
 
-def partitioned(standing: BlockInfo, taken: int) -> Cost:
-    """Only to find the key of the last block, if it were known how many are taken, and no two were equal."""
-    cost = Cost(to_coordinator=BARE * len(standing.distances))
+def partitioned(infos: BlockInfo, taken: int) -> Cost:
+    """Return the cost of finding the key of the last block, if `taken` were known and no two keys were equal."""
+    cost = Cost(to_coordinator=BARE * len(infos.distances))
     began = time.perf_counter()
-    np.partition(-standing.distances / np.sqrt(standing.sizes), taken)
+    np.partition(-infos.distances / np.sqrt(infos.sizes), taken)
     cost.alone(time.perf_counter() - began)
     return cost
 
 
 def report(fraction: Fraction, chosen: int, measured: dict[str, Measured]) -> None:
-    """A table of one fraction."""
+    """Print the table of one fraction."""
     print(f"priority at {fraction}, {chosen:,} blocks chosen:\n")
     print(
         "| | seconds, nodes side by side | seconds, one after another | MB to coordinator | bytes to nodes | questions |"
@@ -189,7 +189,7 @@ def report(fraction: Fraction, chosen: int, measured: dict[str, Measured]) -> No
 
 
 def claims(measured: dict[str, Measured], blocks: int) -> bool:
-    """Print what is claimed and whether it holds; the goal of 100 times counts too."""
+    """Print the claims, with the goal of 100 times among them; return True if all hold."""
     ours, theirs = measured["exchange"], measured["central"]
     sent = {side: costs.median("to_coordinator") + costs.median("to_nodes") for side, costs in measured.items()}
     fewer, bare = sent["central"] / sent["exchange"], BARE * blocks / sent["exchange"]

@@ -1,10 +1,10 @@
-"""Kill any process of served runs at any time, and kill or stop whole raylets: whether runs end well all the same.
+"""Kill processes of served runs at any time, kill or suspend whole raylets, and check that the runs end well.
 
 usage: python benchmarks/server/strikes.py [--strikes 40] [--raylets 8] [--seed 12] [--keep FOLDER]
 
-Many short runs on a cluster of a head and three raylets on this machine. Everything random comes from the seed, which
-is printed; what varies all the same is the time that things take. Of a run with anything wrong, the history, what it
-said, and the logs with all stacks are kept. Exits with 1 if anything is wrong.
+Many short runs on a cluster of a head and three raylets on this machine. All random choices come from the seed, which is
+printed; only the timing varies. The history, the output and the logs with all stacks of a run with anything wrong are
+kept. Exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -28,22 +28,22 @@ from raylets import KINDS, Raylets, raylets, send
 
 from holdfast.audit.verdicts import audit_run
 
-ITERATIONS = {"mlr-digits": 67, "mf-generated": 39, "lda-generated": 25}  # of a run that nothing happens to
+ITERATIONS = {"mlr-digits": 67, "mf-generated": 39, "lda-generated": 25}  # of a run without failures
 POLICIES = (("priority", "1/4"), ("priority", "1/8"), ("round", "1/4"), ("random", "1/2"), ("threshold", "1/4"))
 RAYLET = {"raylet killed": signal.SIGKILL, "raylet stopped": signal.SIGSTOP}
-SECONDS = 240.0  # for a run, on a machine that others use too
-AT_START = 0.15  # of all strikes come while processes start
+SECONDS = 240.0  # allowed for a run, on a machine under other load
+AT_START = 0.15  # share of strikes that come while processes start
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """Whom to strike and when: once so many iterations are done, or while they start (-1), and a while after that."""
+    """A strike of `kind`, `delay` seconds after iteration `after` is done, or after processes start (-1)."""
 
     kind: str
     after: int
     delay: float
-    draw: float  # in 0..1: which of those that are there
-    everything: bool = False  # a raylet with every process on it
+    draw: float  # in 0..1: selects one of the running processes
+    everything: bool = False  # strike a raylet with every process on it
 
     def __str__(self) -> str:
         when = "while starting" if self.after < 0 else f"after iteration {self.after}"
@@ -52,7 +52,7 @@ class Strike:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     plan: Plan
     struck: list[str] = field(default_factory=list)
@@ -63,12 +63,14 @@ class Result:
 
 
 def main() -> int:
-    """Strike as often as asked, print a line for each run and the sums."""
+    """Strike as often as asked; print a line for each run and the totals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strikes", type=int, default=40, help="kills of one process")
-    parser.add_argument("--raylets", type=int, default=8, help="strikes of whole raylets, killed and stopped in turn")
+    parser.add_argument("--raylets", type=int, default=8, help="strikes of whole raylets, killed and suspended in turn")
     parser.add_argument("--seed", type=int, default=12)
-    parser.add_argument("--keep", type=Path, default=Path("strikes-kept"), help="for what is left of runs gone wrong")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("strikes-kept"), help="folder for the files of runs that went wrong"
+    )
     arguments = parser.parse_args()
     print(
         f"holdfast {version('holdfast')}, ray {version('ray')}, python {platform.python_version()}, "
@@ -91,7 +93,7 @@ class Campaign:
         self.results: list[Result] = []
 
     def strike(self, runs: Iterator[tuple[Plan, list[Strike]]], count: int) -> None:
-        """Start runs until so many strikes have hit somebody."""
+        """Start runs until `count` strikes have hit a process."""
         hit = 0
         while hit < count:
             plan, strikes = next(runs)
@@ -115,7 +117,7 @@ class Campaign:
                 self._deal(command, strike, result, renew)
             result.wrong += judged(plan, command)
         except Late:
-            result.wrong.append(f"not at its end after {SECONDS:g} s")
+            result.wrong.append(f"not finished after {SECONDS:g} s")
             self._cluster.dump_stacks()
             command.kill()
         result.seconds, result.iterations = time.time() - began, command.iterations()
@@ -150,7 +152,7 @@ class Campaign:
         result.missed += not hit
 
     def _preserve(self, out: Path, began: float) -> None:
-        """Keep what is left of a run, with the logs of its time."""
+        """Keep the folder of a run, with the logs written during it."""
         to = self._keep / out.name
         shutil.rmtree(to, ignore_errors=True)
         (to / "logs").mkdir(parents=True)
@@ -163,21 +165,25 @@ class Campaign:
 
 
 def judged(plan: Plan, command: Command) -> list[str]:
-    """What is wrong with how a run ended."""
+    """Return what is wrong with the end of a run."""
     wrong = []
-    status, said = command.end(), command.said.strip()
+    status, output = command.end(), command.output.strip()
     if status:
-        wrong.append(f"ended with {status}: {said[-300:]}")
-    elif "did not converge" in said or "converged" not in said:
-        wrong.append(said[-300:])
+        wrong.append(f"ended with {status}: {output[-300:]}")
+    elif "did not converge" in output or "converged" not in output:
+        wrong.append(output[-300:])
     else:
         wrong += unaccounted(command.out)
-        wrong += [f"audit, {each.check}: {each.because}" for each in audit_run(command.out) if each.verdict != "pass"]
+        wrong += [
+            f"audit, {finding.check}: {finding.because}"
+            for finding in audit_run(command.out)
+            if finding.verdict != "pass"
+        ]
     return wrong
 
 
 def on_processes(rng: random.Random) -> Iterator[tuple[Plan, list[Strike]]]:
-    """Runs in which one to four processes are killed one after another."""
+    """Yield runs in which one to four processes are killed, one after another."""
     while True:
         plan = drawn(rng)
         strikes = [moment(rng, plan, rng.choice(KINDS)) for _ in range(rng.randint(1, 4))]
@@ -185,7 +191,7 @@ def on_processes(rng: random.Random) -> Iterator[tuple[Plan, list[Strike]]]:
 
 
 def on_raylets(rng: random.Random) -> Iterator[tuple[Plan, list[Strike]]]:
-    """Runs in which a raylet is killed, and runs in which one is stopped."""
+    """Yield runs in which a raylet is killed, and runs in which one is suspended."""
     while True:
         for kind in RAYLET:
             plan = drawn(rng)
@@ -193,7 +199,7 @@ def on_raylets(rng: random.Random) -> Iterator[tuple[Plan, list[Strike]]]:
 
 
 def drawn(rng: random.Random) -> Plan:
-    """Some run."""
+    """Draw a random run."""
     policy, fraction = rng.choice(POLICIES)
     full = rng.random() < 0.2
     return Plan(
@@ -209,7 +215,7 @@ def drawn(rng: random.Random) -> Plan:
 
 
 def moment(rng: random.Random, plan: Plan, kind: str, everything: bool = False) -> Strike:
-    """Some time of a run."""
+    """Draw a random time for a strike."""
     last = int(0.9 * ITERATIONS[plan.workload])
     after = -1 if rng.random() < AT_START else rng.randrange(last)
     delay = rng.uniform(0, 3.0 if after < 0 else 0.2)
@@ -217,7 +223,7 @@ def moment(rng: random.Random, plan: Plan, kind: str, everything: bool = False) 
 
 
 def report(results: list[Result]) -> int:
-    """A table of what was struck, and what went wrong."""
+    """Print a table of the strikes, and the problems; return the exit code."""
     print("| struck | times | runs with it | of which wrong |\n|---|---:|---:|---:|")
     for kind in (*KINDS, *RAYLET):
         of_kind = [result for result in results if any(words.startswith(kind) for words in result.struck)]
@@ -228,7 +234,7 @@ def report(results: list[Result]) -> int:
     seconds = [result.seconds for result in results]
     print(
         f"\n{hit} strikes in {len(results)} runs of {min(seconds):.0f} to {max(seconds):.0f} s; "
-        f"{sum(result.missed for result in results)} more found nobody; load {os.getloadavg()[0]:.1f} at the end"
+        f"{sum(result.missed for result in results)} more found no process; load {os.getloadavg()[0]:.1f} at the end"
     )
     print(
         f"- all runs end, converge, account for everything and leave nothing behind: {'DOES NOT HOLD' if wrong else 'holds'}"

@@ -1,4 +1,4 @@
-"""A model that only moves numbers, to measure the server and not the model: a file for `holdfast serve`.
+"""A workload for `holdfast serve` that only moves numbers, to measure the server and not a model.
 
 `--data` names a folder with a file wide.json: {"megabytes": 16, "work": 0}. Workers pull everything, multiply matrices
 `work` times, and push as many bytes as they pulled.
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.model import Model
 
-WIDTH = 4096  # numbers of 4 bytes in a block
-SIDE = 512  # of the matrices
+WIDTH = 4096  # float32 numbers in a block
+SIDE = 512  # rows and columns of the matrices
 
 
 class Wide(Model):
-    """Blocks of 16 kB, which nodes replace by what is pushed."""
+    """Blocks of 16 kB, which every push replaces."""
 
     criterion = 0.0
 
@@ -27,33 +27,33 @@ class Wide(Model):
         self._rows, self._work = megabytes * 1_000_000 // (4 * WIDTH), work
 
     def start(self, stream: int = 0) -> dict[str, Any]:
-        """Zeros."""
+        """Return zeros."""
         return {"values": np.zeros((self._rows, WIDTH), np.float32)}
 
     def part(self, worker: int, workers: int) -> NDArray[np.float32]:
-        """A matrix."""
+        """Return the matrix that workers multiply."""
         return np.full((SIDE, SIDE), 0.5, np.float32)
 
     def pulls(self, part: Any, round: int) -> NDArray[np.int64]:
-        """Everything, but nothing to measure the loss."""
+        """Return all blocks, but none to measure the loss."""
         return np.arange(self._rows if round < self.rounds else 0)
 
     def compute(self, part: Any, when: When, pulled: dict[str, Any], summed: dict[str, Any]) -> Push:
-        """What was pulled."""
+        """Multiply matrices, and push the pulled values."""
         for _ in range(self._work):
             part @ part
         return Push(np.arange(self._rows), {"values": pulled["values"]})
 
     def apply(self, when: When, ids: NDArray[np.int64], held: dict[str, Any], pushed: dict[str, Any]) -> None:
-        """Take it."""
+        """Replace the values by the pushed ones."""
         held["values"][...] = pushed["values"]
 
     def measure(self, part: Any, pulled: dict[str, Any], summed: dict[str, Any]) -> float:
-        """It never converges."""
+        """Return 1, which never reaches the criterion."""
         return 1.0
 
 
 def workload(data: Path | None) -> Wide:
-    """The model of the size that the folder tells."""
+    """Return the model whose size is in `data`/wide.json."""
     assert data is not None
     return Wide(**json.loads((data / "wide.json").read_text()))
