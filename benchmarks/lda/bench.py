@@ -1,10 +1,10 @@
-"""Tokens sampled per second by collapsed Gibbs sampling on 20 Newsgroups: holdfast against tomotopy, one thread each.
+"""Measure tokens per second of collapsed Gibbs sampling on 20 Newsgroups: holdfast against tomotopy, one thread each.
 
 usage: python benchmarks/lda/bench.py DATA [--sweeps 5] [--repeats 9]      (needs: pip install tomotopy)
 
-Both sample the same tokens into the same 20 topics with priors of 1, and go on from repeat to repeat. holdfast is
+Both sample the same tokens into the same 20 topics with priors of 1, and continue from repeat to repeat. holdfast is
 measured twice: with one chain, as tomotopy has, and with a full stack of chains, as trials run. Its time includes
-rebuilding the word-topic counts before every sweep. Processor time is counted, so that other work on the machine
+rebuilding the word-topic counts before every sweep. Processor time is counted, so that other load on the machine
 disturbs less.
 """
 
@@ -25,11 +25,11 @@ from holdfast.workloads.gibbs import TOPICS
 from holdfast.workloads.lda import LatentDirichletAllocation, lda
 from holdfast.workloads.workload import Clock, stacked
 
-Sampler = Callable[[int], None]  # does so many sweeps
+Sampler = Callable[[int], None]  # does the given number of sweeps
 
 
 def main() -> None:
-    """Measure in turn, compare, print."""
+    """Measure all samplers in turn, and print the rates and the claim."""
     arguments = parsed()
     workload = lda("newsgroups20", arguments.data)
     tokens = len(workload.data.words)
@@ -41,7 +41,7 @@ def main() -> None:
         f"{workload.lanes} chains": (ours(workload, workload.lanes), workload.lanes),
     }
     for sampler, _ in samplers.values():
-        sampler(1)  # compiles, and fills caches
+        sampler(1)  # compile, and fill caches
     rates: dict[str, list[float]] = {name: [] for name in samplers}
     for _ in range(arguments.repeats):
         for name, (sampler, chains) in samplers.items():
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def theirs(data: Corpus) -> Sampler:
-    """tomotopy's model on the corpus, with one worker and fixed priors."""
+    """Return tomotopy's sampler of the corpus, with one worker and fixed priors."""
     model = tomotopy.LDAModel(k=TOPICS, alpha=1.0, eta=1.0, seed=1)
     model.optim_interval = 0
     for document in np.split(data.words, data.bounds[1:-1]):
@@ -64,7 +64,7 @@ def theirs(data: Corpus) -> Sampler:
 
     def sampler(sweeps: int) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that results may differ with several workers
+            warnings.simplefilter("ignore")  # about results that depend on the number of workers
             model.train(sweeps, workers=1)
         assert model.num_words == len(data.words), "both sides sample the same tokens"
 
@@ -72,7 +72,7 @@ def theirs(data: Corpus) -> Sampler:
 
 
 def ours(workload: LatentDirichletAllocation, chains: int) -> Sampler:
-    """The workload with so many chains, each with a stream of its own."""
+    """Return holdfast's sampler with `chains` chains, each with its own random stream."""
     stack = stacked([workload.start()] * chains)
     iteration = np.zeros(chains, dtype=np.int64)
 
@@ -85,18 +85,18 @@ def ours(workload: LatentDirichletAllocation, chains: int) -> Sampler:
 
 
 def spread(values: list[float]) -> str:
-    """Median and range."""
+    """Format the median and the range."""
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def versions() -> str:
-    """The versions that matter."""
+    """Return the versions of the libraries."""
     names = ", ".join(f"{name} {version(name)}" for name in ("holdfast", "numba", "numpy", "tomotopy"))
     return f"{names} ({tomotopy.isa})"
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with newsgroups20/")
     parser.add_argument("--sweeps", type=int, default=5, help="sweeps in each repeat")

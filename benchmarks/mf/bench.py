@@ -1,9 +1,9 @@
-"""Seconds per iteration of matrix factorization: holdfast's kernels against implicit's, and against scipy and numpy.
+"""Measure the seconds per iteration of matrix factorization: holdfast against implicit, and against scipy and numpy.
 
 usage: python benchmarks/mf/bench.py DATA [--repeats 9]        (needs: pip install implicit)
 
-All sides use one thread, the same ratings and the same number of factors, and take turns within every repeat; nobody
-computes a loss. What differs between the sides is said in README.md. Exits with 1 if a claim does not hold.
+All sides use one thread, the same ratings and the same number of factors, and take turns within every repeat; none
+computes a loss. README.md describes the differences between the sides. Exits with 1 if a claim does not hold.
 """
 
 import argparse
@@ -22,21 +22,21 @@ from threadpoolctl import threadpool_limits
 from holdfast.workloads.mf import MatrixFactorization, mf
 from holdfast.workloads.workload import Clock, stacked
 
-ITERATIONS = 3  # of each side in each repeat
+ITERATIONS = 3  # per side and repeat
 STACK, ALONE, SCIPY, EXACT = "holdfast, in a stack", "holdfast, alone", "scipy, the same iteration", "scipy, exact"
 IMPLICIT = {
     "implicit, 3 CG steps": {"use_cg": True, "dtype": np.float64},
     "implicit, 3 CG steps, float32": {"use_cg": True, "dtype": np.float32},
     "implicit, exact": {"use_cg": False, "dtype": np.float64},
 }
-# What is claimed at most to take how long: the left side, and the sides of which it meets the fastest.
+# Each claim: a side, and the sides of which it is at least as fast as the fastest.
 CLAIMS = [(STACK, tuple(IMPLICIT)), (ALONE, tuple(IMPLICIT)), (STACK, (SCIPY,))]
 
 Step = Callable[[scipy.sparse.csr_matrix, np.ndarray, np.ndarray], np.ndarray]
 
 
 def main() -> int:
-    """Measure both data sets, print tables and claims."""
+    """Measure both data sets, print the tables and whether the claims hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with movielens/ and jester/")
     parser.add_argument("--repeats", type=int, default=9)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def compared(workload: MatrixFactorization, repeats: int) -> bool:
-    """Measure all sides on one data set; whether every claim holds."""
+    """Measure all sides on one data set; return True if every claim holds."""
     matrix = zero_filled(workload)
     check(workload, matrix)
     sides = contestants(workload, matrix)
@@ -65,7 +65,7 @@ def compared(workload: MatrixFactorization, repeats: int) -> bool:
 
 
 def contestants(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix) -> dict[str, Callable[[], float]]:
-    """Each side as a function that runs a few iterations and says how long one took."""
+    """Return each side as a function that runs a few iterations and returns the seconds of one."""
     return {
         STACK: lambda: holdfast(workload, workload.lanes) / workload.lanes,
         ALONE: lambda: holdfast(workload, 1),
@@ -76,7 +76,7 @@ def contestants(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix) 
 
 
 def holdfast(workload: MatrixFactorization, trials: int) -> float:
-    """Our iteration of a stack of this many trials."""
+    """Time holdfast's iteration of a stack of `trials` trials."""
     stack, clock = stacked([workload.start()] * trials), Clock(np.zeros(trials, int), np.zeros(trials, int))
     began = time.perf_counter()
     for _ in range(ITERATIONS):
@@ -85,7 +85,7 @@ def holdfast(workload: MatrixFactorization, trials: int) -> float:
 
 
 def implicit(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, settings: dict[str, object]) -> float:
-    """implicit's iteration, by its own clock: without what it prepares before the first one."""
+    """Time implicit's iteration by its own clock, without its preparation before the first one."""
     seconds: list[float] = []
     model = AlternatingLeastSquares(
         factors=workload.factors, iterations=ITERATIONS, regularization=0.0, num_threads=1, random_state=0, **settings
@@ -99,7 +99,7 @@ def implicit(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, set
 
 
 def plain(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, step: Step) -> float:
-    """An iteration as one would write it with scipy and numpy."""
+    """Time an iteration written with scipy and numpy."""
     state, transposed = workload.start(), matrix.T.tocsr()
     left, right = state["L"], state["R"]
     began = time.perf_counter()
@@ -110,7 +110,7 @@ def plain(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, step: 
 
 
 def coordinate_wise(matrix: scipy.sparse.csr_matrix, x: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """One side of our iteration: each column of x by least squares, the others held fixed."""
+    """Return one half of our iteration: each column of x by least squares, with the other columns fixed."""
     target, gram, x = matrix @ given, given.T @ given, x.copy()
     for k in range(x.shape[1]):
         x[:, k] += (target[:, k] - x @ gram[:, k]) / gram[k, k]
@@ -118,18 +118,18 @@ def coordinate_wise(matrix: scipy.sparse.csr_matrix, x: np.ndarray, given: np.nd
 
 
 def exact(matrix: scipy.sparse.csr_matrix, x: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """All of x at once: what it was does not matter."""
+    """Solve for all of x at once, whatever its value was."""
     return np.linalg.solve(given.T @ given, (matrix @ given).T).T
 
 
 def zero_filled(workload: MatrixFactorization) -> scipy.sparse.csr_matrix:
-    """The ratings as scipy has them."""
+    """Return the ratings as a sparse matrix of scipy."""
     data = workload.data
     return scipy.sparse.csr_matrix((data.values, (data.rows, data.columns)), shape=(data.users, data.items))
 
 
 def check(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix) -> None:
-    """Our iteration and scipy's are the same one."""
+    """Check that our iteration and the one with scipy give the same numbers."""
     state, clock = workload.start(), Clock(np.zeros(1, int), np.zeros(1, int))
     ours = workload.advance(stacked([state]), clock)
     left = coordinate_wise(matrix, state["L"], state["R"])
@@ -139,7 +139,7 @@ def check(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix) -> Non
 
 
 def iterations_to_criterion(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, step: Step) -> int:
-    """How many iterations of this kind the criterion takes: they are not worth the same."""
+    """Return the number of iterations of kind `step` to the criterion."""
     state, transposed = workload.start(), matrix.T.tocsr()
     left, right = state["L"], state["R"]
     for count in range(1000):
@@ -151,7 +151,7 @@ def iterations_to_criterion(workload: MatrixFactorization, matrix: scipy.sparse.
 
 
 def report(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, times: dict[str, list[float]]) -> None:
-    """The table of one data set."""
+    """Print the table of one data set."""
     data = workload.data
     print(
         f"\n{workload.name}: {data.users} users, {data.items} items, {len(data.values)} ratings, "
@@ -168,7 +168,7 @@ def report(workload: MatrixFactorization, matrix: scipy.sparse.csr_matrix, times
 
 
 def claim(times: dict[str, list[float]], ours: str, others: tuple[str, ...]) -> bool:
-    """Whether our median is at most that of the fastest of the others."""
+    """Return True if the median of `ours` is at most that of the fastest of `others`."""
     fastest = min(others, key=lambda side: statistics.median(times[side]))
     ratio = statistics.median(times[fastest]) / statistics.median(times[ours])
     print(

@@ -1,8 +1,8 @@
-"""Hundreds of strikes from outside at runs of 3 and 4 workers. Run: python benchmarks/soak/bench.py --strikes 500
+"""Strike runs of 3 and 4 workers from outside, hundreds of times. Run: python benchmarks/soak/bench.py --strikes 500
 
-Every run is struck by signals and by damage to its files, comes to its end, and is judged: are its bits those of a run
-that was never struck, does the audit pass it, is nothing left behind. Exits with 1 if anything is wrong, and then keeps
-what the run left. The same seed gives the same strikes; the moments in which they meet the run are its own.
+Every run is struck by signals and by damage to its files, trains to its end, and is checked: its bits are those of a
+failure-free run, the audit passes it, and nothing is left behind. The command exits with 1 if anything is wrong, and
+keeps the folders of those runs. The same seed gives the same strikes, but the moment at which a strike hits varies.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from schedule import DECK, FULL, KINDS, Plan, plans
 from striking import Tally, deal
 
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
-AGAIN = 5  # times that the command is given again after it has ended unasked
+AGAIN = 5  # restarts of a command that has ended unexpectedly
 DISK = "48m"
 
 
 @dataclass(slots=True)
 class Result:
-    """All that was seen."""
+    """The results of all runs."""
 
     tallies: list[Tally] = field(default_factory=list)
     skipped: frozenset[str] = frozenset()
@@ -45,16 +45,16 @@ class Result:
 
 
 def main() -> None:
-    """Strike until it is enough, and print the table."""
+    """Strike until the wanted number is reached, and print the table."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is cleared away
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running jobs are ended
     options, impossible = _abilities()
     skipped = impossible | {kind for kind in DECK if not any(word in kind for word in given.kinds)}
     result = Result(skipped=skipped)
     print(f"seed {given.seed}", file=sys.stderr)
     place = Path(given.keep or tempfile.mkdtemp(prefix="soak-"))
     references: dict[tuple[str, int], Reference] = {}
-    with suppress(KeyboardInterrupt):  # what was seen by then is told all the same
+    with suppress(KeyboardInterrupt):  # report the runs that have ended by then
         for plan in plans(given.seed, skipped):
             if result.strikes >= given.strikes or time.monotonic() - result.started > 60 * given.minutes:
                 break
@@ -68,14 +68,14 @@ def main() -> None:
     _report(result, given.seed)
     wrong = any(tally.wrong for tally in result.tallies)
     if wrong:
-        print(f"what went wrong is in {place}", file=sys.stderr)
+        print(f"the folders of the runs that went wrong are in {place}", file=sys.stderr)
     elif not given.keep:
         shutil.rmtree(place)
     sys.exit(1 if wrong else 0)
 
 
 def one_run(plan: Plan, folder: Path, options: list[str], reference: Reference) -> Tally:
-    """Strike one run as planned, and judge it; its folder is kept if anything was wrong."""
+    """Strike one run as planned, and check it; keep its folder if anything was wrong."""
     job, tally = Job(plan, folder, options), Tally()
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
     with _small_disk(job):
@@ -97,7 +97,7 @@ def one_run(plan: Plan, folder: Path, options: list[str], reference: Reference) 
 
 
 def _struck_to_its_end(job: Job, tally: Tally) -> None:
-    """Deal every strike; where the command ends by itself, that is a fault, and it is given again."""
+    """Apply every strike; an unexpected end of the command is a fault, after which the command is started again."""
     waiting, again = list(job.plan.strikes), 0
     while waiting or job.status is None:
         try:
@@ -116,9 +116,9 @@ def _struck_to_its_end(job: Job, tally: Tally) -> None:
 
 
 def _judge(job: Job, tally: Tally, reference: Reference) -> None:
-    """Faults of a whole run are those of every kind that struck it."""
+    """Add the faults found at the end of the run to the tally."""
     for column, found in (
-        ("left behind", left_behind(job)),  # first: nothing may be at work when the rest is looked at
+        ("left behind", left_behind(job)),  # first: no process may run during the other checks
         ("wrong bits", wrong_bits(job, reference)),
         ("wrong audits", wrong_audit(job)),
     ):
@@ -127,14 +127,14 @@ def _judge(job: Job, tally: Tally, reference: Reference) -> None:
 
 
 def _reference(plan: Plan, place: Path, options: list[str], known: dict[tuple[str, int], Reference]) -> Reference:
-    """The run that is never struck: of the same model and workers, whatever the loader and the writer."""
+    """Return the result of the failure-free run of the same model and number of workers."""
     key = plan.model, plan.workers
     if key not in known:
         bare = replace(plan, strikes=(), fault=None, fault_at=(), small_disk=False, loaders=0)
         job = Job(bare, place / f"reference-{'-'.join(map(str, key))}", options)
         job.start()
         if status := job.await_end():
-            raise SystemExit(f"a run that nobody struck ended with {status}: {_last_line(job)}")
+            raise SystemExit(f"the failure-free run ended with {status}: {_last_line(job)}")
         known[key] = Reference.of(job)
         shutil.rmtree(job.folder)
     return known[key]
@@ -158,7 +158,7 @@ def _keep_evidence(job: Job, tally: Tally) -> None:
         return
     (job.folder / "wrong.txt").write_text("\n".join(f"{column}; {kind}; {what}" for column, kind, what in tally.wrong))
     (job.folder / "struck.txt").write_text("\n".join(tally.struck))
-    if job.plan.small_disk:  # it is gone with the disk
+    if job.plan.small_disk:  # otherwise unmounting the disk would lose it
         shutil.copytree(job.small_disk, job.folder / "disk-kept", symlinks=True, ignore=_pipes)
 
 
@@ -167,7 +167,7 @@ def _pipes(folder: str, names: list[str]) -> list[str]:
 
 
 def _abilities() -> tuple[list[str], frozenset[str]]:
-    """How the command is to be given here, and which kinds cannot be tried."""
+    """Return the options of the command, and the kinds that cannot be tried on this machine."""
     options = ["--hang-timeout", f"{HANG_TIMEOUT:g}", "--keep-last", str(KEEP_LAST)]
     return options, frozenset() if _can_mount() else frozenset({FULL})
 
@@ -201,7 +201,7 @@ def _tell(plan: Plan, tally: Tally, result: Result, wanted: int) -> None:
 
 
 def _report(result: Result, seed: int) -> None:
-    """The tables of the README."""
+    """Print the tables of the README."""
     struck = Counter(kind for tally in result.tallies for kind in tally.struck)
     in_time = Counter(kind for tally in result.tallies for kind in tally.in_time)
     wrong = Counter((column, kind) for tally in result.tallies for column, kind, _ in tally.wrong)
@@ -223,9 +223,9 @@ def _report(result: Result, seed: int) -> None:
         for kind, count in struck.items()
         if kind.startswith("SIGKILL") and count > in_time[kind]
     }
-    print(f"{sum(tally.missed for tally in result.tallies)} more were planned and came too late to meet anybody.")
+    print(f"{sum(tally.missed for tally in result.tallies)} more were planned, but found no process left to strike.")
     for kind, count in late.items():
-        print(f"{kind}: {count} of {struck[kind]} met the run a moment after it.")
+        print(f"{kind}: {count} of {struck[kind]} hit the run a moment too late.")
 
 
 def _processor() -> str:
@@ -236,14 +236,14 @@ def _processor() -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--strikes", type=int, default=500, help="begin no run once so many have struck")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
-    parser.add_argument("--only", type=int, nargs="*", help="only the runs of these numbers")
+    parser.add_argument("--strikes", type=int, default=500, help="start no run after this many strikes")
     parser.add_argument(
-        "--kinds", nargs="*", default=[""], help="deal only kinds with one of these words in their name"
+        "--seed", type=int, default=time.time_ns() % 2**32, help="determines the runs and their strikes"
     )
-    parser.add_argument("--keep", help="a folder for the runs; they stay there only if something was wrong")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no run after this time")
+    parser.add_argument("--only", type=int, nargs="*", help="only the runs with these numbers")
+    parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")
+    parser.add_argument("--keep", help="folder for the runs; only runs with something wrong are kept")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""A run seen from outside: the command, its processes by /proc, and how far it has come by the tail of its histories."""
+"""A run seen from outside: the command, its processes in /proc, and its progress by the tails of its histories."""
 
 import fcntl
 import json
@@ -15,10 +15,10 @@ from typing import Any
 from schedule import STEPS, Plan
 
 SCRIPT = Path(__file__).with_name("train.py")
-MARKER = "HOLDFAST_SOAK"  # a variable that all processes of a job inherit, and nobody else has
+MARKER = "HOLDFAST_SOAK"  # an environment variable that only the processes of a job inherit
 COMMAND = (sys.executable, "-c", "from holdfast.cli import main; main()")
 LOOK = 0.001
-NO_PROGRESS = 120.0  # seconds without a new line in any history: a hang; far beyond every deadline of the command's own
+NO_PROGRESS = 120.0  # seconds without a new line in any history that count as a hang; far longer than every deadline of the command
 GONE_WITHIN = 20.0
 HANG_TIMEOUT = 4.0
 KEEP_LAST = 2
@@ -29,7 +29,7 @@ class Hung(Exception):
 
 
 class Ended(Exception):
-    """The command has ended while something else was waited for."""
+    """The command has ended while `Job.wait` waited for something else."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the command ended with status {status}")
@@ -37,7 +37,7 @@ class Ended(Exception):
 
 
 class Tail:
-    """The newest events of one rank's history: read as far as there are whole lines, and on from there."""
+    """The newest events of one rank, read incrementally up to the last complete line of its history."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -63,7 +63,7 @@ class Tail:
 
 
 class Job:
-    """One run in a folder of its own, started as often as it takes."""
+    """One run in its own folder, started again after each end."""
 
     def __init__(self, plan: Plan, folder: Path, options: list[str]) -> None:
         self.plan, self.folder, self.out = plan, folder, folder / "run"
@@ -99,7 +99,7 @@ class Job:
         return [*COMMAND, "run", *options, str(SCRIPT), "--", json.dumps(task)]
 
     def start(self) -> None:
-        """Give the command, for the first time or again."""
+        """Start the command, for the first time or again."""
         environment = os.environ | {MARKER: self._id, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
@@ -111,12 +111,12 @@ class Job:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the command, minus the signal that killed it; nothing while it runs."""
+        """The exit status of the command (negative for a signal), or None while it runs."""
         assert self._process is not None
         return self._process.poll()
 
     def members(self) -> list[int]:
-        """All processes of the job that run."""
+        """Return the ids of all processes of the job."""
         return [
             int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and self._is_mine(folder)
         ]
@@ -127,31 +127,31 @@ class Job:
         return False
 
     def children(self, pid: int | None = None) -> list[int]:
-        """The processes that a process has forked and that are left; by default the supervisor's."""
+        """Return the child processes of `pid`, by default of the supervisor."""
         pid = self.supervisor if pid is None else pid
         with suppress(OSError):
-            return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
         return []
 
     def pid(self, rank: int) -> int:
-        """The worker of this rank, or 0."""
+        """Return the process id of the worker of `rank`, or 0 if it does not run."""
         pid = self._tails[rank].look().pid
         return pid if pid in self.children() else 0
 
     def attempt(self, rank: int = 0) -> int:
-        """The attempt that this rank has begun last."""
+        """Return the last attempt that `rank` has begun."""
         return self._tails[rank].look().attempt
 
     def recovered(self, rank: int) -> int:
-        """The attempt in which this rank has last said what it begins with."""
+        """Return the last attempt in which `rank` has restored its state."""
         return self._tails[rank].look().recovered
 
     def step(self) -> int:
-        """The newest step that rank 0 has put on record in its attempt."""
+        """Return the newest step that rank 0 has recorded in its attempt."""
         return self._tails[0].look().step
 
     def saves(self) -> dict[int, bool]:
-        """The steps that have a folder, and whether a manifest is in it."""
+        """Return the steps that have a folder, each with True if the folder has a manifest."""
         found = {}
         with suppress(OSError):
             for folder in self.checkpoints.iterdir():
@@ -160,22 +160,22 @@ class Job:
         return found
 
     def newest(self) -> int:
-        """The newest committed step."""
+        """Return the newest committed step."""
         return max((step for step, committed in self.saves().items() if committed), default=0)
 
     def is_saving(self) -> bool:
-        """Whether the newest folder of a step has no manifest yet."""
+        """Return True if the newest folder of a step has no manifest yet."""
         saves = self.saves()
         return bool(saves) and not saves[max(saves)]
 
     def note_strike(self, *, restarts: bool = True) -> None:
-        """Remember where the run is: the next strike waits until it has got further, by a restart if one must come."""
+        """Remember the progress of the run: the next strike waits for more, and for a restart unless `restarts` is False."""
         attempts = (self.attempt(rank) for rank in range(self.plan.workers))
         self._struck_attempt = max(attempts) if restarts else 0
         self._struck_newest = max(self._struck_newest, self.newest())
 
     def await_step(self, step: int) -> None:
-        """Wait until training has gone on after the last strike, has saved something newer, and has come to this step."""
+        """Wait until training has continued after the last strike, has saved a newer step, and has reached `step`."""
         self.wait(
             lambda: (
                 self.attempt() > self._struck_attempt
@@ -186,14 +186,14 @@ class Job:
         )
 
     def await_start(self, old: set[int], count: int = 1) -> list[int]:
-        """Wait until so many workers are there that were not before."""
+        """Wait until `count` workers run that are not in `old`."""
         self.wait(lambda: len(set(self.children()) - old) >= count)
         return sorted(set(self.children()) - old)
 
-    def wait(self, true: Callable[[], bool]) -> None:
-        """Look until it is so, as long as the run makes progress."""
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Poll until `condition` is true; raise Ended if the command ends, and Hung if it makes no progress."""
         seen, deadline = -1, 0.0
-        while not true():
+        while not condition():
             now = time.monotonic()
             if (size := self._recorded()) != seen:
                 seen, deadline = size, now + NO_PROGRESS
@@ -211,7 +211,7 @@ class Job:
         return 0
 
     def await_end(self) -> int:
-        """The exit status of the command, once it has ended."""
+        """Wait for the end of the command, and return its exit status."""
         try:
             self.wait(lambda: False)
         except Ended as end:
@@ -219,9 +219,9 @@ class Job:
         raise AssertionError("unreachable")
 
     def gone(self) -> list[str]:
-        """What is left of the job some time after the command has ended, in words; it is killed then."""
+        """Wait for the processes and locks of an ended command; kill and describe those left after `GONE_WITHIN` seconds."""
         deadline = time.monotonic() + GONE_WITHIN
-        # A process that ends loses its environment before its locks: when all have gone, a lock may last a moment.
+        # An ending process loses its environment before its locks, so a lock may outlast the last visible process.
         while ((left := self.members()) or not self._is_unlocked()) and time.monotonic() < deadline:
             time.sleep(0.02)
         words = [f"process {pid}: {_command_line(pid)}" for pid in left]
@@ -239,7 +239,7 @@ class Job:
         return True
 
     def dump_and_kill(self) -> None:
-        """End a run that hangs; every process leaves its stacks in its log first."""
+        """Kill all processes of the run; each first writes its stacks to its log."""
         for pid in self.members():
             kill(pid, signal.SIGABRT)
         time.sleep(2.0)
@@ -248,7 +248,7 @@ class Job:
 
 
 def kill(pid: int, number: signal.Signals) -> bool:
-    """Send a signal, and say whether there was anybody to take it."""
+    """Send a signal; return True if the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -259,4 +259,4 @@ def kill(pid: int, number: signal.Signals) -> bool:
 def _command_line(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
-    return "gone since"
+    return "already gone"

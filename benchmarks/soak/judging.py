@@ -1,4 +1,4 @@
-"""What is wrong with a run that has ended: its bits against a run that was never struck, its audit, what it left behind."""
+"""Checks of a run that has ended: its bits against a failure-free run, its audit, and the things it left behind."""
 
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ AUDITED_WITHIN = 300.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What a run came to that was never struck."""
+    """The result of a run without failures."""
 
     last: Snapshot
     trained: Trained
@@ -33,7 +33,7 @@ class Reference:
 
 
 def wrong_bits(job: Job, reference: Reference) -> Iterator[str]:
-    """What differs in the last snapshot, and in any step of any rank and attempt."""
+    """Yield differences in the last snapshot, and the first difference in a step of any rank and attempt."""
     try:
         last = _last(job)
     except HoldfastError as error:
@@ -42,7 +42,7 @@ def wrong_bits(job: Job, reference: Reference) -> Iterator[str]:
     if last.step != STEPS:
         yield f"the last snapshot is of step {last.step}, not {STEPS}"
     if last.extra != reference.last.extra:
-        yield "what is no tensor differs"
+        yield "the values that are not tensors differ"
     a, b = last.tensors, reference.last.tensors
     if differing := [
         name for name in a.keys() | b.keys() if name not in a or name not in b or not _same(a[name], b[name])
@@ -56,7 +56,7 @@ def wrong_bits(job: Job, reference: Reference) -> Iterator[str]:
 
 
 def wrong_audit(job: Job) -> Iterator[str]:
-    """What the audit's command says of a run that was right, if it does not pass it."""
+    """Yield the output of `holdfast audit`, if it does not pass the run."""
     done = subprocess.run(
         [*COMMAND, "audit", str(job.out)], capture_output=True, text=True, timeout=AUDITED_WITHIN, check=False
     )
@@ -65,22 +65,22 @@ def wrong_audit(job: Job) -> Iterator[str]:
 
 
 def left_behind(job: Job) -> Iterator[str]:
-    """Processes, locks, temporary files, empty folders and snapshots that should not be there."""
+    """Yield processes, locks, temporary files, empty folders and snapshots that should not be there."""
     yield from job.gone()
     for place in {job.out, job.checkpoints.parent}:
         yield from (f"temporary file {path.relative_to(place)}" for path in place.rglob("*.tmp"))
-    folders = sorted(each for each in job.checkpoints.iterdir() if each.name.startswith(("step-", "set-aside-")))
-    yield from (f"empty folder {each.name}" for each in folders if each.is_dir() and not any(each.iterdir()))
+    folders = sorted(path for path in job.checkpoints.iterdir() if path.name.startswith(("step-", "set-aside-")))
+    yield from (f"empty folder {path.name}" for path in folders if path.is_dir() and not any(path.iterdir()))
     for prefix in ("step-", "set-aside-"):
-        if len(several := [each.name for each in folders if each.name.startswith(prefix)]) > KEEP_LAST:
-            yield f"more than {KEEP_LAST}: {', '.join(several)}"
-    yield from (f"{each.name} without a manifest" for each in folders if _is_uncommitted(each))
+        if len(names := [path.name for path in folders if path.name.startswith(prefix)]) > KEEP_LAST:
+            yield f"more than {KEEP_LAST}: {', '.join(names)}"
+    yield from (f"{path.name} without a manifest" for path in folders if _is_uncommitted(path))
 
 
 def struck_by_the_command(job: Job) -> list[str]:
-    """The faults of the storage that the command's own schedule struck."""
+    """Return the storage faults that the `--inject` schedule of the command has caused."""
     events = [event.what for event in read_history(job.out).events]
-    return [kind for each in events if isinstance(each, Strike) and (kind := f"--inject {each.kind}") in INJECTED]
+    return [kind for event in events if isinstance(event, Strike) and (kind := f"--inject {event.kind}") in INJECTED]
 
 
 def _is_uncommitted(folder: Path) -> bool:

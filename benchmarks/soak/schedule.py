@@ -1,14 +1,14 @@
-"""What is struck, when and how: every run of a soak as data, from a seed. Pure: nothing here strikes."""
+"""Every run of a soak and its strikes as data, drawn from a seed; nothing here touches a process."""
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 MODELS, WRITERS = ("small", "normed", "wide"), ("overlapped", "blocking")
-SLOTS = 14  # strikes that wait for a step; one during the first save and one in the last come on top
-GAP, MARGIN = 30, 60  # steps from one strike to the next; steps after the last of them
+SLOTS = 14  # strikes that wait for a step; one in the first save and one in the last are added
+GAP, MARGIN = 30, 60  # steps from one strike to the next, and after the last
 STEPS = (SLOTS * GAP + MARGIN) // 8 * 8
-NEAR = 0.05  # seconds: no strike waits longer once its moment has come
+NEAR = 0.05  # seconds: the longest delay of a strike
 
 TRIGGER = "SIGKILL of one worker"
 FIRST_SAVE, LAST_SAVE = "SIGKILL during the first save", "SIGKILL in the last save"
@@ -19,7 +19,7 @@ DAMAGED = tuple(f"newest snapshot: {damage}" for damage in DAMAGES)
 FAULTS = ("io-error", "enospc", "torn-write", "bit-flip", "lost-rename")
 INJECTED = tuple(f"--inject {fault}" for fault in FAULTS)
 
-# How often each kind lies in the deck that strikes are dealt from.
+# The number of cards of each kind in the deck from which strikes are dealt.
 DECK = {
     TRIGGER: 4,
     "SIGKILL of two workers at once": 4,
@@ -45,9 +45,9 @@ KINDS = (*DECK, FIRST_SAVE, LAST_SAVE, *INJECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One strike: of a kind, once this step is on record, at these ranks (the first of them where one is enough).
+    """One strike of `kind`, `delay` seconds after `step` is recorded, at `ranks` (or the first of them).
 
-    `delay` is how long it waits when its moment has come, in seconds.
+    A kind with another trigger, such as a save, waits `delay` seconds, or a part of it, after that trigger.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run: how it trains, and what strikes it."""
+    """One run: its options and its strikes."""
 
     number: int
     model: str
@@ -66,8 +66,8 @@ class Plan:
     loaders: int
     writer: str
     save_every: int
-    small_disk: bool  # checkpoints on a file system of their own, which can be filled
-    fault: str | None  # a fault of the storage that the command makes, at these steps
+    small_disk: bool  # checkpoints on a separate file system, which can be filled
+    fault: str | None  # a storage fault that the command injects at the steps `fault_at`
     fault_at: tuple[int, ...]
     strikes: tuple[Strike, ...]
 
@@ -81,7 +81,7 @@ class Plan:
 
 
 def plans(seed: int, without: frozenset[str]) -> Iterator[Plan]:
-    """Runs without end; kinds that cannot be tried here are left out."""
+    """Yield runs without end, without the kinds in `without`."""
     draw = random.Random(seed)
     deck: list[str] = []
     number = 0
@@ -99,7 +99,7 @@ def plans(seed: int, without: frozenset[str]) -> Iterator[Plan]:
 
 
 def _bare(number: int, draw: random.Random, mounts: bool) -> Plan:
-    """A run before its strikes are dealt: models, worlds, writers and the rest in all their mixtures."""
+    """Draw a run without strikes: its model, world size, writer and other options."""
     fault = draw.choice(FAULTS) if number % 3 == 0 else None
     return Plan(
         number=number,
@@ -116,7 +116,7 @@ def _bare(number: int, draw: random.Random, mounts: bool) -> Plan:
 
 
 def _dealt(deck: list[str], impossible: frozenset[str] | set[str], without: frozenset[str], draw: random.Random) -> str:
-    """The next kind that this run can be struck with; what it cannot stays for the next run."""
+    """Take the next kind that is possible for this run from the deck; impossible kinds stay for the next run."""
     if not any(kind not in impossible for kind in deck):
         fresh = [kind for kind, count in DECK.items() if kind not in without for _ in range(count)]
         draw.shuffle(fresh)

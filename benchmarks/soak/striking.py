@@ -1,4 +1,4 @@
-"""The shell that strikes: for every kind of strike, what it waits for and what it does, with signals and files only."""
+"""The action of every kind of strike and the condition it waits for, with signals and files only."""
 
 import ctypes
 import json
@@ -20,7 +20,7 @@ PREEMPTED = 75
 
 @dataclass(slots=True)
 class Tally:
-    """What was struck and what in the very moment that was meant, how many came too late, and what went wrong."""
+    """The strikes of a run, those that hit the intended moment, the number that came too late, and the faults."""
 
     struck: list[str] = field(default_factory=list)
     in_time: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Tally:
 
 
 def deal(job: Job, strike: Strike, tally: Tally) -> None:
-    """Wait for the moment of a strike, and strike."""
+    """Wait for the condition of a strike, and strike."""
     ACTS[strike.kind](job, strike, tally)
 
 
@@ -68,7 +68,7 @@ def _strike_ranks(
 
 
 def _miss(job: Job, tally: Tally) -> None:
-    """There was nobody to strike any more: no restart follows from it."""
+    """Count a strike that found no process, so that no restart follows."""
     tally.missed += 1
     job.note_strike(restarts=False)
 
@@ -94,7 +94,7 @@ def _order(order: str) -> Callable[[Job, Strike, Tally], None]:
         job.note_strike()
         file = job.control / f"{order}-{strike.ranks[0]}"
         file.touch()
-        job.wait(lambda: not file.exists())  # it was obeyed
+        job.wait(lambda: not file.exists())  # until the worker has obeyed
         tally.strike(strike.kind)
 
     return act
@@ -135,7 +135,7 @@ def _term_at_start(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 def _ask_to_stop(job: Job, tally: Tally, kind: str, everyone: bool) -> None:
-    # The supervisor first, as init systems do; those that were never asked themselves hear it from others.
+    # The supervisor first, as init systems do; workers that do not get the signal hear of it from the others.
     for pid in [job.supervisor, *(set(job.members()) - {job.supervisor})] if everyone else [job.supervisor]:
         kill(pid, signal.SIGTERM)
     tally.strike(kind)
@@ -144,7 +144,7 @@ def _ask_to_stop(job: Job, tally: Tally, kind: str, everyone: bool) -> None:
 
 
 def _check_stopped_in_order(job: Job, tally: Tally) -> None:
-    """All ranks say that they stopped, before the same step, and that step is saved."""
+    """Check that all ranks recorded a stop before the same step, and that this step is saved."""
     steps = [_last_event(job.out / "history" / f"rank-{rank}.jsonl") for rank in range(job.plan.workers)]
     if len(set(steps)) > 1 or steps[0] != ("preempted", job.newest()):
         tally.fault("stopped", f"did not stop in order: last events {steps}, newest snapshot {job.newest()}")
@@ -156,12 +156,12 @@ def _last_event(path: Path) -> tuple[str, int | None]:
 
 
 def _go_on(job: Job, tally: Tally) -> None:
-    """See that nothing of the command is left and that the audit says `unknown`, then give the same command again."""
+    """Check that no process is left and that the audit says `unknown`; then start the same command again."""
     for what in job.gone():
         tally.fault("left behind", what)
     findings = audit_run(job.out)
     if worst(findings) != "unknown":
-        bad = [f"{each.check}: {each.because}" for each in findings if each.verdict == "fail"]
+        bad = [f"{finding.check}: {finding.because}" for finding in findings if finding.verdict == "fail"]
         tally.fault("wrong audits", f"a run that is not over is judged {worst(findings)}: {'; '.join(bad)}")
     job.start()
 
@@ -215,7 +215,7 @@ def _last_save(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 def _kill_saving(job: Job, strike: Strike, tally: Tally) -> None:
-    """Rank 0, which saves, or another, in the middle of it."""
+    """Kill rank 0, which saves, or another rank, in the middle of a save."""
     rank = strike.ranks[0] if strike.delay > 0.025 else 0
     time.sleep(strike.delay / 25)
     job.note_strike()
@@ -227,10 +227,10 @@ def _kill_saving(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 def _damage(job: Job, strike: Strike, tally: Tally) -> None:
-    """Damage the newest snapshot while all stand still, and kill the workers before they can save another."""
+    """Damage the newest snapshot while all processes are suspended, and kill the workers before they save another."""
     job.await_step(strike.step)
     job.note_strike()
-    with _standing_still(job):
+    with _suspended(job):
         folder = job.checkpoints / f"step-{job.newest():08d}"
         DAMAGES[strike.kind](folder)
         for pid in job.children():
@@ -239,7 +239,7 @@ def _damage(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 @contextmanager
-def _standing_still(job: Job) -> Iterator[None]:
+def _suspended(job: Job) -> Iterator[None]:
     everyone = [job.supervisor, *(set(job.members()) - {job.supervisor})]
     for pid in everyone:
         kill(pid, signal.SIGSTOP)
@@ -282,7 +282,7 @@ DAMAGES = dict(zip(DAMAGED, (_cut_short, _flip, _remove, _be_a_folder, _be_a_fif
 
 
 def _fill_disk(job: Job, strike: Strike, tally: Tally) -> None:
-    """Leave no room on the file system of the checkpoints for up to a second."""
+    """Fill the file system of the checkpoints for up to a second."""
     job.await_step(strike.step)
     job.note_strike(restarts=False)
     filler = job.small_disk / "filler"
@@ -295,7 +295,7 @@ def _fill_disk(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 def _away(job: Job, strike: Strike, tally: Tally) -> None:
-    """In the place of the checkpoints there is a link to nowhere for up to a second, as of a disk that is not mounted."""
+    """Replace the checkpoints by a dangling link for up to a second, like a disk that is not mounted."""
     job.await_step(strike.step)
     job.note_strike(restarts=False)
     stand_in = job.checkpoints.with_name("elsewhere")
@@ -310,7 +310,7 @@ def _away(job: Job, strike: Strike, tally: Tally) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two names change places in one step."""
+    """Exchange two names atomically."""
     here, exchange = -100, 2
     if ctypes.CDLL(None, use_errno=True).renameat2(here, bytes(one), here, bytes(other), exchange):
         raise OSError(ctypes.get_errno(), f"cannot exchange {one} and {other}")

@@ -1,7 +1,7 @@
-"""The training that the soak strikes: a small network, and faults that only a script can have, made when it is told to.
+"""The training script of the soak: a small network, with faults that only a script can cause, on request.
 
-Run by bench.py: holdfast run train.py -- TASK, with the task as JSON. A file `deadlock-1` in the control folder is an
-order to rank 1, which takes it away and obeys.
+Run: holdfast run train.py -- TASK, with the task as JSON. A file `deadlock-1` in the control folder requests a deadlock
+of rank 1, which removes the file first.
 """
 
 import errno
@@ -24,7 +24,7 @@ SAMPLES, WIDTH, CLASSES = 192, 20, 5
 
 
 class Points:
-    """Labelled points that random numbers of every generator push about."""
+    """Labelled points, shifted by random numbers of every generator."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -40,7 +40,7 @@ class Points:
 
 
 def network(model: str) -> nn.Module:
-    """`wide` has buckets enough for the order of a sum over ranks to show; `normed` has buffers and dropout."""
+    """Return the network: `wide` is large enough to reveal the order of an all-reduce, `normed` has buffers and dropout."""
     widths = (700, 600) if model == "wide" else (40, 30)
     layers: list[nn.Module] = [nn.Linear(WIDTH, widths[0]), nn.ReLU()]
     if model == "normed":
@@ -49,7 +49,7 @@ def network(model: str) -> nn.Module:
 
 
 def obey(control: Path, rank: int) -> None:
-    """Do what a file orders, once."""
+    """Cause the fault that a file requests, once."""
     for order, act in ORDERS.items():
         file = control / f"{order}-{rank}"
         if file.exists():
@@ -58,14 +58,14 @@ def obey(control: Path, rank: int) -> None:
 
 
 def deadlock() -> None:
-    """Wait for a lock that this very thread holds."""
+    """Wait for a lock that this thread holds."""
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
 def refuse() -> None:
-    """Fail as a data set on a bad disk does."""
+    """Fail like a data set on a bad disk."""
     raise OSError(errno.EIO, os.strerror(errno.EIO), "shard-00017")
 
 
@@ -73,7 +73,7 @@ ORDERS = {"deadlock": deadlock, "exception": refuse}
 
 
 def main() -> None:
-    """Train for as many epochs as the task says; a step takes some milliseconds."""
+    """Train the steps of the task; a step takes a few milliseconds."""
     task = json.loads(sys.argv[1])
     run = hf.attach()
     model = run.replicate(network(task["model"]))

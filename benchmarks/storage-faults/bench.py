@@ -1,8 +1,8 @@
-"""Measure the cost of a storage fault for several savers. Run: python benchmarks/storage-faults/bench.py
+"""Compare the effect of storage faults on ways to save. Run: python benchmarks/storage-faults/bench.py
 
-For every way to save, every point of a save and every kind of fault: the states of steps 10 and 20 are saved well, then
-that of step 30 with the fault, and then the newest is loaded, as a restarted run does. A cell says what became of the
-save, and what came back. It exits with 1 if a saver of holdfast gives back wrong values, or none.
+For every way to save, every point of a save and every kind of fault: steps 10 and 20 are saved without a fault, step 30
+with the fault, and then the newest state is loaded, as in a restarted run. A cell gives the result of the save, and the
+loaded step. Exits with 1 if holdfast loads wrong values, or none.
 """
 
 import logging
@@ -26,7 +26,7 @@ WRONG, NOTHING = "**WRONG VALUES, no word**", "**nothing loads**"
 
 
 def main() -> None:
-    """Try everything and print the table."""
+    """Try every combination and print the table."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     with socket.socket() as free:
@@ -47,20 +47,20 @@ def main() -> None:
 
 
 def tried(saver: Saver, fault: Fault) -> str:
-    """The outcome of one save with a fault, and of the load after it."""
+    """Return the result of one save with a fault, and of the load after it."""
     if fault.kind == "lost-rename" and fault.point not in saver.renamed:
         return "(no rename)"
     for step in GOOD:
         saver.save(step, state_of(step), None)
     try:
         saved = saver.save(STRUCK, state_of(STRUCK), fault)
-    except BaseException as error:  # DCP's errors are no Exceptions
+    except BaseException as error:  # DCP's errors do not derive from Exception
         saved = f"raises {type(error).__name__}"
     return "; ".join(word for word in (saved, came_back(saver, saved)) if word)
 
 
 def came_back(saver: Saver, saved: str) -> str:
-    """Return the state that a restarted run loads."""
+    """Describe the state that a restarted run loads."""
     try:
         loaded = saver.load()
     except BaseException as error:
@@ -69,15 +69,15 @@ def came_back(saver: Saver, saved: str) -> str:
         return WRONG
     if loaded.step == STRUCK:
         which = "newest"
-    elif loaded.said or saved.startswith("raises"):
+    elif loaded.message or saved.startswith("raises"):
         which = f"step {loaded.step}"
     else:
         which = f"step {loaded.step}, **no word**"
-    return f"{which}, {loaded.said}" if loaded.said else which
+    return f"{which}, {loaded.message}" if loaded.message else which
 
 
 def right(loaded: Loaded) -> bool:
-    """Return True if the state is that of its step."""
+    """Return True if the loaded state is the one saved for its step."""
     expected = state_of(loaded.step)
     return loaded.state["lr"] == expected["lr"] and torch.equal(
         torch.as_tensor(loaded.state["weight"]), expected["weight"]

@@ -1,8 +1,8 @@
-"""The ways to save that are put to the test, and how a fault is brought into each of them.
+"""The compared ways to save, and the injection of faults into each of them.
 
-A peer is used as its documentation shows: a new name for every step, and the newest is loaded. torch.save writes to a
-temporary name that is then renamed, which is more than most scripts do. A fault that raises does so in the middle of the
-file; a hidden one is done to the file afterwards, because no process reads it in between.
+The other libraries are used as their documentation shows: a new name for every step, and a load of the newest. torch.save
+writes to a temporary name that is then renamed, which is more than most scripts do. A fault that raises does so in the
+middle of the file; a hidden fault is applied to the file afterwards, because no process reads it in between.
 """
 
 import errno
@@ -27,7 +27,7 @@ from holdfast.faults.storage import POINTS, Faulty
 
 State = dict[str, Any]
 RAISED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
-EXTRA = struct.pack(">d", 0.1)  # how a pickle writes the learning rate
+EXTRA = struct.pack(">d", 0.1)  # the learning rate as a pickle stores it
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The step and the state that came back, and what was message about others."""
+    """The loaded step and state, and a message about damaged files."""
 
     step: int
     state: State
@@ -48,17 +48,17 @@ class Loaded:
 
 
 class Saver(Protocol):
-    """A way to save and to load the newest."""
+    """A way to save, and to load the newest state."""
 
     points: tuple[str, ...]
     renamed: tuple[str, ...]
     """The points that end with a rename."""
 
     def save(self, step: int, state: State, fault: Fault | None) -> str:
-        """Save; returns what there is to say about it."""
+        """Save, and return a remark for the table, or an empty string."""
 
     def load(self) -> Loaded:
-        """Load the newest that can be had."""
+        """Load the newest state that this way can find."""
 
 
 class Holdfast:
@@ -85,7 +85,7 @@ class Holdfast:
 
 
 class TorchSave:
-    """torch.save to a temporary name, synced and renamed; torch.load of the newest."""
+    """torch.save to a temporary name, synced and renamed; torch.load of the newest file."""
 
     points = ("tensors", "extra", "directory of the file")
     renamed = points
@@ -117,7 +117,7 @@ class TorchSave:
 
 
 class Dcp:
-    """DCP to a new folder for every step; load of the newest that has its metadata, which DCP writes last."""
+    """DCP to a new folder for every step; load of the newest folder with metadata, which DCP writes last."""
 
     points = ("tensors", "extra", "metadata")
     renamed = ("metadata",)
@@ -165,7 +165,7 @@ def state_of(step: int) -> State:
 
 
 class Breaking(io.RawIOBase):
-    """A file whose storage refuses the second half, or takes its time over it."""
+    """A file whose storage refuses or delays the second half."""
 
     def __init__(self, file: IO[bytes], fault: Fault) -> None:
         self.file, self.fault, self.left = file, fault, COUNT * 2
@@ -210,7 +210,7 @@ class Breakable(dcp.filesystem.FileSystem):
 
 
 def damage(path: Path, kind: str, place: int) -> None:
-    """Do to a file what a disk may do to it unseen."""
+    """Damage a file as a disk may do without an error."""
     if kind == "torn-write":
         os.truncate(path, path.stat().st_size // 2)
     elif kind == "bit-flip":

@@ -1,9 +1,10 @@
 """Measure the cost of a committed, verified snapshot beyond moving its bytes. Run: python benchmarks/store/bench.py [FOLDER]
 
-Both sides move the same bytes in the same run, in turn. "raw write" is write and fsync of one file, "raw write, early"
-lets the disk begin before all is written, as our store does, but hashes nothing; "committed write" is `snapshot.save`: digest, fsync, rename, manifest, pointer, with every directory synced. "raw read" is readinto into new
-memory; "verified read" is `snapshot.load`, tensors included. Dirty pages are flushed before every write; reads are timed
-with the file in the page cache (the harder case for a digest) and without.
+Both sides move the same bytes in the same run, in turn. "raw write" is write and fsync of one file; "raw write, early"
+lets the disk begin before all is written, as our store does, but hashes nothing; "committed write" is `snapshot.save`:
+digest, fsync, rename, manifest, pointer, with every directory synced. "raw read" is readinto into new memory; "verified
+read" is `snapshot.load`, tensors included. Dirty pages are flushed before every write. Reads are timed with the file in
+the page cache (the harder case for a digest) and without.
 """
 
 import io
@@ -30,7 +31,7 @@ CLAIMS = (("committed write", "raw write", 0.8), ("verified read", "raw read", 0
 
 
 def main() -> None:
-    """Time all in turn, print the table and whether the claims hold."""
+    """Time all operations in turn, print the table and say whether the claims hold."""
     generator = torch.Generator().manual_seed(SEED)
     count = MEGABYTES * 1_000_000 // 4 // TENSORS
     state = {f"layer{i}.weight": torch.randn(count, generator=generator) for i in range(TENSORS)}
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def measure(folder: Path, state: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Seconds of every repeat; the order within a repeat alternates, so that neither side always comes first."""
+    """Return the seconds of every repeat; the order alternates, so that neither side always comes first."""
     raw, store = folder / "raw", DirectoryStore(folder / "store")
     kept = DirectoryStore(folder / "kept")
     snapshot.save(kept, 1, state, {})
@@ -69,7 +70,7 @@ def measure(folder: Path, state: dict[str, torch.Tensor]) -> dict[str, list[floa
 
 
 def raw_write(path: Path, state: dict[str, torch.Tensor]) -> None:
-    """The same bytes into one file, and down to the disk."""
+    """Write the same bytes into one file, and sync it to the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     for part in payload.encode(state):
         rest = memoryview(part)
@@ -80,14 +81,14 @@ def raw_write(path: Path, state: dict[str, torch.Tensor]) -> None:
 
 
 def parts(state: dict[str, torch.Tensor]) -> Iterator[memoryview]:
-    """The same bytes cut small, without a digest."""
+    """Yield the same bytes in chunks, without a digest."""
     for part in payload.encode(state):
         view = memoryview(part)
         yield from (view[i : i + CHUNK] for i in range(0, len(view), CHUNK))
 
 
 def raw_read(path: Path) -> np.ndarray:
-    """The same bytes into new memory."""
+    """Read the same bytes into new memory."""
     with io.FileIO(path) as file:
         buffer = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         filled = 0
@@ -97,7 +98,7 @@ def raw_read(path: Path) -> np.ndarray:
 
 
 def clean(*paths: Path) -> None:
-    """Remove what earlier writes left and let the disk come to rest."""
+    """Remove the files of earlier writes and flush the disk."""
     for path in paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     os.sync()
@@ -116,7 +117,7 @@ def cold(path: Path) -> None:
 
 
 def report(times: dict[str, list[float]]) -> None:
-    """The table, and what it was measured with."""
+    """Print the table and the versions."""
     print(f"state {MEGABYTES} MB in {TENSORS} tensors, {REPEATS} repeats in turn, seed {SEED}")
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, xxhash {xxhash.VERSION}"
@@ -130,7 +131,7 @@ def report(times: dict[str, list[float]]) -> None:
 
 
 def claim(times: dict[str, list[float]], ours: str, raw: str, least: float) -> bool:
-    """Return True if holdfast reaches this share of the raw speed, by the median ratio of the repeats."""
+    """Return True if holdfast reaches the share `least` of the raw speed, by the median ratio of the repeats."""
     ratios = [a / b for a, b in zip(times[raw], times[ours], strict=True)]
     ratio = statistics.median(ratios)
     low, high = statistics.quantiles(ratios, n=4)[::2]
