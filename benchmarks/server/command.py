@@ -22,13 +22,13 @@ class Plan:
     policy: str = "priority"
     fraction: str = "1/4"
     interval: int = 4
-    recovery: str = "partial"
+    restore: str = "partial"
     iterations: int = 1000
     seed: int = 0
 
     def __str__(self) -> str:
         saves = "full" if self.policy == "full" else f"{self.policy} {self.fraction}"
-        return f"{self.workload}, {self.nodes} nodes, {self.workers} workers, {saves}, {self.recovery}"
+        return f"{self.workload}, {self.nodes} nodes, {self.workers} workers, {saves}, {self.restore}"
 
 
 class Late(Exception):

@@ -209,7 +209,7 @@ def drawn(rng: random.Random) -> Plan:
         policy="full" if full else policy,
         fraction="1" if full else fraction,
         interval=8 if fraction == "1/8" else rng.choice((4, 8)),
-        recovery=rng.choice(("partial", "partial", "full")),
+        restore=rng.choice(("partial", "partial", "full")),
         seed=rng.randrange(1000),
     )
 
