@@ -130,10 +130,11 @@ def _reasons(
     best: str,
 ) -> list[str]:
     outlook, interval = outlook_of[best], outlook_of[best].interval
+    waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items())
     return [
         f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
         f"A step takes {_with_range(costs.step)}. A save delays training by {_with_range(save_delay(costs, question))}"
-        f"{_waits(costs)}.",
+        f"{waits and f', of which training waits {waits}'}.",
         *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in price_of.values()),
         _why(outlook_of, best),
@@ -143,11 +144,6 @@ def _reasons(
         f"Young's formula gives {interval.young} steps, Daly's {interval.daly}. The advice minimises the expected run time, "
         "including the restart and the time until a save is durable.",
     ]
-
-
-def _waits(costs: RunCosts) -> str:
-    waits = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
-    return f", of which training waits {', '.join(waits)}" if waits else ""
 
 
 def _converges(losses: Convergence) -> str:
@@ -202,7 +198,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
     if mtbf.basis not in (GIVEN, MEASURED):
         injected = " (injected failures do not count)" if costs.struck else ""
         lines.append(
-            f"The failure rate{injected}: it is taken from {published.OF_A_WORKER.source}, with one GPU per worker. "
+            f"The failure rate{injected}: it is taken from {published.SOURCES['mtbf']}, with one GPU per worker. "
             "Give --mtbf if you know it."
         )
     if costs.losses is None:

@@ -107,28 +107,16 @@ def _weakness(basis: str) -> int:
 HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cited:
-    """An estimate and its publication."""
-
-    estimate: Estimate
-    source: str
-
-
 # One worker is one GPU. Meta's clusters have 6.5 failures per thousand days of a node of 8 GPUs (the rate behind 1.8 h at
 # 16,384 GPUs and 14 min at 131,072); jobs of 1,024 GPUs failed every 7.9 h; Llama 3 had 419 unexpected interruptions in
 # 54 days on 16,384 GPUs.
 _PER_NODE_DAY, _GPUS = 6.5 / 1000, 8
-OF_A_WORKER = Cited(
-    Estimate(_GPUS / _PER_NODE_DAY * DAY, 7.9 * HOUR * 1024, 54 * DAY / 419 * 16384, PUBLISHED),
-    "Kokolis et al. 2024 (arXiv 2410.21680): 1.8 h at 16,384 GPUs, 7.9 h measured at 1,024; Llama 3 (arXiv 2407.21783): "
-    "419 unexpected interruptions in 54 days on 16,384 GPUs",
-)
+OF_A_WORKER = Estimate(_GPUS / _PER_NODE_DAY * DAY, 7.9 * HOUR * 1024, 54 * DAY / 419 * 16384, PUBLISHED)
 
 
 def mtbf(workers: int) -> Estimate:
     """Return the mean time between failures, in seconds, of a job of `workers` GPUs."""
-    return OF_A_WORKER.estimate.times(1 / workers)
+    return OF_A_WORKER.times(1 / workers)
 
 
 # From a SIGKILL to the start of new workers: it is noticed within 20 ms, and the other workers are ended.
@@ -140,6 +128,8 @@ FALLS_BACK = Estimate(8 / 322, 4 / 322, 14 / 322, BENCHMARK)
 # The delay of a save, if a history has none.
 STALL = Estimate(0.04, 0.003, 1.0, BENCHMARK)
 SOURCES = {
+    "mtbf": "Kokolis et al. 2024 (arXiv 2410.21680): 1.8 h at 16,384 GPUs, 7.9 h measured at 1,024; Llama 3 (arXiv "
+    "2407.21783): 419 unexpected interruptions in 54 days on 16,384 GPUs",
     "notice": "benchmarks/restart: a failed worker is seen within 20 ms, new ones have started after 0.13 to 0.5 s",
     "at_scale": "the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs",
     "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on CPUs, 0.03 to 0.33 s on a GPU, from the kill to the next step",

@@ -6,7 +6,7 @@ is repaired. All replications are simulated side by side. Published jobs check t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -103,12 +103,7 @@ class LargeJob:
 
     def to_json(self) -> dict[str, Any]:
         """Return every number as JSON values."""
-        return {
-            "workers": self.workers,
-            "shares": {name: share.to_json() for name, share in self.shares.items()},
-            "every": dict(self.every),
-            "assumed": list(self.assumed),
-        }
+        return {**asdict(self), "assumed": list(self.assumed)}
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
@@ -197,7 +192,7 @@ def _saved_best(
 
 
 def _published_jobs() -> tuple[PublishedJob, ...]:
-    per_gpu = published.OF_A_WORKER.estimate.value
+    per_gpu = published.OF_A_WORKER.value
     llama, meta, byte = 54 * DAY / 419, per_gpu / 100_000, per_gpu / 9_600
     return (
         PublishedJob(

@@ -49,9 +49,9 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     restart = restart_time(costs, question)
     live = live_recovery_time(costs, question)
     repeated = repeated_steps(costs, costs.save_every if every is None else every)
-    price_of = {
-        "restart": Price("restart", restart, restart + _times(repeated, costs.step), repeated, PROMISES["restart"])
-    }
+    step = costs.step
+    redone = Estimate(repeated.value * step.value, repeated.low * step.low, repeated.high * step.value, repeated.basis)
+    price_of = {"restart": Price("restart", restart, restart + redone, repeated, PROMISES["restart"])}
     if workers < 2 or lost == 1:
         return price_of  # no worker survives
     replay = costs.live.get("replay") or _replacement_time(costs, question)
@@ -96,10 +96,9 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
 
 def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate how long training pauses until the survivors have formed a new group."""
-    seen = costs.live.get("forward") or costs.live.get("skip")
     if (question.workers or costs.workers) > LARGE:
         return AT_SCALE
-    return seen or REGROUP
+    return costs.live.get("forward") or costs.live.get("skip") or REGROUP
 
 
 def save_delay(costs: RunCosts, question: Question) -> Estimate:
@@ -114,10 +113,6 @@ def repeated_steps(costs: RunCosts, every: int) -> Estimate:
     behind = costs.durable.value / costs.step.value if costs.durable else 0.0
     whole = every - 1
     return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
-
-
-def _times(count: Estimate, unit: Estimate) -> Estimate:
-    return Estimate(count.value * unit.value, count.low * unit.low, count.high * unit.value, count.basis)
 
 
 LONGEST = 700.0  # mean times between failures; exp() of more overflows

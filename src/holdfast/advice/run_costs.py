@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import islice, takewhile
 from typing import Any
 
@@ -50,7 +50,7 @@ class RunCosts:
 
     def to_json(self) -> dict[str, Any]:
         """Return every number as JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return asdict(self)
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
@@ -59,11 +59,16 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
     timelines = attempts(timeline(history).stretches, history)
     steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up
     if len(steps) < FEW:
-        raise BadInput(
-            f"{len(steps)} steps after the first are too few to estimate the time of a step: train for longer first."
-        )
+        raise BadInput(f"{len(steps)} steps after the first are too few to time a step: train for longer first.")
     step = spread_of(steps)
-    plan = _last(history, Plan)
+    plans = [event.what for event in history if isinstance(event.what, Plan) and event.who == RANK_0]
+    plan = plans[-1] if plans else None
+    durable = [save.durable_after for save in cost.saves if save.durable_after is not None]
+    begun = starts(timelines)
+    restarts = [seconds for seconds in map(restart_seconds, cost.failures) if seconds is not None]
+    waits: defaultdict[str, list[float]] = defaultdict(list)
+    for _, save in _usual_saves(timelines):
+        waits[save.writer].append(save.stall.waited)
     noted = _losses(history)
     recovered = _live(cost, history, step.value)
     return RunCosts(
@@ -75,11 +80,11 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         wall=cost.wall,
         device=cost.device,
         step=step,
-        start=_estimated(starts(timelines)),
+        start=next_of(begun) if begun else None,
         stall=_stall(timelines, step.value),
-        stalls={writer: mean_of(waits) for writer, waits in _waits(timelines).items()},
-        durable=_mean([save.durable_after for save in cost.saves if save.durable_after is not None]),
-        restart=_estimated([seconds for seconds in map(restart_seconds, cost.failures) if seconds is not None]),
+        stalls={writer: mean_of(seconds) for writer, seconds in waits.items()},
+        durable=mean_of(durable) if durable else None,
+        restart=next_of(restarts) if restarts else None,
         live={name: next_of(seconds) for name, seconds in recovered.items() if seconds},
         recovery=next(iter(recovered), None),
         struck=sum(failure.kind is not None for failure in cost.failures),
@@ -108,11 +113,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
     """Return the start-up seconds of each attempt: from its launch, or from rank 0's beginning, to its first step."""
     seconds = []
     for attempt in timelines:
-        began = [
-            *attempt.stretch.moments_of(Launch),
-            *attempt.stretch.moments_of(Restart),
-            *attempt.stretch.moments_of(events.Attempt),
-        ]
+        began = [moment for kind in (Launch, Restart, events.Attempt) for moment in attempt.stretch.moments_of(kind)]
         if began and attempt.steps:
             restored = sum(recover.seconds for recover in attempt.stretch.events_of(Recover)[:1] if recover.restored)
             seconds.append(max(0.0, attempt.steps[0].begin - min(moment.at for moment in began) - restored))
@@ -145,17 +146,8 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 def _live(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
     """Return, by recovery, the pause of each failure that other workers survived."""
     regroups = _regroups(history)
-    if not regroups:
-        return {}
     survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
-    return {regroups[0].strategy: survived}
-
-
-def _waits(timelines: Iterable[AttemptTimeline]) -> dict[str, list[float]]:
-    waits: defaultdict[str, list[float]] = defaultdict(list)
-    for _, save in _usual_saves(timelines):
-        waits[save.writer].append(save.stall.waited)
-    return waits
+    return {regroups[0].strategy: survived} if regroups else {}
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
@@ -195,22 +187,3 @@ def _losses(history: Iterable[Event]) -> list[float]:
             losses[event.what.step, event.what.attempt].append(event.what.loss)
     last_attempt = dict(sorted(losses))
     return [sum(values) / len(values) for values in (losses[key] for key in sorted(last_attempt.items()))]
-
-
-def _last(history: Iterable[Event], kind: type[Plan]) -> Plan | None:
-    plans = [event.what for event in history if isinstance(event.what, kind) and event.who == RANK_0]
-    return plans[-1] if plans else None
-
-
-def _estimated(seconds: Sequence[float]) -> Estimate | None:
-    return next_of(seconds) if seconds else None
-
-
-def _mean(seconds: Sequence[float]) -> Estimate | None:
-    return mean_of(seconds) if seconds else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return value.to_json() if hasattr(value, "to_json") else value

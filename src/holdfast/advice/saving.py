@@ -7,6 +7,7 @@ M (1 - e^(-(τ+δ)/M)) e^((R+τ+δ+ℓ)/M), which is Daly's formula where ℓ is
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,12 +82,9 @@ def best_interval(saving: SaveCosts) -> SaveInterval:
     best = int(near[np.argmin(slowdown(near, saving))])
     least = float(slowdown(best, saving))
     good = grid[slowdown(grid, saving) <= 1.01 * least]
-    young, daly = (_steps(saving, formula) for formula in ("young", "daly"))
+    young, daly = (_steps(saving, formula) for formula in (young_interval, daly_interval))
     return SaveInterval(best, young, daly, min([best, *good[:1].tolist()]), max([best, *good[-1:].tolist()]), 1 / least)
 
 
-def _steps(saving: SaveCosts, formula: str) -> int:
-    if saving.stall == 0:
-        return 1
-    seconds = {"young": young_interval, "daly": daly_interval}[formula](saving.stall, saving.mtbf)
-    return max(1, round(seconds / saving.step))
+def _steps(saving: SaveCosts, formula: Callable[[float, float], float]) -> int:
+    return max(1, round(formula(saving.stall, saving.mtbf) / saving.step)) if saving.stall else 1

@@ -6,7 +6,7 @@ that the other workers survive does not end the attempt; the first surviving ran
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from holdfast import events
@@ -65,8 +65,9 @@ class SaveCost:
 
     def to_json(self) -> dict[str, JSON]:
         """Return the save as one flat row."""
-        row = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "stall"}
-        return {**row, **asdict(self.stall), "unaccounted": self.stall.unaccounted}
+        row = asdict(self)
+        stall = row.pop("stall")
+        return {**row, **stall, "unaccounted": self.stall.unaccounted}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +93,8 @@ class AttemptTimeline:
         """The start of its first step; without a step, where it stopped or was done."""
         if self.steps:
             return self.steps[0].begin
-        return min(
-            [self.stop, *(moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))]
-        )
+        ends = (moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))
+        return min([self.stop, *ends])
 
 
 def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[AttemptTimeline]:
@@ -151,9 +151,8 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
         for event in (moment.event for moment in stretch.moments):
             if isinstance(event.what, Malformed):
                 line = f", line {event.what.line} of its file," if event.what.line else ""
-                raise BadInput(
-                    f"a {event.kind} event of {event.who}{line} cannot be read ({event.what.why}): the cost is unknown."
-                )
+                which = f"a {event.kind} event of {event.who}{line}"
+                raise BadInput(f"{which} cannot be read ({event.what.why}): the cost is unknown.")
             lineage.add(event.what)
         counts.append(lineage.committed)
     return lineage, counts
@@ -162,30 +161,23 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
 def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
     steps: list[StepCost] = []
     before = stretch.begin
-    recovered: list[
-        tuple[float, float]
-    ] = []  # live recoveries since the last step: where they ended, and their seconds
+    recovered: list[tuple[float, float]] = []  # live recoveries since the last step: their end, and their seconds
     for at, event in stretch.moments:
         if not event.who.startswith("rank-"):
             continue
         if isinstance(event.what, events.Step):
-            steps.append(_step(event.what, at, before, lineage, recovered))
+            data, compute, stall, device = event.what.seconds
+            begin = max(before, at - data - compute - stall)
+            within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
+            rolled_back = event.what.step >= lineage.limit(event.what.attempt)
+            number, alone = event.what.step, max(0.0, compute - within)
+            steps.append(StepCost(number, begin, at, data, alone, stall, device, rolled_back))
             recovered = []
         if isinstance(event.what, Regroup):
             recovered.append((at, event.what.seconds))
         elif not isinstance(event.what, events.Save | Commit):  # a stall is part of the step that waited
             before = at
     return steps
-
-
-def _step(
-    what: events.Step, at: float, before: float, lineage: Lineage, recovered: Iterable[tuple[float, float]]
-) -> StepCost:
-    data, compute, stall, device = what.seconds
-    begin = max(before, at - data - compute - stall)
-    within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
-    rolled_back = what.step >= lineage.limit(what.attempt)
-    return StepCost(what.step, begin, at, data, max(0.0, compute - within), stall, device, rolled_back)
 
 
 def fatal(stretch: Stretch) -> list[Moment]:
@@ -247,9 +239,8 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
     if stretch.moments_of(Preempted) or (judged == "preempted" and not detected):
         return "preempted"
     # A worker may crash while it exits. It counts as a failure if the supervisor restarted because of it.
-    if judged == "completed" or (
-        (stretch.moments_of(Done) or stretch.moments_of(Stopped)) and (is_last or not detected)
-    ):
+    done = bool(stretch.moments_of(Done) or stretch.moments_of(Stopped))
+    if judged == "completed" or (done and (is_last or not detected)):
         return "completed"
     return "failed" if judged or detected or not is_last else None
 

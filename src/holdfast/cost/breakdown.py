@@ -8,7 +8,7 @@ if something was measured twice. So the causes add up to the wall clock by const
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,9 +41,8 @@ class FailureCost:
 
     `recovery` is `detection` plus `restart`, up to the start of the first new step; `restore` is its part that read the
     snapshot, and `to_first_step` lasts to the end of that step. `kind` is None if the failure was not injected,
-    `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to know. A failure that did not end
-    its attempt has no recovery, unless other workers recovered live: then it is the seconds that they took to regroup
-    and to let replacements join; nothing is rolled back, and `samples_lost` were not trained.
+    `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to know. After a live recovery,
+    `recovery` is the time to form a new group, nothing is rolled back, and `samples_lost` were not trained.
     """
 
     attempt: int
@@ -78,8 +77,9 @@ class AttemptCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the attempt as one flat row; its causes add up to its wall clock."""
-        row = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "seconds"}
-        return {**row, **self.seconds}
+        row = asdict(self)
+        seconds = row.pop("seconds")
+        return {**row, **seconds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,24 +193,10 @@ def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
 
 
 def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
-    stretch = attempt.stretch
-    return AttemptCost(
-        attempt=stretch.number,
-        world=next((began.world for began in stretch.events_of(Began)), None),
-        ended=attempt.ended,
-        restored=next((recover.restored for recover in stretch.events_of(Recover)), None),
-        steps=len(attempt.steps),
-        rolled_back=sum(step.rolled_back for step in attempt.steps),
-        committed=attempt.committed,
-        wall=stretch.end - stretch.begin,
-        seconds=_by_cause(attempt),
-    )
-
-
-def _by_cause(attempt: AttemptTimeline) -> Seconds:
+    stretch, wall = attempt.stretch, attempt.stretch.end - attempt.stretch.begin
     bill = dict.fromkeys(CAUSES, 0.0)
-    bill["recovery" if attempt.after_failure else "startup"] += attempt.first - attempt.stretch.begin
-    bill["recovery"] += attempt.stretch.end - attempt.stop
+    bill["recovery" if attempt.after_failure else "startup"] += attempt.first - stretch.begin
+    bill["recovery"] += stretch.end - attempt.stop
     bill["recovery"] += sum(recovery.regroup.seconds for recovery in attempt.regroups)
     for step in attempt.steps:
         if step.rolled_back:
@@ -221,20 +207,22 @@ def _by_cause(attempt: AttemptTimeline) -> Seconds:
     for save in attempt.saves:
         for part in PARTS:
             bill[part] += getattr(save.stall, part)
-    bill["closing"] = _closing(attempt)
-    bill["unaccounted"] = attempt.stretch.end - attempt.stretch.begin - sum(bill.values())
-    return bill
-
-
-def _closing(attempt: AttemptTimeline) -> float:
-    """Return the seconds from the last step to an orderly end, without the last save: waiting for saves, and exiting."""
-    if attempt.ended not in ("completed", "preempted"):
-        return 0.0
-    if not attempt.steps:
-        return attempt.stretch.end - attempt.first
-    last = attempt.steps[-1]
-    waited = sum(save.stall.waited for save in attempt.saves if save.step > last.number)
-    return max(0.0, attempt.stretch.end - last.end - waited)
+    if attempt.ended in ("completed", "preempted"):  # from the last step to the end, without the last save
+        last = attempt.steps[-1] if attempt.steps else None
+        waited = sum(save.stall.waited for save in attempt.saves if last and save.step > last.number)
+        bill["closing"] = max(0.0, stretch.end - (last.end if last else attempt.first) - waited)
+    bill["unaccounted"] = wall - sum(bill.values())
+    return AttemptCost(
+        attempt=stretch.number,
+        world=next((began.world for began in stretch.events_of(Began)), None),
+        ended=attempt.ended,
+        restored=next((recover.restored for recover in stretch.events_of(Recover)), None),
+        steps=len(attempt.steps),
+        rolled_back=sum(step.rolled_back for step in attempt.steps),
+        committed=attempt.committed,
+        wall=wall,
+        seconds=bill,
+    )
 
 
 def _stall(attempt: AttemptTimeline) -> Stall:
@@ -265,11 +253,7 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
             ended = None if last and event is last.event else False
             costs.append(
                 FailureCost(
-                    attempt=strike.attempt,
-                    step=strike.step,
-                    kind=strike.kind,
-                    rank=_rank(strike),
-                    ended_attempt=ended,
+                    attempt=strike.attempt, step=strike.step, kind=strike.kind, rank=_rank(strike), ended_attempt=ended
                 )
             )
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
@@ -285,7 +269,7 @@ def _ending(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: 
     strike = attempt.struck.strike if attempt.struck else None
     return FailureCost(
         attempt=attempt.stretch.number,
-        step=_next_step(attempt),
+        step=strike.step if strike else attempt.steps[-1].number + 1 if attempt.steps else attempt.committed,
         kind=strike.kind if strike else None,
         rank=_rank(strike or seen),
         ended_attempt=True,
@@ -356,13 +340,6 @@ def _lost(
         detection=max(0.0, seen.at - begin) if seen else None,
         to_first_step=after.end - begin if after else None,
     )
-
-
-def _next_step(attempt: AttemptTimeline) -> int:
-    """Return the step that the failure prevented."""
-    if attempt.struck:
-        return attempt.struck.strike.step
-    return attempt.steps[-1].number + 1 if attempt.steps else attempt.committed
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:

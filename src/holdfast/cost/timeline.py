@@ -45,7 +45,8 @@ def leading(history: Sequence[Event]) -> list[Event]:
     for event in history:
         if event.who.startswith("rank-"):
             files[event.who].append(event)
-    first = _first(history)
+    regroups = (event.what for event in history if isinstance(event.what, Regroup) and event.what.members)
+    first = {(regroup.attempt, regroup.number): f"rank-{min(regroup.members)}" for regroup in regroups}
     if all(who == "rank-0" for who in first.values()):
         return [e for place, e in _placed(files["rank-0"]) if place is not None] if first else files["rank-0"]
     placed = {who: list(_placed(events)) for who, events in files.items()}
@@ -56,12 +57,6 @@ def leading(history: Sequence[Event]) -> list[Event]:
         if place is not None and who == first.get(place, "rank-0")
     ]
     return sorted([*path, *_unwritten(first, placed, path)], key=lambda event: event.time)
-
-
-def _first(history: Sequence[Event]) -> dict[Place, str]:
-    """Return the first member of each declared group of members."""
-    regroups = (event.what for event in history if isinstance(event.what, Regroup) and event.what.members)
-    return {(regroup.attempt, regroup.number): f"rank-{min(regroup.members)}" for regroup in regroups}
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
@@ -143,21 +138,24 @@ class Timeline:
 
 def timeline(history: Sequence[Event]) -> Timeline:
     """Return the critical path of a run; it does not depend on how its files were interleaved."""
-    path = _in_order(_critical(history))
+    writers = {event.who for event in history}
+    first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
+    path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))
     if not path:
         raise BadInput("this history has neither a supervisor nor a rank 0: name the folder of a whole run.")
     moments, away, clock_back = _on_one_clock(path)
     parts = list(_divided(moments))
     ends = [part[0].at for part in parts[1:]] + [moments[-1].at]
-    stretches = (_stretch(part, end) for part, end in zip(parts, ends, strict=True))
+    stretches = []
+    for part, end in zip(parts, ends, strict=True):
+        kinds: defaultdict[type[object], list[Moment]] = defaultdict(list)
+        for moment in part:
+            kinds[type(moment.event.what)].append(moment)
+        # Rank 0's number of the attempt, or the supervisor's if rank 0 never recorded one.
+        numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
+        number = next((number for number in numbers if number is not None), 1)
+        stretches.append(Stretch(number, part, end, kinds))
     return Timeline(tuple(stretches), away, clock_back)
-
-
-def _critical(history: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-    """Return the events of the supervisor of the first node and of the first rank, each in their own order."""
-    writers = {event.who for event in history}
-    first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
-    return [event for event in history if event.who == first], _sorted_by_end(leading(history))
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
@@ -177,14 +175,14 @@ def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
 def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
     if all(a.time <= b.time for events in files for a, b in pairwise(events)):
         return list(heapq.merge(*files, key=lambda event: event.time))
-    numbered = [(number, _phase(event), event) for events in files for number, event in _numbered(events)]
-    return [event for _, _, event in sorted(numbered, key=lambda row: row[:2])]
 
+    def place(row: tuple[int, Event]) -> tuple[int, int]:
+        number, event = row
+        by_supervisor = 0 if isinstance(event.what, Open | Launch | Restart) else 2
+        return number, 1 if event.who.startswith("rank-") else by_supervisor
 
-def _phase(event: Event) -> int:
-    if event.who.startswith("rank-"):
-        return 1
-    return 0 if isinstance(event.what, Open | Launch | Restart) else 2
+    numbered = [row for events in files for row in _numbered(events)]
+    return [event for _, event in sorted(numbered, key=place)]
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
@@ -252,16 +250,3 @@ def _divided(moments: Iterable[Moment]) -> Iterator[list[Moment]]:
         part.append(moment)
         attempt.add(moment.event)
     yield part
-
-
-def _stretch(part: Sequence[Moment], end: float) -> Stretch:
-    kinds: defaultdict[type[object], list[Moment]] = defaultdict(list)
-    for moment in part:
-        kinds[type(moment.event.what)].append(moment)
-    return Stretch(_number(part, kinds), part, end, kinds)
-
-
-def _number(part: Sequence[Moment], kinds: Mapping[type[object], Sequence[Moment]]) -> int:
-    """Return rank 0's number of the attempt, or the supervisor's if rank 0 never recorded one."""
-    numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
-    return next((number for number in numbers if number is not None), 1)

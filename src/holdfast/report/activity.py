@@ -50,7 +50,9 @@ def activity(history: Sequence[Event]) -> Activity:
     """Return the activity of the ranks in `history`."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
-    clock, lineage = _Clock(line.stretches), _lineage(line.stretches)
+    clock, lineage = _Clock(line.stretches), Lineage()
+    for moment in (moment for stretch in line.stretches for moment in stretch.moments):
+        lineage.add(moment.event.what)
     files: defaultdict[int, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-") and event.who.removeprefix("rank-").isdigit():
@@ -82,14 +84,6 @@ class _Clock:
 
     def begin(self, attempt: int) -> float:
         return self._stretches[attempt].begin
-
-
-def _lineage(stretches: Sequence[Stretch]) -> Lineage:
-    lineage = Lineage()
-    for stretch in stretches:
-        for moment in stretch.moments:
-            lineage.add(moment.event.what)
-    return lineage
 
 
 def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[Piece]:

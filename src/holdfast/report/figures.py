@@ -60,12 +60,12 @@ def picture(
 
 def png(figure: "Figure") -> bytes:
     """Render the figure as PNG."""
-    return _saved(figure, "png", {})
+    return _saved(figure, "png")
 
 
 def pdf(figure: "Figure") -> bytes:
-    """Render the figure as PDF with embedded TrueType fonts (type 42), because some venues refuse type 3."""
-    return _saved(figure, "pdf", {"pdf.fonttype": 42})
+    """Render the figure as PDF with embedded TrueType fonts."""
+    return _saved(figure, "pdf")
 
 
 def svg(figure: "Figure", name: str) -> str:
@@ -88,12 +88,12 @@ def svg(figure: "Figure", name: str) -> str:
     return f'<svg class="figure" viewBox="{box}" fill="none" aria-hidden="true">{inner}</svg>'
 
 
-def _saved(figure: "Figure", form: str, settings: dict[Any, Any]) -> bytes:
+def _saved(figure: "Figure", form: str) -> bytes:
     """Render the figure, extended where a legend needs more space."""
     from matplotlib import rc_context
 
     data = BytesIO()
-    with rc_context(settings):
+    with rc_context({"pdf.fonttype": 42}):  # TrueType, because some venues refuse type 3
         figure.savefig(data, format=form, dpi=DOTS, bbox_inches="tight", pad_inches=0.1)
     return data.getvalue()
 
@@ -182,15 +182,9 @@ def _bars(values: Mapping[str, float], colours: Sequence[str], form: str) -> "tu
     axes = sheet.subplots()
     axes.barh(list(values), list(values.values()), color=colours, height=0.6)
     for place, value in enumerate(values.values()):
-        side = 1 if value >= 0 else -1
-        axes.annotate(
-            format(value, form),
-            (value, place),
-            xytext=(4 * side, 0),
-            textcoords="offset points",
-            va="center",
-            ha="left" if side > 0 else "right",
-        )
+        shift, side = (4, "left") if value >= 0 else (-4, "right")
+        offset: dict[str, Any] = {"xytext": (shift, 0), "textcoords": "offset points", "va": "center", "ha": side}
+        axes.annotate(format(value, form), (value, place), **offset)
     axes.invert_yaxis()
     axes.margins(x=0.2)
     axes.tick_params(length=0)

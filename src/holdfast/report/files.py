@@ -60,27 +60,21 @@ def _write_markdown(page: Page, out: Path) -> Path:
     return out
 
 
-WRITERS: dict[str, Callable[[Page, Path], Path]] = {
-    ".html": _write_html,
-    ".htm": _write_html,
-    ".md": _write_markdown,
-}
+WRITERS: dict[str, Callable[[Page, Path], Path]] = {".html": _write_html, ".htm": _write_html, ".md": _write_markdown}
 
 
 def _write_figures(page: Page, out: Path) -> None:
     if page.pictures or page.timelines:
         _make(out / "figures")
     for picture in (*page.pictures, *page.timelines):
-        for suffix, data in _formats(picture).items():
-            replace_bytes(out / "figures" / f"{picture.name}.{suffix}", data)
-
-
-def _formats(picture: Picture) -> dict[str, bytes]:
-    if picture.file:
-        return {"svg": picture.file.encode()}
-    if picture.figure is None:
-        return {"png": picture.png}
-    return {"png": picture.png or figures.png(picture.figure), "pdf": figures.pdf(picture.figure)}
+        path = out / "figures" / picture.name
+        if picture.file:
+            replace_text(path.with_name(f"{picture.name}.svg"), picture.file)
+            continue
+        if picture.figure is not None:
+            replace_bytes(path.with_name(f"{picture.name}.pdf"), figures.pdf(picture.figure))
+        png = picture.png or (figures.png(picture.figure) if picture.figure is not None else b"")
+        replace_bytes(path.with_name(f"{picture.name}.png"), png)
 
 
 def _make(folder: Path) -> None:

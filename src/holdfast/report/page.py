@@ -16,12 +16,8 @@ Cell: TypeAlias = str | float | int | None
 Tone: TypeAlias = Literal["good", "bad", "open"]
 # Words that are verdicts wherever they occur, and their tone.
 TONES: Mapping[str, Tone] = {
-    "holds": "good",
-    "DOES NOT HOLD": "bad",
-    "not resolved": "open",
-    "pass": "good",
-    "fail": "bad",
-    "unknown": "open",
+    **{"holds": "good", "DOES NOT HOLD": "bad", "not resolved": "open"},
+    **{"pass": "good", "fail": "bad", "unknown": "open"},
 }
 
 
@@ -87,9 +83,8 @@ class Table:
     @property
     def left_out(self) -> str:
         """A sentence about the rows that a page does not show."""
-        return (
-            f"The first {self.most} of {len(self.rows):,} rows; the CSV has all." if len(self.rows) > self.most else ""
-        )
+        count = len(self.rows)
+        return f"The first {self.most} of {count:,} rows; the CSV has all." if count > self.most else ""
 
     @property
     def name(self) -> str:

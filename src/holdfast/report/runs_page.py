@@ -23,7 +23,7 @@ def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = 
     return Page(
         title=one.name if one else f"{len(runs)} runs",
         lead=_lead(runs),
-        statements=_checks(one) if one else _audits(runs),
+        statements=_statements(runs),
         scoreboard="checks of the audit pass" if one else "audits pass",
         brief=one is not None,
         numbers=_numbers(one) if one else _compared(runs),
@@ -53,32 +53,22 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
     return f"{steps}, {counted(failures, 'failure')}, {ended}; {when}."
 
 
-def _checks(run: ReportedRun) -> list[Statement]:
-    return [
-        Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)
-        for finding in run.findings or ()
-    ]
-
-
-def _audits(runs: Sequence[ReportedRun]) -> list[Statement]:
-    return [
-        Statement(verdict=run.verdict, claim=f"{run.name}: {_promise(run)}", source="audit", measured=_because(run))
-        for run in runs
-        if run.findings is not None
-    ]
-
-
-def _promise(run: ReportedRun) -> str:
-    live = run.settings["recovery"] in ("forward", "skip")
-    return "every sample was trained once, except those declared lost" if live else "every sample was trained once"
-
-
-def _because(run: ReportedRun) -> str:
-    findings = list(run.findings or ())
-    bad = [finding for finding in findings if finding.verdict == run.verdict != "pass"]
-    if bad:
-        return f"{_spelled(bad[0])}: {bad[0].because}"
-    return f"{counted(len(findings), 'check')} pass"
+def _statements(runs: Sequence[ReportedRun]) -> list[Statement]:
+    """Return a statement per check of a single run, or one per run."""
+    if len(runs) == 1:
+        return [
+            Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)
+            for finding in runs[0].findings or ()
+        ]
+    statements = []
+    for run in (run for run in runs if run.findings is not None):
+        findings = list(run.findings or ())
+        bad = [f"{_spelled(f)}: {f.because}" for f in findings if f.verdict == run.verdict != "pass"]
+        why = bad[0] if bad else f"{counted(len(findings), 'check')} pass"
+        lossy = ", except those declared lost" if run.settings["recovery"] in ("forward", "skip") else ""
+        claim = f"{run.name}: every sample was trained once{lossy}"
+        statements.append(Statement(verdict=run.verdict, claim=claim, source="audit", measured=why))
+    return statements
 
 
 def _spelled(finding: Finding) -> str:
@@ -118,7 +108,10 @@ def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
         yield from _side_by_side(runs)
     with styled():
         sheet = compare.figure({_label(run): run.cost for run in runs})
-    shares = "; ".join(f"{run.name}: {_largest(run)}" for run in runs[:8])
+    largest = {run.name: sorted(run.cost.share.items(), key=lambda part: -part[1])[:3] for run in runs[:8]}
+    shares = "; ".join(
+        f"{name}: {', '.join(f'{cause} {share:.0%}' for cause, share in parts)}" for name, parts in largest.items()
+    )
     yield picture(
         sheet,
         name="wall-clock",
@@ -139,11 +132,6 @@ def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
             caption=f"The loss of each step, as the script recorded it.{marks}",
             alt=f"Loss over steps: {ends}.",
         )
-
-
-def _largest(run: ReportedRun) -> str:
-    parts = sorted(run.cost.share.items(), key=lambda part: -part[1])[:3]
-    return ", ".join(f"{cause} {share:.0%}" for cause, share in parts)
 
 
 def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
@@ -169,14 +157,13 @@ def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
         alt="Gain: " + ", ".join(f"{name} {value:+.1%}" for name, value in others.items()) + ".",
     )
     places = {_label(run): (run.stall_share, gains[_label(run)]) for run in runs}
+    waits = ", ".join(f"{name} waits {stall:.1%} and gains {gained:+.1%}" for name, (stall, gained) in places.items())
     yield picture(
         figures.stall_against_gain(places, _label(base)),
         name="stall-gain",
         title="Stall against gain",
         caption="Runs that wait less for saves should commit more steps per second; other causes move a run off that line.",
-        alt="Stall and gain: "
-        + ", ".join(f"{name} waits {stall:.1%} and gains {gained:+.1%}" for name, (stall, gained) in places.items())
-        + ".",
+        alt=f"Stall and gain: {waits}.",
     )
 
 
@@ -199,7 +186,19 @@ def _timeline(run: ReportedRun) -> Picture:
 def _tables(runs: Sequence[ReportedRun]) -> Iterator[Table]:
     if len(runs) > 1:
         yield _side_by_side_table(runs)
-    yield _causes(runs)
+    if len(runs) == 1:
+        cost = runs[0].cost
+        yield Table(
+            title="Wall clock by cause",
+            columns=[Column("cause"), Column("seconds", ".3f"), Column("share", ".1%")],
+            rows=[[cause, cost.seconds[cause], cost.share[cause]] for cause in CAUSES],
+        )
+    else:
+        yield Table(
+            title="Wall clock by cause, seconds",
+            columns=[Column("cause"), *(Column(run.name, ".3f") for run in runs)],
+            rows=[[cause, *(run.cost.seconds[cause] for run in runs)] for cause in CAUSES],
+        )
     if any(run.cost.failures for run in runs):
         yield _failures(runs)
     yield Table(
@@ -232,118 +231,55 @@ def _run_cell(runs: Sequence[ReportedRun], run: ReportedRun) -> list[Cell]:
 
 
 def _side_by_side_table(runs: Sequence[ReportedRun]) -> Table:
-    forms = {
-        "run": "",
-        "goodput": ".3f",
-        "wall": ".2f",
-        "committed": "",
-        "restarts": "",
-        "rework_steps": "",
-        "samples_lost": "",
-        "trains_after": ".2f",
-        "saves": "",
-        "stall": ".3f",
-        "stall_per_save": ".4f",
+    columns = {
+        "run": Column("run"),
+        "goodput": Column("goodput, steps/s", ".3f"),
+        "wall": Column("wall, s", ".2f"),
+        "committed": Column("committed"),
+        "restarts": Column("restarts"),
+        "rework_steps": Column("undone steps"),
+        "samples_lost": Column("samples lost"),
+        "trains_after": Column("trains after, s", ".2f"),
+        "saves": Column("saves"),
+        "stall": Column("stall, s", ".3f"),
+        "stall_per_save": Column("stall a save, s", ".4f"),
     }
-    words = {
-        "goodput": "goodput, steps/s",
-        "wall": "wall, s",
-        "rework_steps": "undone steps",
-        "samples_lost": "samples lost",
-    }
-    words |= {"trains_after": "trains after, s", "stall": "stall, s", "stall_per_save": "stall a save, s"}
-    rows = compare.compare({run.name: run.cost for run in runs})
-    return Table(
-        title="Runs side by side",
-        columns=[Column(words.get(name, name), form) for name, form in forms.items()],
-        rows=[[row[name] for name in forms] for row in rows],
-    )
-
-
-def _causes(runs: Sequence[ReportedRun]) -> Table:
-    if len(runs) == 1:
-        (run,) = runs
-        rows: list[list[Cell]] = [[cause, run.cost.seconds[cause], run.cost.share[cause]] for cause in CAUSES]
-        columns = [Column("cause"), Column("seconds", ".3f"), Column("share", ".1%")]
-        return Table(title="Wall clock by cause", columns=columns, rows=rows)
-    return Table(
-        title="Wall clock by cause, seconds",
-        columns=[Column("cause"), *(Column(run.name, ".3f") for run in runs)],
-        rows=[[cause, *(run.cost.seconds[cause] for run in runs)] for cause in CAUSES],
-    )
+    rows = [[row[name] for name in columns] for row in compare.compare({run.name: run.cost for run in runs})]
+    return Table(title="Runs side by side", columns=list(columns.values()), rows=rows)
 
 
 def _failures(runs: Sequence[ReportedRun]) -> Table:
-    columns = ("attempt", "step", "failure", "rank", "detected")
-    return Table(
-        title="Failures",
-        columns=[
-            *_run_column(runs),
-            *map(Column, columns),
-            Column("detected after, s", ".3f"),
-            Column("trains after, s", ".3f"),
-            Column("undone steps"),
-            Column("samples lost"),
-        ],
-        rows=[
-            [
-                *_run_cell(runs, run),
-                failure.attempt,
-                failure.step,
-                failure.kind or "not injected",
-                failure.rank,
-                failure.detected,
-                failure.detection,
-                failure.to_first_step,
-                failure.rework_steps,
-                failure.samples_lost,
-            ]
-            for run in runs
-            for failure in run.cost.failures
-        ],
-    )
+    seconds = (Column("detected after, s", ".3f"), Column("trains after, s", ".3f"))
+    names = map(Column, ("attempt", "step", "failure", "rank", "detected"))
+    rows: list[list[Cell]] = []
+    for run in runs:
+        for failure in run.cost.failures:
+            which = (failure.attempt, failure.step, failure.kind or "not injected", failure.rank, failure.detected)
+            lost = (failure.rework_steps, failure.samples_lost)
+            rows.append([*_run_cell(runs, run), *which, failure.detection, failure.to_first_step, *lost])
+    columns = [*_run_column(runs), *names, *seconds, Column("undone steps"), Column("samples lost")]
+    return Table(title="Failures", columns=columns, rows=rows)
 
 
 def _saves(runs: Sequence[ReportedRun]) -> Table:
     parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
-    rows: list[list[Cell]] = [
-        [
-            *_run_cell(runs, run),
-            save.attempt,
-            save.step,
-            save.bytes,
-            *(1000 * getattr(save.stall, part) for part in parts),
-            None if save.durable_after is None else 1000 * save.durable_after,
-        ]
-        for run in runs
-        for save in run.cost.saves
-    ]
-    waited = len(_run_column(runs)) + 3
-    rows.sort(key=lambda row: -float(row[waited] or 0))
-    return Table(
-        title="Saves, milliseconds",
-        columns=[
-            *_run_column(runs),
-            Column("attempt"),
-            Column("step"),
-            Column("bytes"),
-            *(Column(part, ".2f") for part in parts),
-            Column("durable after", ".1f"),
-        ],
-        rows=rows,
-        folded=len(rows) > FOLDED,
-    )
+    saves = [(run, save) for run in runs for save in run.cost.saves]
+    rows: list[list[Cell]] = []
+    for run, save in sorted(saves, key=lambda row: -row[1].stall.waited):
+        waits = (1000 * getattr(save.stall, part) for part in parts)
+        durable = None if save.durable_after is None else 1000 * save.durable_after
+        rows.append([*_run_cell(runs, run), save.attempt, save.step, save.bytes, *waits, durable])
+    names = [*map(Column, ("attempt", "step", "bytes")), *(Column(part, ".2f") for part in parts)]
+    columns = [*_run_column(runs), *names, Column("durable after", ".1f")]
+    return Table(title="Saves, milliseconds", columns=columns, rows=rows, folded=len(rows) > FOLDED)
 
 
 def _audit_table(runs: Sequence[ReportedRun]) -> Table:
     rows = [(run.name, finding) for run in runs for finding in run.findings or ()]
     rows.sort(key=lambda row: -SEVERITY.index(row[1].verdict))
-    return Table(
-        title="Audit",
-        columns=[Column("run"), Column("verdict"), Column("check"), Column("because")],
-        rows=[[name, finding.verdict, _spelled(finding), finding.because] for name, finding in rows],
-        folded=True,
-    )
+    cells = [[name, finding.verdict, _spelled(finding), finding.because] for name, finding in rows]
+    columns = list(map(Column, ("run", "verdict", "check", "because")))
+    return Table(title="Audit", columns=columns, rows=cells, folded=True)
 
 
 def _remarks(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -46,10 +46,9 @@ LIGHT = {
 
 def timeline(run: Activity) -> str:
     """Return the timeline as an element of a page."""
-    height = _height(run)
     label = escape(described(run), quote=True)
     return (
-        f'<svg class="timeline" role="img" aria-label="{label}" width="100%" height="{height}" '
+        f'<svg class="timeline" role="img" aria-label="{label}" width="100%" height="{_height(run)}" '
         f'style="overflow:visible">{"".join(_parts(run))}</svg>'
     )
 
@@ -82,9 +81,9 @@ def left_out(run: Activity) -> str:
     """Describe in sentences what the timeline leaves out; empty if it shows everything."""
     sentences = []
     pieces = sum(len(lane) for lane in run.lanes.values())
-    drawn = sum(len(_drawn(run, lane)) for lane in run.lanes.values())
-    if drawn < pieces:
-        sentences.append(f"Pieces shorter than {duration(_least(run))} are merged with their neighbours.")
+    least = run.wall / COLUMNS
+    if sum(len(thinned(lane, least)) for lane in run.lanes.values()) < pieces:
+        sentences.append(f"Pieces shorter than {duration(least)} are merged with their neighbours.")
     if len(run.lanes) > MOST_LANES:
         sentences.append(f"Only {MOST_LANES} of {len(run.lanes)} ranks are shown, the failed ones first.")
     return " ".join(sentences)
@@ -107,14 +106,6 @@ def _shown(run: Activity) -> list[int]:
     failed = {mark.rank for mark in run.failures}
     ranks = sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES]
     return sorted(ranks)
-
-
-def _least(run: Activity) -> float:
-    return run.wall / COLUMNS
-
-
-def _drawn(run: Activity, lane: Sequence[Piece]) -> list[Piece]:
-    return thinned(lane, _least(run))
 
 
 def _parts(run: Activity) -> Iterator[str]:
@@ -183,9 +174,8 @@ def _curve(run: Activity) -> Iterator[str]:
 
 
 def _path(run: Activity, points: Sequence[tuple[float, float]], colour: str, more: str) -> str:
-    places = (
-        f"{COLUMNS * at / (run.wall or 1.0):.1f} {CURVE * (1 - step / (run.reached or 1)):.1f}" for at, step in points
-    )
+    wall, reached = run.wall or 1.0, run.reached or 1
+    places = (f"{COLUMNS * at / wall:.1f} {CURVE * (1 - step / reached):.1f}" for at, step in points)
     return (
         f'<path d="M{"L".join(places)}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-linejoin="round" '
         f'stroke-linecap="round" vector-effect="non-scaling-stroke"{more}/>'
@@ -200,7 +190,7 @@ def _lanes(run: Activity) -> Iterator[str]:
         yield (
             f'<svg x="0" y="{top}" width="100%" height="{BAR}" viewBox="0 0 {COLUMNS} {BAR}" preserveAspectRatio="none">'
         )
-        pieces = _drawn(run, run.lanes[rank])
+        pieces = thinned(run.lanes[rank], run.wall / COLUMNS)
         for kind in KINDS:
             if shapes := "".join(_shape(run, piece) for piece in pieces if piece.kind == kind):
                 yield f'<path d="{shapes}" fill="var(--{kind})"/>'
@@ -225,7 +215,10 @@ def _marks(run: Activity) -> Iterator[str]:
         yield f"<g><title>{escape(title)}</title>"
         yield f'<line x1="{x}" x2="{x}" y1="{TOP - 6}" y2="{bottom}" stroke="var(--bad)" stroke-dasharray="2 3"/>'
         if mark.rank in places:
-            yield _cross(x, places[mark.rank])
+            y = places[mark.rank]
+            yield f'<circle cx="{x}" cy="{y}" r="8" fill="var(--card)" stroke="var(--bad)" stroke-width="2"/>'
+            # A letter, because two crossing lines cannot be placed by a single percentage.
+            yield f'<text x="{x}" y="{y + 4.5}" text-anchor="middle" fill="var(--bad)" font-weight="700">×</text>'
         yield "</g>"
     yield from _names(run)
 
@@ -247,7 +240,7 @@ def _names(run: Activity) -> Iterator[str]:
 def _saves(run: Activity) -> Iterator[str]:
     """Draw a dot on the curve for each snapshot; one dot for many close together, with their number."""
     steps = {mark.at: mark.step for mark in run.saves}
-    marks = thinned_marks([mark.at for mark in run.saves], 10 * _least(run))
+    marks = thinned_marks([mark.at for mark in run.saves], 10 * run.wall / COLUMNS)
     radius = 4 if len(marks) <= MOST_DOTS else 2.5
     for at, count in marks:
         text = f"snapshot of step {steps[at]}" + (f", and {count - 1} more soon after it" if count > 1 else "")
@@ -255,11 +248,3 @@ def _saves(run: Activity) -> Iterator[str]:
             f'<circle cx="{_x(run, at)}" cy="{_y(run, steps[at])}" r="{radius}" fill="var(--good)" stroke="var(--card)" '
             f'stroke-width="1"><title>{text}, after {duration(at)}</title></circle>'
         )
-
-
-def _cross(x: str, y: float) -> str:
-    """Draw a cross as a letter, because two lines cannot be placed by a single percentage."""
-    return (
-        f'<circle cx="{x}" cy="{y}" r="8" fill="var(--card)" stroke="var(--bad)" stroke-width="2"/>'
-        f'<text x="{x}" y="{y + 4.5}" text-anchor="middle" fill="var(--bad)" font-weight="700">×</text>'
-    )

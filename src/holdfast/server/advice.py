@@ -253,7 +253,7 @@ def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
         )
     if mtbf.basis != GIVEN:
         lines.append(
-            f"The failure rate is taken from {estimate.OF_A_WORKER.source}, for as many GPUs as there are nodes. "
+            f"The failure rate is taken from {estimate.SOURCES['mtbf']}, for as many GPUs as there are nodes. "
             "Give --mtbf if you know it."
         )
     if costs.rate is None:

@@ -1,7 +1,7 @@
 """The state of a run and its latest events, from its histories, which are read incrementally as they grow."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +156,12 @@ class RunState:
                 self._add_speed(self._controller, event.time, iteration)
             case _:
                 pass
-        if text := self._describe(event):
+        if isinstance(what, Regroup):
+            if (what.attempt, what.number) in self._regroups:
+                return  # another rank recorded it
+            self._regroups.add((what.attempt, what.number))
+            self.samples_lost += len(what.missing)
+        if text := _description(what):
             self.latest.append((event.time, text))
 
     def _add_rank(self, rank: Rank, event: Event) -> None:
@@ -175,29 +180,13 @@ class RunState:
         rank.step, rank.heard = step + 1, time
         rank.latest.append((time, step))
 
-    def _describe(self, event: Event) -> str:
-        """Describe an event that users want to see, otherwise return an empty text; a regrouping is described once."""
-        match event.what:
-            case Regroup(attempt=attempt, number=number, lost=lost, missing=missing):
-                if (attempt, number) in self._regroups:
-                    return ""
-                self._regroups.add((attempt, number))
-                self.samples_lost += len(missing)
-                return _regrouped(event.what) if lost or number else ""
-            case what:
-                return _description(what)
-
-
-def _regrouped(what: Regroup) -> str:
-    members = f"{len(what.members)} workers continue with step {what.step}"
-    if not what.lost:
-        return members
-    ranks = ", ".join(map(str, what.lost))
-    return f"rank {ranks} lost: {members} ({what.strategy})"
-
 
 def _description(what: What) -> str:
+    """Describe an event that users want to see; otherwise return an empty text."""
     match what:
+        case Regroup(number=number, lost=lost) if lost or number:
+            members = f"{len(what.members)} workers continue with step {what.step}"
+            return f"rank {', '.join(map(str, lost))} lost: {members} ({what.strategy})" if lost else members
         case Launch(workers=workers):
             return f"launched with {workers} workers"
         case Restart(workers=workers, newest=newest):
@@ -246,16 +235,10 @@ def _new(file: Growing) -> Iterator[Event]:
     """Yield the new events of a file; of many new steps only the latest, which give the progress and the speed."""
     lines: list[bytes] = []
     while more := file.lines():
-        lines = [*_last_steps(lines + more)]
+        lines += more
+        steps = [number for number, line in enumerate(lines) if line.startswith(STEP)]
+        old = set(steps[:-LATEST])
+        lines = [line for number, line in enumerate(lines) if number not in old]
     for line in lines:
         with suppress(ValueError):  # the audit reports damage
             yield parse(line)
-
-
-def _last_steps(lines: list[bytes]) -> Iterable[bytes]:
-    skipped = sum(line.startswith(STEP) for line in lines) - LATEST
-    for line in lines:
-        if line.startswith(STEP) and skipped > 0:
-            skipped -= 1
-        else:
-            yield line

@@ -27,10 +27,17 @@ def line(run: RunState, now: Now) -> str:
 
 def screen(run: RunState, now: Now, clock: float) -> RenderableType:
     """Return the state as a screen; `clock` is the present time."""
-    parts: list[RenderableType] = [_head(run, now)]
+    share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
+    state = Text(now.state, style=STATES.get(now.state, "bold red"))
+    head = Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")
+    numbers = Table.grid(padding=(0, 4, 0, 0))
+    pairs = [Text.assemble((f"{name} ", "dim"), value) for name, value in _pairs(run, now)]
+    for begin in range(0, len(pairs), 4):
+        numbers.add_row(*pairs[begin : begin + 4])
+    parts: list[RenderableType] = [head]
     if run.planned:
         parts.append(ProgressBar(total=run.planned, completed=run.reached, width=64))
-    parts += [Text(), _numbers(run, now)]
+    parts += [Text(), numbers]
     if run.ranks and not run.served:
         parts += [Text(), _ranks(run, now, clock)]
     if run.latest:
@@ -38,22 +45,8 @@ def screen(run: RunState, now: Now, clock: float) -> RenderableType:
     return Padding(Group(*parts), (1, 1))
 
 
-def _head(run: RunState, now: Now) -> Text:
-    share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
-    state = Text(now.state, style=STATES.get(now.state, "bold red"))
-    return Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")
-
-
 def _of_planned(run: RunState) -> str:
     return f"{run.reached:,}" + (f" of {run.planned:,}" if run.planned else "")
-
-
-def _numbers(run: RunState, now: Now) -> Table:
-    table = Table.grid(padding=(0, 4, 0, 0))
-    pairs = list(_pairs(run, now))
-    for begin in range(0, len(pairs), 4):
-        table.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in pairs[begin : begin + 4]))
-    return table
 
 
 def _pairs(run: RunState, now: Now) -> Iterator[tuple[str, str]]:

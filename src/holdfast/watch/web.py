@@ -46,16 +46,17 @@ class Site:
         self._watcher = RunWatcher(folder)
         self._folder, self._make_page = folder, make_page
         self._lock = Lock()
-        self._files: object = None
+        self._fingerprint: object = None  # changes when the run writes an event or ends
         self.ready = self._render()
 
     def refresh(self) -> float:
         """Build the page again if the run has written something since; return the seconds that it took."""
-        files = self._fingerprint()
-        if files == self._files:
+        paths = sorted((self._folder / "history").glob("*.jsonl"))
+        fingerprint = is_training(self._folder), [(path.name, path.stat().st_size) for path in paths]
+        if fingerprint == self._fingerprint:
             return 0.0
         began = time.monotonic()
-        self.ready, self._files = self._render(), files
+        self.ready, self._fingerprint = self._render(), fingerprint
         return time.monotonic() - began
 
     @property
@@ -76,11 +77,6 @@ class Site:
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
         body = files.html_text(page).encode()
         return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', state)
-
-    def _fingerprint(self) -> object:
-        """Return a value that changes when the run writes an event or ends."""
-        paths = sorted((self._folder / "history").glob("*.jsonl"))
-        return is_training(self._folder), [(path.name, path.stat().st_size) for path in paths]
 
 
 class _Server(ThreadingHTTPServer):
@@ -149,10 +145,8 @@ def served(site: Site, port: int = 0) -> Iterator[str]:
     try:
         server = _Server(port, site)
     except (OSError, OverflowError) as error:
-        raise BadInput(
-            f"port {port} of {LOOPBACK} is not available ({getattr(error, 'strerror', None) or error}): name another with "
-            "--port, or leave it out."
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"port {port} of {LOOPBACK} is not available ({why}): name another --port, or none.") from error
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="holdfast-web", daemon=True)
     thread.start()
     try:

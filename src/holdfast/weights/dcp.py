@@ -22,14 +22,8 @@ from holdfast.errors import Corrupt
 _INDEX = ".metadata"
 _LONGEST = 256 << 20  # bytes of an index
 _OF_METADATA = {
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "Metadata",
-    "MetadataIndex",
-    "StorageMeta",
-    "TensorProperties",
-    "TensorStorageMetadata",
-    "_MEM_FORMAT_ENCODING",
+    *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+    *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
 }
 _ALLOWED = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
@@ -45,9 +39,8 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a DCP folder, whole, by name."""
     try:
         index = _index(folder)
-        tensors = {
-            key: entry for key, entry in index.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)
-        }
+        entries = index.state_dict_metadata.items()
+        tensors = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}
         _check(folder, index, tensors)
         state = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in tensors.items()}
         with warnings.catch_warnings():

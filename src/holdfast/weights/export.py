@@ -94,25 +94,20 @@ def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _sync(temporary)
-        _publish(temporary, target, force=force)
+        if os.path.lexists(target) and not force:
+            raise BadInput(f"{target} was written by another process meanwhile: name another.")
+        if os.path.lexists(target) and (target.is_dir() or temporary.is_dir()):  # not replaceable by one rename
+            aside = temporary.with_name(f"{temporary.name}.old")
+            target.rename(aside)
+            temporary.rename(target)
+            _discard(aside)
+        else:
+            temporary.replace(target)
         _sync(target.parent)
     except OSError as error:
         raise refusal("write", target, error) from error
     finally:
         _discard(temporary)
-
-
-def _publish(temporary: Path, target: Path, *, force: bool) -> None:
-    if os.path.lexists(target):
-        if not force:
-            raise BadInput(f"{target} was written by another process meanwhile: name another.")
-        if target.is_dir() or temporary.is_dir():  # a folder cannot be replaced by one rename
-            aside = temporary.with_name(f"{temporary.name}.old")
-            target.rename(aside)
-            temporary.rename(target)
-            _discard(aside)
-            return
-    temporary.replace(target)
 
 
 def _discard(path: Path) -> None:

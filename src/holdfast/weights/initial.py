@@ -51,7 +51,11 @@ def read_source(source: WeightsSource) -> SourceContent:
     """Read everything in a source; raise BadInput or Corrupt if it has no weights or is damaged."""
     path = Path(source.place)
     if path.is_dir():
-        return _read_dcp(path) if (path / INDEX).is_file() else _read_run(source, path)
+        if not (path / INDEX).is_file():
+            return _read_run(source, path)
+        from holdfast.weights.dcp import read_dcp  # a slow import
+
+        return _from_file(path, read_dcp(path))
     if not path.is_file():
         why = "is not a regular file" if path.exists() else "does not exist"
         raise BadInput(f"there are no weights at {path}: it {why}.")
@@ -89,17 +93,11 @@ def _read_run(source: WeightsSource, path: Path) -> SourceContent:
     return SourceContent({**models, **others}, True, digest(flat), loaded.step)
 
 
-def _read_dcp(path: Path) -> SourceContent:
-    from holdfast.weights.dcp import read_dcp  # a slow import
-
-    return _from_file(path, read_dcp(path))
-
-
 def _from_file(path: Path, content: Any) -> SourceContent:
     tensors = dict(tensors_in(content))
     if not tensors:
         raise BadInput(f"{path} holds no named tensors: it is not a weights file.")
-    return SourceContent(content, False, digest(Flat(dict(tensors), {"state": None})))
+    return SourceContent(content, False, digest(Flat(tensors, {"state": None})))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,11 +138,8 @@ def _readings(name: str, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         yield weights
         yield {without_wrappers(key): value for key, value in weights.items()}
         for prefix in inside:
-            yield {
-                without_wrappers(key.removeprefix(f"{prefix}.")): value
-                for key, value in weights.items()
-                if key.startswith(f"{prefix}.")
-            }
+            inner = {key: value for key, value in weights.items() if key.startswith(f"{prefix}.")}
+            yield {without_wrappers(key.removeprefix(f"{prefix}.")): value for key, value in inner.items()}
 
 
 def _shape(value: Any) -> object:
@@ -158,9 +153,8 @@ def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: 
     """
     content = read_source(source)
     if content.digest != source.digest:
-        raise BadInput(
-            f"{source.place} has changed since this run started from it: restore the original, or name another --out."
-        )
+        why = "has changed since this run started from it"
+        raise BadInput(f"{source.place} {why}: restore the original, or name another --out.")
     names = source.take or tuple(name for name, thing in protected.things.items() if isinstance(thing, nn.Module))
     if not names:
         raise BadInput(f"no protected model can take the weights of {source.place}: call run.protect(model=model).")
@@ -168,7 +162,15 @@ def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: 
         if name not in protected.things:
             raise BadInput(f"--init-names has {name!r}, but the script protects {', '.join(protected.things)}.")
         alone = Protected({name: protected.things[name]})
-        _load(name, alone, _content_for(name, names, content, source), content, source, warns=warns)
+        states = _content_for(name, names, content, source)
+        if isinstance(protected.things[name], nn.Module):
+            _load_model(name, protected.things[name], states, source, warns=warns)
+            continue
+        if not content.of_a_run:
+            raise BadInput(f"{name} is not a model, and only a run has other states: leave it out of --init-names.")
+        if differences := alone.differences(states):
+            raise BadInput(f"{name} cannot take its state from {source.place} ({listed(differences)}).")
+        alone.restore(states)
     return content.digest
 
 
@@ -184,39 +186,16 @@ def _content_for(name: str, names: tuple[str, ...], content: SourceContent, sour
     )
 
 
-def _load(
-    name: str,
-    alone: Protected,
-    states: Mapping[str, Any],
-    content: SourceContent,
-    source: WeightsSource,
-    *,
-    warns: bool,
-) -> None:
-    thing = alone.things[name]
-    if not isinstance(thing, nn.Module):
-        if not content.of_a_run:
-            raise BadInput(
-                f"{name} is not a model, and only a run has the states of other objects: leave it out of --init-names."
-            )
-        if differences := alone.differences(states):
-            raise BadInput(f"{name} cannot take its state from {source.place} ({listed(differences)}).")
-        alone.restore(states)
-        return
-    before = thing.state_dict()
+def _load_model(name: str, model: Any, states: Mapping[str, Any], source: WeightsSource, *, warns: bool) -> None:
+    before = model.state_dict()
     matched = match(name, before, states)
     if matched.differences and not (source.partial and matched.values):
         raise BadInput(
             f"the weights in {source.place} do not match {name} ({listed(matched.differences)}): use weights of the "
             "same model, or give --init-partial to load the ones that match."
         )
-    thing.load_state_dict({**before, **matched.values})
+    model.load_state_dict({**before, **matched.values})
     if matched.differences and warns:
-        logger.warning(
-            "%s starts with %d of its %d tensors from %s: %s",
-            name,
-            len(matched.values),
-            len(matched.values) + len(matched.missing) + len(matched.misshapen),
-            source.place,
-            listed(matched.differences),
-        )
+        count, total = len(matched.values), len(matched.values) + len(matched.missing) + len(matched.misshapen)
+        text = "%s starts with %d of its %d tensors from %s: %s"
+        logger.warning(text, name, count, total, source.place, listed(matched.differences))

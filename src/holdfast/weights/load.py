@@ -49,22 +49,17 @@ def load(run: str | os.PathLike[str], step: int | None = None, name: str | None 
 
 def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
     """Return all states of the snapshot of `step`, or of the newest verified snapshot."""
-    loaded = _load_snapshot(run, step)
+    store = store_of(run)
+    if step is not None:
+        loaded: Snapshot | None = snapshot.load(store, step)
+        check_of_a_run(loaded)
+    else:
+        loaded, bad = snapshot.search(store, (), unwatched, check_of_a_run)
+        if loaded is None:
+            why = "; ".join(passed_over.why for passed_over in bad.values())
+            raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
     states = {
         name: own_keys(state) if is_model(state) else state
         for name, state in unflatten(loaded.tensors, loaded.extra).items()
     }
     return LoadedStates(loaded.step, states, loaded.passed_over)
-
-
-def _load_snapshot(run: str | os.PathLike[str], step: int | None) -> Snapshot:
-    store = store_of(run)
-    if step is not None:
-        loaded = snapshot.load(store, step)
-        check_of_a_run(loaded)
-        return loaded
-    newest, bad = snapshot.search(store, (), unwatched, check_of_a_run)
-    if newest is None:
-        why = "; ".join(passed_over.why for passed_over in bad.values())
-        raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
-    return newest
