@@ -1,7 +1,7 @@
 """Advice from a run's history: the cost of a failure under each recovery, the recovery to choose, and how often to save."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.advice import estimate as published
@@ -54,17 +54,7 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Return every number as JSON values."""
-        return {
-            "recovery": self.recovery,
-            "save_every": self.save_every,
-            "reasons": list(self.reasons),
-            "unknown": list(self.unknown),
-            "mtbf": self.mtbf.to_json(),
-            "prices": {name: price.to_json() for name, price in self.prices.items()},
-            "outlooks": {name: outlook.to_json() for name, outlook in self.outlooks.items()},
-            "costs": self.costs.to_json(),
-            "large": self.large.to_json() if self.large else None,
-        }
+        return asdict(self)
 
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:

@@ -6,8 +6,7 @@ uncertain, so it is sampled to bound c; if more than one sample in ten shows no 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,10 +26,6 @@ class Convergence:
     limit: float
     left: Estimate
     gain: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers as JSON values."""
-        return asdict(self)
 
 
 def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:

@@ -6,8 +6,7 @@ is repaired. All replications are simulated side by side. Published jobs check t
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -100,10 +99,6 @@ class LargeJob:
     shares: Mapping[str, Estimate]
     every: Mapping[str, int]
     assumed: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every number as JSON values."""
-        return {**asdict(self), "assumed": list(self.assumed)}
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOTICE, PUBLISHED, REGROUP, STALL, Estimate
 from holdfast.advice.question import Question
@@ -37,10 +36,6 @@ class Price:
     seconds: Estimate
     iterations: Estimate
     promise: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the price as JSON values."""
-        return asdict(self)
 
 
 def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
@@ -126,10 +121,6 @@ class Outlook:
     interval: SaveInterval
     effective: float
     as_it_is: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outlook as JSON values."""
-        return asdict(self)
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:

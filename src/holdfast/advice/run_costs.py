@@ -3,9 +3,8 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any
 
 from holdfast import events
 from holdfast.advice.convergence import Convergence, convergence
@@ -47,10 +46,6 @@ class RunCosts:
     def failures(self) -> int:
         """The number of all failures."""
         return self.struck + self.failed
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every number as JSON values."""
-        return asdict(self)
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:

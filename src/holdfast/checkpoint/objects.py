@@ -31,7 +31,7 @@ class ObjectStore:
         return self.url
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        with _written(self._place(name)):
+        with _reported("write", self._place(name)):
             rest, head = iter(parts), bytearray()
             for part in rest:
                 head += part
@@ -52,7 +52,7 @@ class ObjectStore:
                 raise
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        with _written(self._place(name)):
+        with _reported("write", self._place(name)):
             value = b"".join(parts)
             try:
                 self._fs.pipe_file(self._path(name), value, mode="create")
@@ -138,16 +138,9 @@ def _already_there(error: OSError) -> bool:
 def _reported(verb: str, place: str) -> Iterator[None]:
     try:
         yield
-    except (HoldfastError, FileNotFoundError):
+    except HoldfastError:
         raise
     except Exception as error:  # each fsspec backend has its own errors, and not all of them are OSErrors
+        if isinstance(error, FileNotFoundError) and verb != "write":  # there it means that the bucket does not exist
+            raise
         raise refusal(verb, place, error) from error
-
-
-@contextmanager
-def _written(place: str) -> Iterator[None]:
-    with _reported("write", place):
-        try:
-            yield
-        except FileNotFoundError as error:  # here it means that the bucket does not exist
-            raise refusal("write", place, error) from error

@@ -167,8 +167,11 @@ class DirectoryStore:
     def _opened(self, name: str) -> Iterator[io.FileIO]:
         path = self._file(name)
         with _reported("read", path):
-            if obstacle := self._obstacle(name) or _not_regular(path):
+            if obstacle := self._obstacle(name):
                 raise Corrupt(f"{path} cannot be read: {obstacle}.")
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode):  # opening a pipe would block, and opening a device may do harm
+                raise Corrupt(f"{path} cannot be read: it is {_kind(mode)}, not a regular file.")
             with _opened(path) as file:
                 yield file
 
@@ -199,7 +202,10 @@ class DirectoryStore:
         while waiting:
             folder = waiting.pop()
             try:
-                entries = _list(self.path / folder)
+                with os.scandir(self.path / folder) as listed:  # a link to a folder is not a folder here
+                    entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listed]
+            except FileNotFoundError:
+                continue  # never created, or removed since it was listed
             except OSError as error:
                 if not folder:
                     raise refusal("list", self.path, error) from error
@@ -219,9 +225,7 @@ def read(store: Store, name: str, limit: int = SMALL) -> bytes:
     """Return a small value; raise Corrupt if it is larger than `limit`."""
     with store.open(name) as reader:
         if reader.length > limit:
-            raise Corrupt(
-                f"{name} has {reader.length} bytes, more than the {limit} it may have: fall back to an older snapshot."
-            )
+            raise Corrupt(f"{name} has {reader.length} bytes, more than {limit}: fall back to an older snapshot.")
         data, filled = bytearray(reader.length), 0
         while count := reader.readinto(memoryview(data)[filled:]):
             filled += count
@@ -283,12 +287,6 @@ def _reported(verb: str, path: Path) -> Iterator[None]:
         raise refusal(verb, path, error) from error
 
 
-def _not_regular(path: Path) -> str | None:
-    """Describe `path` if it is not a regular file: opening a pipe would block, and opening a device may do harm."""
-    mode = os.lstat(path).st_mode
-    return None if stat.S_ISREG(mode) else f"it is {_kind(mode)}, not a regular file"
-
-
 def _opened(path: Path) -> io.FileIO:
     # O_NONBLOCK and O_NOFOLLOW, in case it has become a pipe or a link since the check.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -311,15 +309,6 @@ _KINDS = {
 }
 
 
-def _list(folder: Path) -> list[tuple[str, bool]]:
-    """Return the entries of a folder, and whether each is a folder; a link to a folder is not one."""
-    try:
-        with os.scandir(folder) as entries:
-            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    except FileNotFoundError:
-        return []  # never created, or removed since it was listed
-
-
 def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     written = started = 0
@@ -329,8 +318,10 @@ def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
             while rest:  # a write may be short, for example on a full disk
                 count = _write_direct(descriptor, rest, written) or os.write(descriptor, rest)
                 rest, written = rest[count:], written + count
-            if written - started >= WRITEBACK:
-                _start_writeback(descriptor, started, written - started)
+            if written - started >= WRITEBACK and hasattr(os, "posix_fadvise"):
+                # Lets the disk write while the next part is hashed; benchmarks/store measures the gain. Linux writes dirty
+                # pages out and drops only clean ones, so the file stays in the page cache.
+                os.posix_fadvise(descriptor, started, written - started, os.POSIX_FADV_DONTNEED)
                 started = written
         os.fsync(descriptor)
     finally:
@@ -356,15 +347,6 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
         return 0
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-
-
-def _start_writeback(descriptor: int, start: int, length: int) -> None:
-    """Let the disk write the last bytes while the next part is hashed; benchmarks/store measures the gain.
-
-    POSIX_FADV_DONTNEED makes Linux write dirty pages out and drop only clean ones, so the file stays in the page cache.
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def _publish_new(temporary: str, path: str) -> None:

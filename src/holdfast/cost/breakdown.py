@@ -316,10 +316,8 @@ def _lost(
     detects: list[Moment],
     known: set[int],
 ) -> FailureCost:
-    mine = (
-        failure for failure in struck if failure.strike.rank == member and failure.strike.step <= at.regroup.step + 1
-    )
-    strike = next((failure for failure in mine if id(failure.event) not in known), None)
+    new = (failure for failure in struck if failure.strike.rank == member and id(failure.event) not in known)
+    strike = next((failure for failure in new if failure.strike.step <= at.regroup.step + 1), None)
     seen = next((moment for moment in detects if getattr(moment.event.what, "rank", None) == member), None)
     if strike:
         known.add(id(strike.event))

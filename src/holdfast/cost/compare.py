@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cost.breakdown import CAUSES, CostBreakdown
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Work is blue, waiting for saves is warm, failures are dark.
@@ -65,19 +64,7 @@ def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")
     axes = sheet.subplots()
-    _bars(axes, runs)
-    axes.set_xlabel("wall clock, seconds")
-    axes.invert_yaxis()
-    axes.margins(x=0.15)  # room for the goodput
-    axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    return sheet
-
-
-def _bars(axes: "Axes", runs: Mapping[str, CostBreakdown]) -> None:
-    names = list(runs)
-    ends = [0.0] * len(names)
+    names, ends = list(runs), [0.0] * len(runs)
     for cause, colour in COLOURS.items():
         # Time that was measured twice is negative; the table shows it, a bar cannot.
         widths = [max(0.0, spent.seconds[cause]) for spent in runs.values()]
@@ -85,6 +72,12 @@ def _bars(axes: "Axes", runs: Mapping[str, CostBreakdown]) -> None:
             axes.barh(names, widths, left=ends, color=colour, label=cause, height=0.6)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     for name, end, spent in zip(names, ends, runs.values(), strict=True):
-        axes.annotate(
-            f"{spent.goodput:.3g} steps/s", (end, name), xytext=(4, 0), textcoords="offset points", va="center"
-        )
+        text = f"{spent.goodput:.3g} steps/s"
+        axes.annotate(text, (end, name), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_xlabel("wall clock, seconds")
+    axes.invert_yaxis()
+    axes.margins(x=0.15)  # room for the goodput
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    return sheet

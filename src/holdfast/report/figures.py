@@ -19,21 +19,10 @@ if TYPE_CHECKING:
 # The colours of text and of faint lines. In the SVG of a page the page's own colours replace them.
 INK, FAINT = "#24282e", "#e3e6ea"
 STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **{"font.size": 9, "axes.titlesize": 10, "axes.facecolor": "none", "axes.axisbelow": True},
 }
 DOTS = 150  # per inch, in a PNG
 ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"

@@ -3,7 +3,7 @@
 import csv
 import io
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from holdfast.report.page import TONES, Page, Picture, Table
 from holdfast.report.timeline_svg import WORDS
 
 PAGE, SUMMARY = "report.html", "summary.md"
+FILES = (".html", ".htm", ".md")
 OTHER_SUFFIXES = (".pdf", ".csv", ".png", ".svg", ".json", ".txt")  # a page cannot be written as one of these
 REFRESH = 2.0  # seconds after which a live page asks for the next one
 MOST_ROWS = 40  # of a table in Markdown; the CSV has all
@@ -25,14 +26,20 @@ def check(out: Path) -> None:
     """Raise BadInput if `out` cannot name a page, before anything is read."""
     if out.suffix in OTHER_SUFFIXES:
         raise BadInput(f"--out {out} is not a page: name a .html or .md file, or a folder for both, figures and CSV.")
-    is_file = out.suffix in WRITERS
+    is_file = out.suffix in FILES
     if out.is_dir() if is_file else out.is_file():
         raise BadInput(f"--out {out} is {'a folder' if is_file else 'a file'}: name another.")
 
 
 def write(page: Page, out: Path) -> Path:
     """Write the page in the format of the suffix of `out`, or as a folder without one; return the path of the page."""
-    return WRITERS.get(out.suffix, write_folder)(page, out)
+    if out.suffix not in FILES:
+        return write_folder(page, out)
+    _make(out.parent)
+    if out.suffix == ".md":
+        _write_figures(page, out.parent)
+    replace_text(out, markdown_text(page) if out.suffix == ".md" else html_text(page))
+    return out
 
 
 def write_folder(page: Page, out: Path) -> Path:
@@ -45,22 +52,6 @@ def write_folder(page: Page, out: Path) -> Path:
     replace_text(out / SUMMARY, markdown_text(page))
     replace_text(out / PAGE, html_text(page))
     return out / PAGE
-
-
-def _write_html(page: Page, out: Path) -> Path:
-    _make(out.parent)
-    replace_text(out, html_text(page))
-    return out
-
-
-def _write_markdown(page: Page, out: Path) -> Path:
-    _make(out.parent)
-    _write_figures(page, out.parent)
-    replace_text(out, markdown_text(page))
-    return out
-
-
-WRITERS: dict[str, Callable[[Page, Path], Path]] = {".html": _write_html, ".htm": _write_html, ".md": _write_markdown}
 
 
 def _write_figures(page: Page, out: Path) -> None:

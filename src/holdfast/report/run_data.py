@@ -13,7 +13,6 @@ from holdfast.history.log import read_history
 from holdfast.report.activity import Activity, activity
 from holdfast.report.page import Cell
 from holdfast.report.thinning import Point
-from holdfast.runs.config import RunConfig
 from holdfast.runs.histories import open_history
 
 
@@ -49,7 +48,10 @@ def load_run(path: Path, name: str, *, audited: bool = True) -> ReportedRun:
     """Read the run in the folder `path`."""
     with no_collection(), open_history(path) as run:
         history = read_history(run.files).events
-        settings = {**_settings(history), **_configured(run.config)}
+        settings = _settings(history)
+        if run.config is not None:
+            script = " ".join([Path(run.config.script).name, *run.config.args])
+            settings |= {"recovery": run.config.recovery, "script": script}
         findings = audit_run(run.files, run.facts) if audited else None
         return run_from_history(history, name, settings=settings, findings=findings)
 
@@ -61,13 +63,15 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return the run that `history` records."""
+    """Return the run that `history` records; the loss of a step is from the last attempt that trained it."""
+    steps = (event.what for event in leading(history) if isinstance(event.what, Step))
+    last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
         name=name,
         cost=cost_breakdown(history),
         activity=activity(history),
         settings=_settings(history) if settings is None else settings,
-        losses=_losses(history),
+        losses=sorted(last.items()),
         began=min(event.time for event in history),
         findings=findings,
     )
@@ -83,13 +87,6 @@ def names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]  # a folder was given twice
 
 
-def _losses(history: Sequence[Event]) -> list[Point]:
-    """Return the loss of every step, from the last attempt that trained it."""
-    steps = (event.what for event in leading(history) if isinstance(event.what, Step))
-    last = {step.step: step.loss for step in steps if step.loss is not None}
-    return [(step, last[step]) for step in sorted(last)]
-
-
 def _settings(history: Sequence[Event]) -> dict[str, Cell]:
     """Return the settings of the run as last recorded in its history."""
     plan = next((event.what for event in reversed(history) if isinstance(event.what, Plan)), None)
@@ -102,9 +99,3 @@ def _settings(history: Sequence[Event]) -> dict[str, Cell]:
         "seed": plan.seed if plan else None,
         "script": Path(launch.argv[0]).name if launch and launch.argv else None,
     }
-
-
-def _configured(config: RunConfig | None) -> dict[str, Cell]:
-    if config is None:
-        return {}
-    return {"recovery": config.recovery, "script": " ".join([Path(config.script).name, *config.args])}

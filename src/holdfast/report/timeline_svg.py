@@ -32,15 +32,8 @@ WORDS = {
 }
 # The light colours of the page, for a file outside it.
 LIGHT = {
-    "--train": "#3b6fd4",
-    "--undone": "#a78bda",
-    "--wait": "#e0a32e",
-    "--recover": "#a9b1bd",
-    "--good": "#18794e",
-    "--bad": "#c0362c",
-    "--line": "#e3e6ea",
-    "--muted": "#5b6470",
-    "--card": "#ffffff",
+    **{"--train": "#3b6fd4", "--undone": "#a78bda", "--wait": "#e0a32e", "--recover": "#a9b1bd"},
+    **{"--good": "#18794e", "--bad": "#c0362c", "--line": "#e3e6ea", "--muted": "#5b6470", "--card": "#ffffff"},
 }
 
 

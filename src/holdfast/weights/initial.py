@@ -97,7 +97,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
     tensors = dict(tensors_in(content))
     if not tensors:
         raise BadInput(f"{path} holds no named tensors: it is not a weights file.")
-    return SourceContent(content, False, digest(Flat(tensors, {"state": None})))
+    return SourceContent(content, False, digest(Flat(dict(tensors), {"state": None})))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

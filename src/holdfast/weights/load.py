@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import unwatched
 from holdfast.checkpoint.payload import unflatten
-from holdfast.checkpoint.snapshot import PassedOver, Snapshot
+from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.errors import BadInput, NoSnapshot
 from holdfast.train.state.module_names import is_model, own_keys
 from holdfast.train.state.snapshot_extra import check_of_a_run
@@ -51,13 +51,14 @@ def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedS
     """Return all states of the snapshot of `step`, or of the newest verified snapshot."""
     store = store_of(run)
     if step is not None:
-        loaded: Snapshot | None = snapshot.load(store, step)
+        loaded = snapshot.load(store, step)
         check_of_a_run(loaded)
     else:
-        loaded, bad = snapshot.search(store, (), unwatched, check_of_a_run)
-        if loaded is None:
+        newest, bad = snapshot.search(store, (), unwatched, check_of_a_run)
+        if newest is None:
             why = "; ".join(passed_over.why for passed_over in bad.values())
             raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
+        loaded = newest
     states = {
         name: own_keys(state) if is_model(state) else state
         for name, state in unflatten(loaded.tensors, loaded.extra).items()
