@@ -16,7 +16,6 @@ from holdfast.errors import BadInput, Interrupted
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.lab.experiment import Experiment
     from holdfast.lab.result import Result
 
 lab = typer.Typer(help="Run experiments that test claims of papers and of this project.", no_args_is_help=True)
@@ -69,7 +68,14 @@ def lab_run(
     from holdfast.workloads.registry import load_for_lab, own_errors
 
     chosen = experiment(name)
-    _check_options(chosen, panel=bool(panel), workload=bool(workload), on=bool(on), config=bool(config))
+    if panel and not chosen.has_panels:
+        raise BadInput(f"{name} has no panels: leave out --panel.")
+    if panel and workload:
+        raise BadInput("--panel and --workload both choose the model: leave out one of them.")
+    if (workload or on) and not chosen.accepts_workload:
+        raise BadInput(f"{name} has its own workloads and runs on this machine: leave out --workload and --on.")
+    if config and not chosen.accepts_config:
+        raise BadInput(f"{name} does not read a --config file: leave it out.")
     options = Options(
         seed=seed,
         trials=trials,
@@ -95,17 +101,6 @@ def lab_run(
         Console().print(f"  {remark}", highlight=False)
     say(f"report: {result_page.write(result, folder)}")
     raise typer.Exit(0 if result.holds or workload else 1)
-
-
-def _check_options(chosen: "Experiment", *, panel: bool, workload: bool, on: bool, config: bool) -> None:
-    if panel and not chosen.has_panels:
-        raise BadInput(f"{chosen.name} has no panels: leave out --panel.")
-    if panel and workload:
-        raise BadInput("--panel and --workload both choose the model: leave out one of them.")
-    if (workload or on) and not chosen.accepts_workload:
-        raise BadInput(f"{chosen.name} has its own workloads and runs on this machine: leave out --workload and --on.")
-    if config and not chosen.accepts_config:
-        raise BadInput(f"{chosen.name} does not read a --config file: leave it out.")
 
 
 @lab.command("check")

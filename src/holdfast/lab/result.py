@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Value = str | float | int | None
+Expected = tuple[float | None, float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A statement with the range it expects and the measured value; a `None` end leaves the range open.
 
@@ -33,23 +34,17 @@ class Claim:
     id: str
     claim: str
     source: str
-    expected: tuple[float | None, float | None]
+    expected: Expected
     measured: float
     interval: tuple[float, float] | None = None
 
     @classmethod
     def of_estimate(
-        cls,
-        id: str,
-        claim: str,
-        source: str,
-        expected: tuple[float | None, float | None],
-        estimate: "ConfidenceInterval",
+        cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
         """Return a claim about an estimate, whose interval is left out if it is unknown."""
         value, low, high = estimate
-        known = None if math.isnan(low) else (low, high)
-        return cls(id=id, claim=claim, source=source, expected=expected, measured=value, interval=known)
+        return cls(id, claim, source, expected, value, None if math.isnan(low) else (low, high))
 
     @property
     def holds(self) -> bool:
@@ -62,9 +57,7 @@ class Claim:
         if self.interval is None:
             return True
         low, high = self.interval
-        if self.expects(low) != self.expects(high):
-            return False
-        return self.expects(self.measured) == self.expects(low)
+        return self.expects(low) == self.expects(high) == self.expects(self.measured)
 
     def expects(self, value: float) -> bool:
         """Return True if `value` lies in the expected range."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
-from holdfast.lab.result import Claim, Result, ResultTable, Row, environment, write_json
+from holdfast.lab.result import Claim, Result, ResultTable, Row, Value, environment, write_json
 from holdfast.report import files
 from holdfast.report.figures import picture
 from holdfast.report.files import prepare
-from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
+from holdfast.report.page import Column, Number, Page, Picture, Statement, Table
 
 RESULT = "result.json"
 
@@ -21,7 +21,11 @@ def write(result: Result, out: Path) -> Path:
     """Write result.json, summary.md, figures, tables and report.html, and return the path of the report."""
     prepare(out)
     write_json(result, out)
-    return files.write_folder(page(result, [_drawn(result, name) for name in result.figures], environment()), out)
+    pictures = []
+    for name, figure in result.figures.items():
+        title, caption, alt = _words(name, result.captions)
+        pictures.append(picture(figure, name=name, title=title, caption=caption, alt=alt, wide=True, themed=False))
+    return files.write_folder(page(result, pictures, environment()), out)
 
 
 def read(folder: Path) -> Page:
@@ -30,7 +34,15 @@ def read(folder: Path) -> Page:
     order = {name: place for place, name in enumerate(result.captions)}
     paths = sorted((folder / "figures").glob("*.png"))
     paths.sort(key=lambda path: order.get(path.stem, len(order)))
-    return page(result, [_stored(path, result.captions) for path in paths], facts)
+    pictures = []
+    for path in paths:
+        title, caption, alt = _words(path.stem, result.captions)
+        try:
+            png = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"cannot read the figure {path}: {error.strerror or error}.") from error
+        pictures.append(Picture(name=path.stem, title=title, caption=caption, alt=alt, png=png, wide=True))
+    return page(result, pictures, facts)
 
 
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
@@ -38,13 +50,30 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
     lead = "Every claim with the range it expects and the measured value; claims that do not hold are marked."
     settings = ", ".join(f"{key} {value}" for key, value in result.config.items())
     about = {"Command": result.command, "Date": result.date, "Settings": settings}
+    tables = [(table.title, table.columns, table.rows, False) for table in result.tables]
+    if result.rows:  # rows of different kinds have different columns
+        columns = list(dict.fromkeys(key for row in result.rows for key in row))
+        rows = [[_cell(row.get(column)) for column in columns] for row in result.rows]
+        tables.append(("Every row", columns, rows, True))
     return Page(
         title=result.experiment,
         lead=lead if result.claims else "Measurements without claims.",
-        statements=[_statement(claim) for claim in result.claims],
+        statements=[
+            Statement(
+                verdict=verdict(claim),
+                claim=claim.claim,
+                source=claim.source,
+                expected=expected(claim),
+                measured=measured(claim),
+            )
+            for claim in result.claims
+        ],
         numbers=_counts([verdict(claim) for claim in result.claims]),
         pictures=pictures,
-        tables=[*map(_table, result.tables), *([_rows(result)] if result.rows else [])],
+        tables=[
+            Table(title=title, columns=[Column(name) for name in names], rows=rows, folded=folded)
+            for title, names, rows, folded in tables
+        ],
         remarks=result.remarks,
         facts={name: text for name, text in about.items() if text} | {"Environment": environment_line(facts)},
     )
@@ -106,14 +135,9 @@ def environment_line(facts: Row) -> str:
     return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {machine}"
 
 
-def _statement(claim: Claim) -> Statement:
-    return Statement(
-        verdict=verdict(claim),
-        claim=claim.claim,
-        source=claim.source,
-        expected=expected(claim),
-        measured=measured(claim),
-    )
+def _cell(value: Any) -> Value:
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return value if value is None or is_plain else str(value)
 
 
 def _counts(verdicts: Sequence[str]) -> list[Number]:
@@ -125,41 +149,11 @@ def _counts(verdicts: Sequence[str]) -> list[Number]:
     return [Number(name, str(verdicts.count(word)), about) for word, (name, about) in words.items() if verdicts]
 
 
-def _drawn(result: Result, name: str) -> Picture:
-    title, caption, alt = _words(name, result.captions)
-    return picture(result.figures[name], name=name, title=title, caption=caption, alt=alt, wide=True, themed=False)
-
-
-def _stored(path: Path, captions: Mapping[str, str]) -> Picture:
-    title, caption, alt = _words(path.stem, captions)
-    try:
-        return Picture(name=path.stem, title=title, caption=caption, alt=alt, png=path.read_bytes(), wide=True)
-    except OSError as error:
-        raise BadInput(f"cannot read the figure {path}: {error.strerror or error}.") from error
-
-
 def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
     """Return the title, the caption and the alternative text of a figure."""
     caption = captions.get(name, "")
     title = name.replace("-", " ").replace("_", " ")
     return title[:1].upper() + title[1:], caption, caption or f"Figure: {title}."
-
-
-def _table(table: ResultTable) -> Table:
-    return Table(title=table.title, columns=[Column(name) for name in table.columns], rows=table.rows)
-
-
-def _rows(result: Result) -> Table:
-    """Return all rows as one table; rows of different kinds have different columns."""
-    columns = list(dict.fromkeys(key for row in result.rows for key in row))
-    rows = [[_cell(row.get(column)) for column in columns] for row in result.rows]
-    return Table(title="Every row", columns=[Column(name) for name in columns], rows=rows, folded=True)
-
-
-def _cell(value: Any) -> Cell:
-    if isinstance(value, bool) or not (value is None or isinstance(value, str | int | float)):
-        return str(value)
-    return value
 
 
 def _read(folder: Path) -> tuple[Result, Row]:
@@ -173,7 +167,19 @@ def _read(folder: Path) -> tuple[Result, Row]:
             experiment=str(data["experiment"]),
             config=dict(data["config"]),
             rows=[dict(row) for row in data["rows"]],
-            claims=[_claim(claim) for claim in data["claims"]],
+            claims=[
+                Claim(
+                    str(claim["id"]),
+                    str(claim["claim"]),
+                    str(claim["source"]),
+                    (claim["expected"][0], claim["expected"][1]),
+                    _number(claim["measured"]),
+                    None
+                    if claim.get("interval") is None
+                    else (_number(claim["interval"][0]), _number(claim["interval"][1])),
+                )
+                for claim in data["claims"]
+            ],
             remarks=[str(remark) for remark in data["remarks"]],
             tables=[ResultTable(str(t["title"]), t["columns"], t["rows"]) for t in data.get("tables", ())],
             captions={str(name): str(text) for name, text in data.get("captions", {}).items()},
@@ -190,19 +196,6 @@ def _read(folder: Path) -> tuple[Result, Row]:
     if any(len(row) != len(table.columns) for table in result.tables for row in table.rows):
         raise BadInput(f"{path} is damaged: a row of a table does not have one value for each column.")
     return result, facts
-
-
-def _claim(data: Mapping[str, Any]) -> Claim:
-    low, high = data["expected"]
-    interval = data.get("interval")
-    return Claim(
-        id=str(data["id"]),
-        claim=str(data["claim"]),
-        source=str(data["source"]),
-        expected=(low, high),
-        measured=_number(data["measured"]),
-        interval=None if interval is None else (_number(interval[0]), _number(interval[1])),
-    )
 
 
 def _number(value: float | None) -> float:

@@ -1,6 +1,7 @@
 """Finished trials on disk, so that an interrupted experiment resumes where it stopped."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,11 @@ class TrialLog:
     """Numbers by key, written line by line; `known` also has those of earlier processes."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.known = path, dict(_read(path))
+        self._path, self.known = path, dict[str, float]()
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+            with suppress(ValueError, TypeError):  # a line that was torn by a kill
+                key, value = json.loads(line)
+                self.known[str(key)] = float("inf") if value is None else float(value)
         try:
             self._file = path.open("ab", buffering=0)  # nothing stays in a buffer that could fail to be written later
             self._file.write(b"\n")  # ends a line that was torn by a kill
@@ -42,14 +47,3 @@ def trials_folder(out: Path) -> Path:
     except OSError as error:
         raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --out.") from error
     return folder
-
-
-def _read(path: Path) -> list[tuple[str, float]]:
-    numbers = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            key, value = json.loads(line)
-            numbers.append((str(key), float("inf") if value is None else float(value)))
-        except (ValueError, TypeError):
-            continue
-    return numbers

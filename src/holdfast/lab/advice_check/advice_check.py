@@ -1,7 +1,7 @@
 """Does the advice hold? Costs of failures predicted from runs without one, then measured; and its save interval in a sweep."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,16 +36,32 @@ def run(options: Options, meter: Meter) -> Result:
     if not options.quick:
         name, costs = next(iter(runs.calm.items()))
         sweeps += real_sweeps(name, costs, options, meter)
-    cases = [*runs.cases, *trials]
+    cases, jobs = [*runs.cases, *trials], simulate_published_jobs()
+    goodputs: list[Row] = [
+        {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": interval, "goodput": float(mean)}
+        for sweep in sweeps
+        for interval, mean in zip(sweep.every, sweep.means, strict=True)
+    ]
+    llama, share = jobs[0]
+    words = f"{llama.name}: effective time by simulation of its published failures (published: {llama.says})"
+    near = (llama.figure - 0.03, llama.figure + 0.03)
     return Result(
         experiment="advice-check",
         config={"seed": options.seed, "interval": options.interval, "cases": len(cases)},
-        rows=[case.to_row() for case in cases] + [row for sweep in sweeps for row in _rows(sweep)],
-        claims=[*_coverages(runs.cases, trials), *map(_near_best, sweeps), _llama()],
+        rows=[case.to_row() for case in cases] + goodputs,
+        claims=[
+            *_coverages(runs.cases, trials),
+            *map(_sweep_claim, sweeps),
+            Claim("llama-3", words, llama.source, near, share.value),
+        ],
         remarks=[
             *(_misses("real runs", runs.cases), _misses("simulated workloads", trials)),
-            *(_widths(unit, cases) for unit in ("seconds", "iterations")),
-            *_published_jobs(),
+            *_widths(cases),
+            *(
+                f"{job.name} ({job.source}): published {job.says}, simulated {share.value:.1%} ({share.low:.1%} to "
+                f"{share.high:.1%}). {job.assumed[0].upper()}{job.assumed[1:]}."
+                for job, share in jobs
+            ),
         ],
         tables=[_table(cases)],
         figures={"advice-check": figure(runs.cases, trials, sweeps)},
@@ -64,58 +80,26 @@ def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -
         "real-iterations": ("kills of real workers: cost in iterations", iterations),
         "simulated": ("failures of simulated workloads: cost in iterations", list(trials)),
     }
-    claims = [
-        Claim(
-            id=name,
-            claim=f"{words}, share of {len(cases)} cases in the predicted interval",
-            source=SOURCE,
-            expected=(HOLDS, None),
-            measured=coverage(cases),
-        )
-        for name, (words, cases) in groups.items()
-    ]
+    claims = []
+    for name, (words, cases) in groups.items():
+        words = f"{words}, share of {len(cases)} cases in the predicted interval"
+        claims.append(Claim(name, words, SOURCE, (HOLDS, None), coverage(cases)))
     different = {(case.workload, case.failure, case.strategy) for case in [*real_cases, *trials]}
-    count = Claim(
-        id="cases",
-        claim="cases that differ in workload, failure or strategy",
-        source=SOURCE,
-        expected=(FEWEST, None),
-        measured=len(different),
-    )
-    return [*claims, count]
+    words = "cases that differ in workload, failure or strategy"
+    return [*claims, Claim("cases", words, SOURCE, (FEWEST, None), len(different))]
 
 
-def _near_best(sweep: Sweep) -> Claim:
+def _sweep_claim(sweep: Sweep) -> Claim:
     kinds = {"resampled": "resampled from measured costs", "real": "real runs, by the wall clock"}
-    words = kinds.get(sweep.how, f"{sweep.how}: the part that trains")
-    return Claim(
-        id=f"{sweep.workload}-{sweep.how.replace(', ', '-').replace(' ', '-')}",
-        claim=f"{sweep.workload}, {words}: goodput at the recommended save interval, as a part of the best of a sweep",
-        source=SOURCE,
-        expected=(NEAR, None),
-        measured=sweep.recommended,
-        interval=_spread(sweep),
-    )
-
-
-def _spread(sweep: Sweep) -> tuple[float, float] | None:
-    """Return the interval of the recommended goodput over the best, over the repeats of real runs."""
-    if len(sweep.goodput) < 2 or sweep.how == "resampled":
-        return None
-    ratios = sweep.goodput[:, RECOMMENDED] / sweep.goodput[:, int(np.argmax(sweep.means))]
-    mean = mean_of_few(np.asarray(ratios))
-    return mean.low, mean.high
-
-
-def _llama() -> Claim:
-    job, share = simulate_published_jobs()[0]
-    return Claim(
-        id="llama-3",
-        claim=f"{job.name}: effective time by simulation of its published failures (published: {job.says})",
-        source=job.source,
-        expected=(job.figure - 0.03, job.figure + 0.03),
-        measured=share.value,
-    )
+    how = kinds.get(sweep.how, f"{sweep.how}: the part that trains")
+    words = f"{sweep.workload}, {how}: goodput at the recommended save interval, as a part of the best of a sweep"
+    ends: tuple[float, float] | None = None
+    if len(sweep.goodput) > 1 and sweep.how != "resampled":
+        ratios = sweep.goodput[:, RECOMMENDED] / sweep.goodput[:, int(np.argmax(sweep.means))]
+        _, low, high = mean_of_few(np.asarray(ratios))
+        ends = low, high
+    ident = f"{sweep.workload}-{sweep.how.replace(', ', '-').replace(' ', '-')}"
+    return Claim(ident, words, SOURCE, (NEAR, None), sweep.recommended, ends)
 
 
 def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
@@ -133,29 +117,14 @@ def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
     return f"{name}: {len(missed)} of {len(cases)} cases were not as predicted: {groups}.{about}"
 
 
-def _widths(unit: str, cases: Sequence[AdviceCase]) -> str:
-    """Return how wide the predicted intervals are; an interval that contains everything would be worthless."""
-    chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
-    width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
-    error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
-    return (
-        f"{unit}: a predicted interval is {width:.1f} times its value wide, and costs are {error:.2g} off it (medians)."
-    )
-
-
-def _published_jobs() -> list[str]:
-    return [
-        f"{job.name} ({job.source}): published {job.says}, simulated {share.value:.1%} ({share.low:.1%} to {share.high:.1%}). "
-        f"{job.assumed[0].upper()}{job.assumed[1:]}."
-        for job, share in simulate_published_jobs()
-    ]
-
-
-def _rows(sweep: Sweep) -> list[Row]:
-    return [
-        {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": interval, "goodput": float(mean)}
-        for interval, mean in zip(sweep.every, sweep.means, strict=True)
-    ]
+def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
+    """Yield how wide the predicted intervals are; an interval that contains everything would be worthless."""
+    for unit in ("seconds", "iterations"):
+        chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
+        width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
+        error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
+        value = f"{width:.1f} times its value wide, and costs are {error:.2g} off it (medians)"
+        yield f"{unit}: a predicted interval is {value}."
 
 
 def _table(cases: Sequence[AdviceCase]) -> ResultTable:
@@ -166,8 +135,17 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
     for key, group in groups.items():
         first, measured = group[0].predicted, float(np.mean([case.measured for case in group]))
         rows.append([*key, first.value, first.low, first.high, measured, len(group), coverage(group)])
-    columns = ["workload", "strategy", "unit", "predicted", "low", "high"]
-    columns += ["measured (mean)", "cases", "in the interval"]
+    columns = [
+        "workload",
+        "strategy",
+        "unit",
+        "predicted",
+        "low",
+        "high",
+        "measured (mean)",
+        "cases",
+        "in the interval",
+    ]
     return ResultTable("Predicted and measured costs of a failure", columns, rows)
 
 

@@ -47,14 +47,9 @@ class Sweep:
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
     """Return the mean time between failures of a sweep, and the intervals around the one recommended for it."""
     question = Question()
-    mtbf = OFTEN * restart_time(costs, question).value
-    saving = SaveCosts(
-        step=costs.step.value,
-        stall=save_delay(costs, question).value,
-        mtbf=mtbf,
-        restart=restart_time(costs, question).value,
-        durable=costs.durable.value if costs.durable else 0.0,
-    )
+    restart, stall = restart_time(costs, question).value, save_delay(costs, question).value
+    mtbf, durable = OFTEN * restart, costs.durable.value if costs.durable else 0.0
+    saving = SaveCosts(step=costs.step.value, stall=stall, mtbf=mtbf, restart=restart, durable=durable)
     best = best_interval(saving).best
     return mtbf, [max(1, round(best * factor)) for factor in FACTORS]
 

@@ -14,14 +14,8 @@ from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.lab.trial_log import trials_folder
 from holdfast.server.advice import RECOVERIES, ServedCosts, iterations_lost, served_costs
-from holdfast.workloads.workload import Workload
 
-WORKLOADS = (
-    "mlr-mnist",
-    "mf-movielens",
-    "lda-20news",
-    "cnn-mnist-shard",
-)  # panels, of which the quick workloads are used
+WORKLOADS = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # panels; their quick workloads are used
 
 
 def strategies(interval: int) -> dict[str, Strategy]:
@@ -38,28 +32,18 @@ def strategies(interval: int) -> dict[str, Strategy]:
 
 def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
     """Return every trial of every strategy on every workload as a case."""
-    trials = options.trial_count(full=40, quick=5)
-    workloads = (PANELS[name].workload(None, quick=True) for name in WORKLOADS)
-    return [case for workload in workloads for case in _cases(workload, options, trials, meter)]
-
-
-def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[AdviceCase]:
-    wanted = strategies(options.interval)
-    costs = served_costs(history_of_losses(workload.name, trajectory(workload).losses.tolist(), options.interval))
-    log = trials_folder(options.out) / f"advice-{workload.name}.jsonl"
-    (measured,) = measure(workload.name, [workload], wanted.values(), options, trials, log, meter)
-    return [
-        AdviceCase(
-            workload.name,
-            f"after iteration {step}{', before the first save' if step < options.interval else ''}",
-            name,
-            "iterations",
-            predicted_cost(costs, strategy),
-            float(cost),
-        )
-        for name, strategy in wanted.items()
-        for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True)
-    ]
+    trials, interval, wanted = options.trial_count(full=40, quick=5), options.interval, strategies(options.interval)
+    cases = []
+    for workload in (PANELS[name].workload(None, quick=True) for name in WORKLOADS):
+        costs = served_costs(history_of_losses(workload.name, trajectory(workload).losses.tolist(), interval))
+        log = trials_folder(options.out) / f"advice-{workload.name}.jsonl"
+        (measured,) = measure(workload.name, [workload], wanted.values(), options, trials, log, meter)
+        for name, strategy in wanted.items():
+            predicted = predicted_cost(costs, strategy)
+            for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True):
+                where = f"after iteration {step}{', before the first save' if step < interval else ''}"
+                cases.append(AdviceCase(workload.name, where, name, "iterations", predicted, float(cost)))
+    return cases
 
 
 def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 
 import numpy as np
 
@@ -23,13 +24,24 @@ from holdfast.report.files import prepare, replace_text
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare the strategies on every panel."""
+    import torch  # takes a second
+
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15
     folder = prepare(options.out)
     panels = [_measure(panel, options, trials, rounds, meter) for panel in chosen_panels(options.panels)]
     rows = [row for results in panels for row in _rows(results)]
-    replace_text(folder / "trials.csv", _csv(_trial_rows(panels)))
+    accuracies = [
+        {**_cell_columns(results, "trial", cell), "trial": number, "phase": phase, "when": when, "accuracy": value}
+        for results in panels
+        for number, outcome in enumerate(results.outcomes)
+        for (phase, cell, when), value in outcome.accuracy.items()
+    ]
+    replace_text(folder / "trials.csv", _csv(accuracies))
     replace_text(folder / "rows.csv", _csv(rows))
     drawn, lack = figures.draw_figures(rows)
+    described = {
+        r.panel.name: f"{r.data} in epochs {', '.join(map(str, r.phases))} of {r.steps} mini-batches" for r in panels
+    }
     return Result(
         experiment="backprop-tradeoff",
         config={
@@ -37,11 +49,8 @@ def run(options: Options, meter: Meter) -> Result:
             "trials": trials,
             "rounds": rounds,
             "workers": WORKERS,
-            "device": _device_name(),
-            **{
-                r.panel.name: f"{r.data} in epochs {', '.join(map(str, r.phases))} of {r.steps} mini-batches"
-                for r in panels
-            },
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
+            **described,
         },
         rows=rows,
         claims=[claim for results in panels for claim in claims(results)],
@@ -51,14 +60,8 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "processor"
-
-
 def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, meter: Meter) -> PanelResults:
-    from holdfast.lab.backprop.slowdown import measure_times  # imports PyTorch, which takes a second
+    from holdfast.lab.backprop.slowdown import measure_times  # imports PyTorch
 
     task = load_task(panel.name, options.quick, options.data)
     times = measure_times(task, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))
@@ -94,66 +97,43 @@ def _rows(results: PanelResults) -> Iterator[Row]:
     """Yield the accuracies, the slowdowns, the costs of checkpoint-restart, and the training without failures."""
     for phase, epoch in zip(PHASES, results.phases, strict=True):
         for cell, when in MEASURED:
-            place = {"phase": phase, "epoch": epoch, "when": when}
-            yield _cell_columns(results, "accuracy", cell) | place | _accuracy(results, phase, cell, when)
+            deviation = results.deviation(phase, cell, when)
+            yield {
+                **_cell_columns(results, "accuracy", cell),
+                **{"phase": phase, "epoch": epoch, "when": when, "trials": len(results.outcomes)},
+                **_columns("accuracy", confidence.mean_of_few(results.accuracy(phase, cell, when))),
+                **_columns("deviation", confidence.mean_of_few(deviation)),
+                **_columns("distance", confidence.mean_of_few(np.abs(deviation))),
+            }
     for cell in INTERRUPTED:
         slowdown = confidence.median(results.slowdown[cell][:, None])
         model = results.predicted[cell.point or 0] if cell.strategy == "replay" else 1.0
         yield {**_cell_columns(results, "slowdown", cell), **_columns("slowdown", slowdown), "model": model}
-    yield _restart_row(results)
+    prices, length = results.prices, results.panel.epoch
+    mean = mean_checkpoint_restart(prices, epoch=length, saves=1)
+    yield {
+        "panel": results.panel.name,
+        "what": "checkpoint-restart",
+        "paper_epoch": length,
+        **{f"{name}_s": getattr(prices, name) for name in ("minibatch", "save", "init", "load")},
+        "replay_s": mean.replay,
+        "worst_replay_s": checkpoint_restart(prices, since=length).replay,
+        "checkpoint_s": mean.checkpoint,
+        "restart_s": mean.restart,
+        "replayed_predicted_s": results.replayed[0],
+        "replayed_measured_s": results.replayed[1],
+    }
     for epoch in range(len(results.outcomes[0].curve)):
         after = confidence.mean_of_few(np.array([outcome.curve[epoch] for outcome in results.outcomes]))
         yield {"panel": results.panel.name, "what": "training", "epoch": epoch, **_columns("accuracy", after)}
 
 
 def _cell_columns(results: PanelResults, what: str, cell: Cell) -> Row:
-    name = results.panel.name
-    return {
-        "panel": name, "what": what, "strategy": cell.strategy, "point": cell.point, "survivors": cell.survivors
-    }  # fmt: skip
-
-
-def _accuracy(results: PanelResults, phase: str, cell: Cell, when: str) -> Row:
-    deviation = results.deviation(phase, cell, when)
-    return {
-        "trials": len(results.outcomes),
-        **_columns("accuracy", confidence.mean_of_few(results.accuracy(phase, cell, when))),
-        **_columns("deviation", confidence.mean_of_few(deviation)),
-        **_columns("distance", confidence.mean_of_few(np.abs(deviation))),
-    }
+    return {"panel": results.panel.name, "what": what, **asdict(cell)}
 
 
 def _columns(name: str, estimate: ConfidenceInterval) -> Row:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def _restart_row(results: PanelResults) -> Row:
-    prices, epoch = results.prices, results.panel.epoch
-    mean = mean_checkpoint_restart(prices, epoch=epoch, saves=1)
-    return {
-        "panel": results.panel.name,
-        "what": "checkpoint-restart",
-        "paper_epoch": epoch,
-        "minibatch_s": prices.minibatch,
-        "save_s": prices.save,
-        "init_s": prices.init,
-        "load_s": prices.load,
-        "replay_s": mean.replay,
-        "worst_replay_s": checkpoint_restart(prices, since=epoch).replay,
-        "checkpoint_s": mean.checkpoint,
-        "restart_s": mean.restart,
-        "replayed_predicted_s": results.replayed[0],
-        "replayed_measured_s": results.replayed[1],
-    }
-
-
-def _trial_rows(panels: Sequence[PanelResults]) -> list[Row]:
-    return [
-        {**_cell_columns(results, "trial", cell), "trial": number, "phase": phase, "when": when, "accuracy": value}
-        for results in panels
-        for number, outcome in enumerate(results.outcomes)
-        for (phase, cell, when), value in outcome.accuracy.items()
-    ]
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -21,7 +21,7 @@ from holdfast.lab.backprop.scenarios import (
     TrialOutcome,
 )
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.result import Claim
+from holdfast.lab.result import Claim, Expected
 
 LEAST = 0.01  # of a mini-batch: a smaller overhead cannot be distinguished from none
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
@@ -89,80 +89,58 @@ def _cells(strategy: str) -> list[Cell]:
 
 def claims(results: PanelResults) -> list[Claim]:
     """Return the claims of the paper and ours about one panel."""
-    return [*_overhead_claims(results), *_accuracy_claims(results), *_model_claims(results)]
 
+    def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
+        ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"
+        return Claim.of_estimate(ident, text, source, expected, estimate)
 
-def _claim(
-    results: PanelResults,
-    ident: str,
-    text: str,
-    source: str,
-    expected: tuple[float | None, float | None],
-    estimate: ConfidenceInterval,
-) -> Claim:
-    return Claim.of_estimate(f"{results.panel.name}-{ident}", f"{results.label}: {text}", source, expected, estimate)
-
-
-def _overhead_claims(results: PanelResults) -> list[Claim]:
-    point, epoch = POINTS[-1], results.panel.epoch
+    point, slowdown, source = POINTS[-1], results.median_slowdown, "figures 3b, 4b"
     forward = "time of a mini-batch under forward, over one without a failure"
     replay = f"time of a mini-batch under replay, failed at {point:.0%}, over one without a failure"
-    repeated = f"work that checkpoint-restart does again in an epoch of {epoch} mini-batches, over the overhead of"
-    source, orders = "figures 3b, 4b", "section IV.F: two orders of magnitude"
-    slowdown = results.median_slowdown
-    return [
-        _claim(results, "forward-overhead", forward, f"{source}: close to 1", (None, 1.1), slowdown("forward")),
-        _claim(results, "replay-overhead", replay, f"{source}: almost 2", (None, 2.1), slowdown("replay", point)),
-        *(
-            _claim(results, f"dearer-than-{strategy}", f"{repeated} {strategy}", orders, (100, None), ratio)
-            for strategy, ratio in ((name, results.restart_cost_ratio(name)) for name in ("replay", "forward"))
-        ),
+    made = [
+        claim("forward-overhead", forward, f"{source}: close to 1", (None, 1.1), slowdown("forward")),
+        claim("replay-overhead", replay, f"{source}: almost 2", (None, 2.1), slowdown("replay", point)),
     ]
-
-
-def _accuracy_claims(results: PanelResults) -> list[Claim]:
-    bounds = []
+    epoch, orders = results.panel.epoch, "section IV.F: two orders of magnitude"
+    repeated = f"work that checkpoint-restart does again in an epoch of {epoch} mini-batches, over the overhead of"
+    for strategy in ("replay", "forward"):
+        ratio = results.restart_cost_ratio(strategy)
+        made.append(claim(f"dearer-than-{strategy}", f"{repeated} {strategy}", orders, (100, None), ratio))
     for strategy in ("replay", "forward"):
         phase, cell, distance = results.worst(strategy)
         text = f"largest mean distance from Baseline's accuracy under {strategy}, relative ({phase}, {cell.name})"
-        source = "section IV.F: up to 5.5 %"
-        bounds.append(_claim(results, f"{strategy}-deviation", text, source, (None, PAPER), distance))
+        made.append(claim(f"{strategy}-deviation", text, "section IV.F: up to 5.5 %", (None, PAPER), distance))
     value, low, high = confidence.reduction(results.distances("forward"), results.distances("replay"))
     nearer = "mean distance from Baseline of forward, over that of replay"
     ratio = ConfidenceInterval(1 - value, 1 - high, 1 - low)
-    return [*bounds, _claim(results, "forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio)]
-
-
-def _model_claims(results: PanelResults) -> list[Claim]:
-    ratio = np.stack([results.predicted[point] / results.slowdown[Cell("replay", point)] for point in POINTS], axis=1)
-    predicted, measured = results.replayed
-    replay = "slowdown of replay by the performance model, over the measured one"
+    made.append(claim("forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio))
+    ratios = np.stack([results.predicted[at] / results.slowdown[Cell("replay", at)] for at in POINTS], axis=1)
+    model = "slowdown of replay by the performance model, over the measured one"
+    made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
     restart = "time to load a checkpoint and replay mini-batches by the performance model, over the measured one"
-    return [
-        _claim(results, "model-replay", replay, "section IV.C", (0.85, 1.15), confidence.median(ratio)),
-        Claim(
-            id=f"{results.panel.name}-model-restart",
-            claim=f"{results.label}: {restart}",
-            source="section IV.C",
-            expected=(0.8, 1.25),
-            measured=predicted / measured,
-        ),
-    ]
+    estimate = ConfidenceInterval(results.replayed[0] / results.replayed[1], np.nan, np.nan)
+    return [*made, claim("model-restart", restart, "section IV.C", (0.8, 1.25), estimate)]
 
 
 def remarks(results: PanelResults) -> list[str]:
     """Return what a reader should know besides the claims, and the cause of each claim that fails."""
-    lines = [] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]
-    lines += [_moved(results), _deviations(results, NOW), _deviations(results, LATER), _restarts(results)]
-    return lines + [_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds]
-
-
-def _moved(results: PanelResults) -> str:
-    """Return how much one mini-batch changes the accuracy at all, as a scale for the deviations."""
+    label, prices = results.label, results.prices
+    # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean_of_few(results.deviation(phase, BEFORE)).value for phase in PHASES}
     words = ", ".join(f"{phase} {value:+.1%}" for phase, value in moved.items())
     late = float(results.accuracy(PHASES[-1], BASELINE).mean())
-    return f"{results.label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}."
+    restart, rollback = mean_checkpoint_restart(prices, epoch=results.panel.epoch), immediate_rollback(prices)
+    return [
+        *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
+        f"{label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}.",
+        *(_deviations(results, when) for when in (NOW, LATER)),
+        f"{label}: a worker's mini-batch takes {_time(prices.minibatch)}, a save {_time(prices.save)}, a fresh process "
+        f"{_time(prices.init)}, a load {_time(prices.load)}. By the performance model a failure costs checkpoint-restart "
+        f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, and a save in every epoch; replay "
+        f"{_time(rollback.replay)}, and {_time(rollback.restart)} without a spare; forward nothing. With the starts of "
+        f"both counted, checkpoint-restart costs {restart.total / rollback.total:.1f} times as much as replay.",
+        *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
+    ]
 
 
 def _deviations(results: PanelResults, when: str) -> str:
@@ -173,19 +151,6 @@ def _deviations(results: PanelResults, when: str) -> str:
         mean = confidence.mean_of_few(signed)
         parts.append(f"{strategy} {mean.value:+.1%} ({mean.low:+.1%} to {mean.high:+.1%})")
     return f"{results.label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}."
-
-
-def _restarts(results: PanelResults) -> str:
-    prices = results.prices
-    restart = mean_checkpoint_restart(prices, epoch=results.panel.epoch)
-    rollback = immediate_rollback(prices)
-    return (
-        f"{results.label}: a worker's mini-batch takes {_time(prices.minibatch)}, a save {_time(prices.save)}, a fresh process "
-        f"{_time(prices.init)}, a load {_time(prices.load)}. By the performance model a failure costs checkpoint-restart "
-        f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, and a save in every epoch; replay "
-        f"{_time(rollback.replay)}, and {_time(rollback.restart)} without a spare; forward nothing. With the starts of "
-        f"both counted, checkpoint-restart costs {restart.total / rollback.total:.1f} times as much as replay."
-    )
 
 
 def _time(seconds: float) -> str:
@@ -214,25 +179,25 @@ def _cause(results: PanelResults, claim: Claim) -> str:
         spread = np.percentile(np.stack(list(results.slowdown.values())), (5, 95))
         return f"{start} 5th and 95th percentile of all slowdowns: {_listed(spread.tolist())}."
     if claim.id.endswith("-forward-nearer"):
-        phases = ", ".join(f"{phase} {_pair(results, phase)}" for phase in PHASES)
-        return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {phases}."
+        parts = []
+        for phase in PHASES:
+            forward, replay = (results.distances(strategy, [phase]).mean() for strategy in ("forward", "replay"))
+            base = results.accuracy(phase, BASELINE).mean()
+            parts.append(f"{phase} {forward:.1%} and {replay:.1%} at {base:.3f}")
+        return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {', '.join(parts)}."
     if claim.id.endswith("-model-restart"):
         return (
             f"{start} {_time(results.replayed[0])} were predicted and {_time(results.replayed[1])} measured: the prices and "
             "the replay were not measured at the same moment. Cause: not found; other work on the machine may be one."
         )
-    return f"{start} Cause: {_uneven(results)}"
-
-
-def _uneven(results: PanelResults) -> str:
-    """Return whether gradients of unequal duration explain why the model of replay, which has them equal, is off."""
+    # The model of replay is off: gradients of unequal duration may explain it, because the model has them equal.
     until = [results.median_slowdown("skip", point).value for point in POINTS]  # skip computes only up to the failure
     taken = [results.median_slowdown("replay", point).value for point in POINTS]
     modelled = [results.predicted[point] - 1 for point in POINTS]
     explained = all(abs((1 + part) / whole - 1) <= TOLERANCE for part, whole in zip(until, taken, strict=True))
     return (
-        f"{'the model assumes that all gradients take the same time' if explained else 'not found'}. Until the failure (at "
-        f"{', '.join(f'{point:.0%}' for point in POINTS)}) {_listed(until)} of a mini-batch passed, by the model "
+        f"{start} Cause: {'the model assumes that all gradients take the same time' if explained else 'not found'}. Until the "
+        f"failure (at {', '.join(f'{point:.0%}' for point in POINTS)}) {_listed(until)} of a mini-batch passed, by the model "
         f"{_listed(modelled)}; with a mini-batch after it that is {_listed([1 + part for part in until])}, and replay took "
         f"{_listed(taken)}."
     )
@@ -240,8 +205,3 @@ def _uneven(results: PanelResults) -> str:
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
-
-
-def _pair(results: PanelResults, phase: str) -> str:
-    forward, replay = (results.distances(strategy, [phase]).mean() for strategy in ("forward", "replay"))
-    return f"{forward:.1%} and {replay:.1%} at {results.accuracy(phase, BASELINE).mean():.3f}"

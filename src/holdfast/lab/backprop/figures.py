@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 COLOURS = {"before": "#a0aec0", "baseline": "#2b6cb0", "replay": "#dd6b20", "forward": "#38a169", "skip": "#b794f4"}
 KINDS = (("replay", None), ("forward", 2), ("forward", 4), ("forward", 6), ("skip", None))
+RESTART_BARS = {
+    "replay, mean": "replay_s",
+    "replay, worst": "worst_replay_s",
+    "save": "checkpoint_s",
+    "restart": "restart_s",
+    "mini-batch": "minibatch_s",
+}
 HATCHES = {2: "..", 4: "//", 6: ""}
 
 
@@ -42,41 +49,26 @@ def caption(name: str) -> str:
 
 def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
     """Draw figure 2: accuracy without failures, and the work that checkpoint-restart would repeat."""
-    drawn = new_figure(max(4 * len(panels), 4.8), 5.6)
-    places = drawn.subplots(2, len(panels), squeeze=False)
-    for column, panel in enumerate(panels):
-        _accuracy_curve(places[0][column], [row for row in rows if row["panel"] == panel])
-        _restart_bars(places[1][column], next(row for row in rows if row["panel"] == panel and "replay_s" in row))
-        places[0][column].set_title(panel, fontsize=10)
+    drawn, colour = new_figure(max(4 * len(panels), 4.8), 5.6), COLOURS["baseline"]
+    for panel, above, below in zip(panels, *drawn.subplots(2, len(panels), squeeze=False), strict=True):
+        own = [row for row in rows if row["panel"] == panel]
+        curve = [row for row in own if row["what"] == "training"]
+        epochs, means = [row["epoch"] for row in curve], [row["accuracy"] for row in curve]
+        above.plot(epochs, means, marker="o", markersize=3, color=colour)
+        lows, highs = ([row[f"accuracy_{end}"] for row in curve] for end in ("low", "high"))
+        above.fill_between(epochs, lows, highs, alpha=0.2, color=colour)
+        for epoch in {row["epoch"] for row in own if row["what"] == "accuracy"}:
+            above.axvline(epoch + 0.5, color="black", linestyle=":")
+        above.set_ylim(0, 1)
+        above.set_xlabel("epoch (dotted: failures)")
+        above.set_ylabel("test accuracy")
+        above.set_title(panel, fontsize=10)
+        restart = next(row for row in own if "replay_s" in row)  # by the performance model
+        below.barh(list(RESTART_BARS), [restart[column] for column in RESTART_BARS.values()], color=colour)
+        below.set_xscale("log")
+        below.invert_yaxis()
+        below.set_xlabel(f"seconds a failure,\nepoch of {restart['paper_epoch']} mini-batches")
     return drawn
-
-
-def _accuracy_curve(axes: "Axes", rows: Sequence[Row]) -> None:
-    curve = [row for row in rows if row["what"] == "training"]
-    epochs, means = [row["epoch"] for row in curve], [row["accuracy"] for row in curve]
-    axes.plot(epochs, means, marker="o", markersize=3, color=COLOURS["baseline"])
-    lows, highs = ([row[f"accuracy_{end}"] for row in curve] for end in ("low", "high"))
-    axes.fill_between(epochs, lows, highs, alpha=0.2, color=COLOURS["baseline"])
-    for epoch in {row["epoch"] for row in rows if row["what"] == "accuracy"}:
-        axes.axvline(epoch + 0.5, color="black", linestyle=":")
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("epoch (dotted: failures)")
-    axes.set_ylabel("test accuracy")
-
-
-def _restart_bars(axes: "Axes", row: Row) -> None:
-    """Draw seconds by the performance model for the paper's epoch length."""
-    bars = {
-        "replay, mean": row["replay_s"],
-        "replay, worst": row["worst_replay_s"],
-        "save": row["checkpoint_s"],
-        "restart": row["restart_s"],
-        "mini-batch": row["minibatch_s"],
-    }
-    axes.barh(list(bars), list(bars.values()), color=COLOURS["baseline"])
-    axes.set_xscale("log")
-    axes.invert_yaxis()
-    axes.set_xlabel(f"seconds a failure,\nepoch of {row['paper_epoch']} mini-batches")
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
@@ -87,33 +79,27 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
     for column, phase in enumerate(PHASES):
         for line, when in enumerate((NOW, LATER)):
             part = [row for row in own if row.get("phase") == phase and row.get("when") == when]
-            _accuracies(places[line][column], part)
-            places[line][column].set_title(f"{phase} (epoch {part[0]['epoch']}), {when}", fontsize=9)
+            axes = places[line][column]
+            for row in part:
+                if row["strategy"] in ("before", "baseline"):
+                    style = "--" if row["strategy"] == "before" else "-"
+                    label, colour = row["strategy"].capitalize(), COLOURS[row["strategy"]]
+                    axes.axhline(row["accuracy"], linestyle=style, color=colour, label=label)
+            _bars(axes, part, "accuracy", marked="deviation")
+            names = ("accuracy", "accuracy_low", "accuracy_high")
+            ends = [row[name] for row in part for name in names if isfinite(row[name])]
+            margin = max(max(ends) - min(ends), 0.02)
+            axes.set_ylim(max(0, min(ends) - margin / 2), min(1, max(ends) + margin / 4))  # space below for the labels
+            axes.set_ylabel("test accuracy")
+            axes.set_title(f"{phase} (epoch {part[0]['epoch']}), {when}", fontsize=9)
     for axes in places[2][1:]:
         axes.set_axis_off()
-    _slowdowns(places[2][0], [row for row in own if row["what"] == "slowdown"])
+    places[2][0].axhline(1, color=COLOURS["baseline"])
+    _bars(places[2][0], [row for row in own if row["what"] == "slowdown"], "slowdown", marked="slowdown")
+    places[2][0].set_ylabel("time over that of a mini-batch")
     legend(drawn, [places[0][0]])
     drawn.suptitle(panel)
     return drawn
-
-
-def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:
-    for row in rows:
-        if row["strategy"] in ("before", "baseline"):
-            style = "--" if row["strategy"] == "before" else "-"
-            label, colour = row["strategy"].capitalize(), COLOURS[row["strategy"]]
-            axes.axhline(row["accuracy"], linestyle=style, color=colour, label=label)
-    _bars(axes, rows, "accuracy", marked="deviation")
-    ends = [row[name] for row in rows for name in ("accuracy", "accuracy_low", "accuracy_high") if isfinite(row[name])]
-    margin = max(max(ends) - min(ends), 0.02)
-    axes.set_ylim(max(0, min(ends) - margin / 2), min(1, max(ends) + margin / 4))  # space below for the labels
-    axes.set_ylabel("test accuracy")
-
-
-def _slowdowns(axes: "Axes", rows: Sequence[Row]) -> None:
-    axes.axhline(1, color=COLOURS["baseline"])
-    _bars(axes, rows, "slowdown", marked="slowdown")
-    axes.set_ylabel("time over that of a mini-batch")
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
@@ -123,9 +109,8 @@ def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}
         places = [at + 0.16 * (number - 2) for at in range(len(POINTS))]
         heights = [mine[point][value] for point in POINTS]
-        ends = [
-            [abs(mine[point][f"{value}_{end}"] - mine[point][value]) for point in POINTS] for end in ("low", "high")
-        ]
+        lows, highs = ([mine[point][f"{value}_{end}"] for point in POINTS] for end in ("low", "high"))
+        ends = [[abs(end - height) for end, height in zip(side, heights, strict=True)] for side in (lows, highs)]
         label = strategy if left is None else f"{strategy}, {left} survive"
         bars = axes.bar(places, heights, 0.15, yerr=ends, capsize=2, label=label, color=COLOURS[strategy])
         for bar in bars:

@@ -29,9 +29,9 @@ class TrainingTask:
     test: "tuple[Tensor, Tensor]"
     share: int  # samples of each worker
     rate: float
-    momentum: float
-    decay: float
-    phases: tuple[int, int, int]
+    momentum: float = 0.9
+    decay: float = 5e-4
+    phases: tuple[int, int, int] = (0, 4, 8)
     whole: bool = True
 
     @property
@@ -66,8 +66,7 @@ class BackpropPanel:
 
 def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
     """Return the panels called `names` in their usual order; all of them if `names` is empty."""
-    unknown = [name for name in names if name not in PANELS]
-    if unknown:
+    if unknown := [name for name in names if name not in PANELS]:
         raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]
 
@@ -83,8 +82,6 @@ def _resnet18(data: Path | None) -> TrainingTask:
         test=test,
         share=32,
         rate=0.1,
-        momentum=0.9,
-        decay=5e-4,
         phases=(0, 4, 12),
     )
 
@@ -100,8 +97,6 @@ def _resnet50(data: Path | None) -> TrainingTask:
         test=test,
         share=32,
         rate=0.05,
-        momentum=0.9,
-        decay=5e-4,
         phases=(0, 6, 14),
     )
 
@@ -121,9 +116,6 @@ def _digits(depth: int) -> TrainingTask:
         test=(x[-400:], y[-400:]),
         share=4,
         rate=0.05,
-        momentum=0.9,
-        decay=5e-4,
-        phases=(0, 4, 8),
     )
 
 
@@ -142,7 +134,6 @@ def _nt3(data: Path | None) -> TrainingTask:
         rate=0.001,  # the benchmark's own
         momentum=0.0,
         decay=0.0,
-        phases=(0, 4, 8),
         whole=False,
     )
 
@@ -158,9 +149,7 @@ def _small_nt3(data: Path | None) -> TrainingTask:
         test=test,
         share=8,
         rate=0.03,
-        momentum=0.9,
         decay=0.0,
-        phases=(0, 4, 8),
         whole=False,
     )
 

@@ -103,6 +103,10 @@ class Scenarios:
 
         from holdfast.lab.backprop.simulated_workers import compute_gradients
 
+        def record(key: str, value: float) -> None:
+            self.known[key] = value
+            report(key, value)
+
         before = training.state()
         keys = {(cell, when): f"{before.digest}/{cell.name}/{when}" for cell, when in MEASURED}
         if all(key in self.known for key in keys.values()):
@@ -113,19 +117,17 @@ class Scenarios:
             for cell in CELLS:
                 if not all(key in self.known for (of, _), key in keys.items() if of == cell):
                     self._run_cell(training, before, first, failing, cell, order)
-                    self._measure(training, failing, cell, keys, report)
+                    record(keys[cell, NOW], training.accuracy())
+                    if cell != BEFORE:
+                        for number in range(failing + 1, failing + 1 + training.epoch):
+                            training.step(number)
+                        record(keys[cell, LATER], training.accuracy())
             training.restore(before)
         return {place: self.known[key] for place, key in keys.items()}
 
     def _run_cell(
-        self,
-        training: "Training",
-        before: "State",
-        first: "list[WorkerGradients]",
-        failing: int,
-        cell: Cell,
-        order: list[int],
-    ) -> None:
+        self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: Cell, order: list[int]
+    ) -> None:  # fmt: skip
         """Bring the training to the state after the cell; all cells share the gradients `first`."""
         from torch.nn.functional import cross_entropy
 
@@ -136,19 +138,6 @@ class Scenarios:
             return
         if apply_gradients(training.model, training.optimizer, first, cell.interruption(order)):
             train_minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
-
-    def _measure(
-        self, training: "Training", failing: int, cell: Cell, keys: dict[tuple[Cell, str], str], report: Report
-    ) -> None:
-        self._record(keys[cell, NOW], training.accuracy(), report)
-        if cell != BEFORE:
-            for number in range(failing + 1, failing + 1 + training.epoch):
-                training.step(number)
-            self._record(keys[cell, LATER], training.accuracy(), report)
-
-    def _record(self, key: str, value: float, report: Report) -> None:
-        self.known[key] = value
-        report(key, value)
 
 
 @cache

@@ -67,23 +67,20 @@ def compute_gradients(
     model: nn.Module, shares: Sequence[Share], loss: Loss, wanted: Collection[str] | None = None
 ) -> list[WorkerGradients]:
     """Return every worker's gradients and leave the model unchanged; `wanted` ends backward after these parameters."""
-    return [_worker_gradients(model, share, loss, wanted) for share in shares]
-
-
-def _worker_gradients(model: nn.Module, share: Share, loss: Loss, wanted: Collection[str] | None) -> WorkerGradients:
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and (wanted is None or name in wanted)
     }
-    before = copy_tensors(model.named_buffers())
-    with seeded(share.key, share.x.device):
-        value = loss(model(share.x), share.y)
-        tensors = torch.autograd.grad(value, list(parameters.values()), allow_unused=True) if parameters else ()
-    gradients = {name: tensor for name, tensor in zip(parameters, tensors, strict=True) if tensor is not None}
-    after = copy_tensors(model.named_buffers())
-    copy_into(before, dict(model.named_buffers()))
-    return WorkerGradients(len(share.y), gradients, after)
+    before, workers = copy_tensors(model.named_buffers()), []
+    for share in shares:
+        with seeded(share.key, share.x.device):
+            value = loss(model(share.x), share.y)
+            tensors = torch.autograd.grad(value, list(parameters.values()), allow_unused=True) if parameters else ()
+        gradients = {name: tensor for name, tensor in zip(parameters, tensors, strict=True) if tensor is not None}
+        workers.append(WorkerGradients(len(share.y), gradients, copy_tensors(model.named_buffers())))
+        copy_into(before, dict(model.named_buffers()))
+    return workers
 
 
 def copy_tensors(named: Iterator[tuple[str, Tensor]]) -> Tensors:
@@ -118,7 +115,10 @@ def layers_of(model: nn.Module) -> Layers:
 def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
     """Return the parameters whose gradients are summed at the failure: whole layers, starting with the last."""
     if isinstance(point, str):
-        return _behind(order, point)
+        layers = [_module(names[0]) for names in order]
+        if point not in layers:
+            raise BadInput(f"there is no layer {point!r}; choose among {', '.join(layers)}.")
+        return frozenset(_flat(order[layers.index(point) + 1 :]))
     if not 0 <= point <= 1:
         raise BadInput(f"a point of back-propagation must lie in [0, 1], from its start to its end (got {point}).")
     allowed = round(point * sum(map(len, order)), 6)  # 6: a product such as 0.7 x 10 must not fall short of 7
@@ -128,13 +128,6 @@ def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
             break
         done += layer
     return frozenset(done)
-
-
-def _behind(order: Layers, layer: str) -> frozenset[str]:
-    places = [number for number, names in enumerate(order) if _module(names[0]) == layer]
-    if not places:
-        raise BadInput(f"there is no layer {layer!r}; choose among {', '.join(_module(names[0]) for names in order)}.")
-    return frozenset(_flat(order[places[0] + 1 :]))
 
 
 def train_minibatch(
@@ -151,7 +144,8 @@ def train_minibatch(
     An abandoned mini-batch costs what was done of it: its forward, and backward up to the failure.
     """
     wanted = None
-    if interruption and interruption.casualties and _abandons(interruption, inside=inside):
+    abandoned = ("skip", "replay") if inside else ("skip",)
+    if interruption and interruption.casualties and interruption.strategy in abandoned:
         wanted = completed_parameters(layers_of(model), interruption.point)
     if apply_gradients(model, optimizer, compute_gradients(model, shares, loss, wanted), interruption, inside=inside):
         train_minibatch(model, optimizer, shares, loss, inside=inside)
@@ -176,14 +170,10 @@ def apply_gradients(
     weights = _weights(order, samples, interruption, inside=inside)
     _step(model, optimizer, order, workers, weights, inside=inside)
     if inside or interruption.strategy != "skip":  # a step that is dropped as a whole leaves the buffers unchanged too
-        keeper = _buffer_keeper(interruption, len(workers), inside=inside)
+        lost = frozenset[int]() if interruption.strategy == "replay" and not inside else interruption.casualties
+        keeper = next((worker for worker in range(len(workers)) if worker not in lost), 0)  # replay replaces casualties
         copy_into(workers[keeper].buffers, dict(model.named_buffers()))
     return inside and interruption.strategy == "replay"
-
-
-def _abandons(interruption: Interruption, *, inside: bool) -> bool:
-    """Return True if the gradients that a failed backward had yet to compute are not needed."""
-    return interruption.strategy == "skip" or (interruption.strategy == "replay" and inside)
 
 
 def _weights(
@@ -212,35 +202,24 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Step the optimizer layer by layer, or once for all layers; a parameter without weights does not move."""
+    """Step the optimizer layer by layer, or once for all layers; a parameter without weights does not move.
+
+    Gradients are summed over the workers in order; workers of weight 0 are left out.
+    """
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:
         for name in names:
-            parameters[name].grad = _summed(workers, name, weights[name])
+            total, own = None, weights[name]
+            for worker, weight in zip(workers, own, strict=True) if own is not None else ():
+                if weight and name in worker.gradients:
+                    part = worker.gradients[name] * weight
+                    total = part if total is None else total.add_(part)
+            parameters[name].grad = total
         if any(parameters[name].grad is not None for name in names):
             optimizer.step()
         for name in names:
             parameters[name].grad = None
-
-
-def _summed(workers: Sequence[WorkerGradients], name: str, weights: Weights | None) -> Tensor | None:
-    """Return the weighted sum over the workers, in order; workers of weight 0 are left out."""
-    if weights is None:
-        return None
-    total: Tensor | None = None
-    for worker, weight in zip(workers, weights, strict=True):
-        if weight and name in worker.gradients:
-            part = worker.gradients[name] * weight
-            total = part if total is None else total.add_(part)
-    return total
-
-
-def _buffer_keeper(interruption: Interruption, world_size: int, *, inside: bool) -> int:
-    """Return the worker whose buffers the model keeps: the first, or after a loss the first survivor."""
-    if interruption.strategy == "replay" and not inside:
-        return 0  # its casualties are replaced
-    return next((worker for worker in range(world_size) if worker not in interruption.casualties), 0)
 
 
 def _flat(order: Iterable[Iterable[str]]) -> list[str]:

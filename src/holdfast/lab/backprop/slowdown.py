@@ -43,29 +43,26 @@ class MeasuredTimes:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure on a new model; every round has all cells, each followed by a mini-batch that does not fail."""
+    """Measure on a new model; every round has all cells in random order, each followed by a mini-batch without failure."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
     for cell in (BASELINE, *INTERRUPTED[:3]):  # the first mini-batches allocate memory and choose kernels
         _cell_seconds(training, shares, cell)
-    taken = [_round(training, shares, number, progress) for number in range(rounds)]
+    taken = []
+    for number in range(rounds):
+        baseline, seconds = [_cell_seconds(training, shares, BASELINE)], dict[Cell, float]()
+        for place in np.random.default_rng(number).permutation(len(INTERRUPTED)):
+            seconds[INTERRUPTED[place]] = _cell_seconds(training, shares, INTERRUPTED[place])
+            baseline.append(_cell_seconds(training, shares, BASELINE))
+        taken.append(seconds | {BASELINE: float(np.median(baseline))})
+        progress(1)
     slowdown = {cell: np.array([seconds[cell] / seconds[BASELINE] for seconds in taken]) for cell in INTERRUPTED}
     whole = float(np.median([seconds[BASELINE] for seconds in taken]))
     measured = MeasuredTimes(slowdown, *_predictions(training, shares, whole, scratch))
     if training.device.type == "cuda":
         torch.cuda.empty_cache()  # the processes that run trials need the memory
     return measured
-
-
-def _round(training: Training, shares: Sequence[Share], number: int, progress: Progress) -> dict[Cell, float]:
-    """Return the seconds of every cell, measured in random order; Baseline is the median of all its mini-batches."""
-    baseline, taken = [_cell_seconds(training, shares, BASELINE)], {}
-    for place in np.random.default_rng(number).permutation(len(INTERRUPTED)):
-        taken[INTERRUPTED[place]] = _cell_seconds(training, shares, INTERRUPTED[place])
-        baseline.append(_cell_seconds(training, shares, BASELINE))
-    progress(1)
-    return taken | {BASELINE: float(np.median(baseline))}
 
 
 def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> float:
@@ -81,11 +78,7 @@ def _predictions(
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
-    parts = {
-        "forward": forward,
-        "backward": max(gradients - forward, 0.0),
-        "update": max(whole - gradients, 0.0),
-    }
+    parts = {"forward": forward, "backward": max(gradients - forward, 0.0), "update": max(whole - gradients, 0.0)}
     points = sorted({cell.point for cell in INTERRUPTED if cell.point is not None})
     predicted = {point: rollback_slowdown(point=point, **parts) for point in points}
     prices, measured = _prices(training, shares[0], scratch)
@@ -100,32 +93,28 @@ def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, fl
     def train_one() -> None:
         train_minibatch(training.model, training.optimizer, [share], cross_entropy)
 
+    def save_state() -> None:
+        flat = flatten({"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()})
+        tensors = {
+            name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in flat.tensors.items()
+        }
+        snapshot.save(store, 0, tensors, flat.extra)
+
+    def replay(batches: int) -> None:
+        loaded = snapshot.load(store, 0)
+        state = unflatten(loaded.tensors, {"state": loaded.extra["state"]})
+        training.restore(State(state["model"], state["optimizer"]))
+        for _ in range(batches):
+            train_one()
+
     with TemporaryDirectory(dir=scratch) as folder:
         store = DirectoryStore(folder)
-        save = _seconds(device, lambda: _save(store, training))
-        load = _median(device, lambda: _load(store, training), 3)
-
-        def replay() -> None:
-            _load(store, training)
-            for _ in range(REPLAYED):
-                train_one()
-
+        save = _seconds(device, save_state)
+        load = _median(device, lambda: replay(0), 3)
         step = _median(device, train_one, 7)
-        measured = _median(device, replay, 3)
+        measured = _median(device, lambda: replay(REPLAYED), 3)
     init = _start_seconds(device) + _seconds(device, lambda: training.task.build().to(device))
     return Prices(minibatch=step, save=save, init=init, load=load), measured
-
-
-def _save(store: DirectoryStore, training: Training) -> None:
-    flat = flatten({"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()})
-    tensors = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in flat.tensors.items()}
-    snapshot.save(store, 0, tensors, flat.extra)
-
-
-def _load(store: DirectoryStore, training: Training) -> None:
-    loaded = snapshot.load(store, 0)
-    state = unflatten(loaded.tensors, {"state": loaded.extra["state"]})
-    training.restore(State(state["model"], state["optimizer"]))
 
 
 def _start_seconds(device: torch.device) -> float:
@@ -145,13 +134,11 @@ def _median(device: torch.device, action: Callable[[], object], times: int = 5) 
 
 def _seconds(device: torch.device, action: Callable[[], object]) -> float:
     """Return the seconds of an action, until the device has finished too."""
-    _synchronize(device)
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
     began = perf_counter()
     action()
-    _synchronize(device)
-    return perf_counter() - began
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
+    if is_cuda:
         torch.cuda.synchronize(device)
+    return perf_counter() - began

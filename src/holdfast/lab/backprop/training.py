@@ -1,7 +1,6 @@
 """One training of a task: mini-batches in an order that follows from a seed, states to return to, and accuracy."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +67,12 @@ class Training:
         """Train mini-batch `number` without a failure."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        for share in self._parts(number):
+        if self.task.whole:
+            window = self.plan.window(self.plan.position(number))
+            shares = [Share(*self._samples(window), self._key(number, WORKERS))]
+        else:
+            shares = self.shares(number)
+        for share in shares:
             with seeded(share.key, self.device):
                 mean = cross_entropy(self.model(share.x), share.y)
                 (mean * (len(share.y) / self.task.batch)).backward()
@@ -80,10 +84,8 @@ class Training:
         size = EVALUATED * self.task.share
         self.model.eval()
         with torch.inference_mode():
-            right = [
-                (self.model(images).argmax(1) == labels).sum()
-                for images, labels in zip(x.split(size), y.split(size), strict=True)
-            ]
+            parts = zip(x.split(size), y.split(size), strict=True)
+            right = [(self.model(images).argmax(1) == labels).sum() for images, labels in parts]
         self.model.train()
         return float(torch.stack(right).sum()) / len(y)
 
@@ -95,13 +97,6 @@ class Training:
         """Set the model and the optimizer to `state`."""
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))  # the optimizer keeps the tensors it is given
-
-    def _parts(self, number: int) -> Iterator[Share]:
-        if not self.task.whole:
-            yield from self.shares(number)
-            return
-        window = self.plan.window(self.plan.position(number))
-        yield Share(*self._samples(window), self._key(number, WORKERS))
 
     def _samples(self, ids: Any) -> tuple[Tensor, Tensor]:
         x, y = self._train

@@ -52,13 +52,11 @@ def contraction(workload: Workload, run: Trajectory) -> Contraction:
     worst = float(np.max(steps[1:] / steps[:-1])) if len(steps) > 1 and steps.all() else 1.0
     if worst < 1:
         end = round(FAR[-1] * run.length)
-        far = continue_training(workload, run.states[-1], run.length, end)
-        return Contraction(worst, _safe_distance(_distances(workload, run, far), worst, end), True, worst, worst)
-    return _fitted(workload, run)
-
-
-def _fitted(workload: Workload, run: Trajectory) -> Contraction:
-    """Fit the rate to the distances from several far iterates."""
+        distances = _distances(workload, run, continue_training(workload, run.states[-1], run.length, end))
+        k = np.arange(len(distances))
+        with np.errstate(divide="ignore"):  # the largest D that is never too large, as the module explains
+            logs = np.log(distances) - np.log1p(worst ** (end - k)) - k * np.log(worst)
+        return Contraction(worst, float(np.exp(np.min(logs))), True, worst, worst)
     far, at, rates = run.states[-1], run.length, list[Rate]()
     for times in FAR:
         end = max(round(times * run.length), at + 1)
@@ -66,14 +64,6 @@ def _fitted(workload: Workload, run: Trajectory) -> Contraction:
         rates.append(fitted_rate(_distances(workload, run, far), slice(0, None)))
     all_c = [rate.c for rate in rates]
     return Contraction(rates[-1].c, rates[-1].distance, False, min(all_c), max(all_c))
-
-
-def _safe_distance(distances: Floats, c: float, end: int) -> float:
-    """Return the largest D that cannot exceed any distance to the optimum times c^-k; the module explains why."""
-    k = np.arange(len(distances))
-    with np.errstate(divide="ignore"):
-        logs = np.log(distances) - np.log1p(c ** (end - k)) - k * np.log(c)
-    return float(np.exp(np.min(logs)))
 
 
 def _distances(workload: Workload, run: Trajectory, far: Arrays) -> Floats:

@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.bounds.contraction import FAR, contraction
 from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, cost_figure, within_claim
@@ -13,7 +12,7 @@ from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.lanes import iterations_to_criterion
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
 from holdfast.lab.simulate.trajectory import trajectory
-from holdfast.workloads.workload import Workload, norm_order
+from holdfast.workloads.workload import norm_order
 
 FRACTIONS = tuple(Fraction(n, 10) for n in range(1, 11))
 NEVER = Policy(ranking="full", interval=10**9)  # saves nothing, so lost blocks return to the start
@@ -31,21 +30,20 @@ def run(options: Options, meter: Meter) -> Result:
         unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed, norm_order(workload)
     )
     fractions = [FRACTIONS[i % len(FRACTIONS)] for i in range(trials)]
-    resets = [
-        Trial(Strategy(policy=NEVER, recovery="partial", lost=fraction), step, i)
-        for i, fraction in enumerate(fractions)
-    ]
-    costs = _costs(workload, checkpointed, resets, 10 * unperturbed.length, options, meter)
+    strategies = [Strategy(policy=NEVER, recovery="partial", lost=fraction) for fraction in fractions]
+    resets = [Trial(strategy, step, number) for number, strategy in enumerate(strategies)]
+    # Every reset is compared with an unperturbed run that draws the same random numbers.
+    both = [*resets, *(Trial(None, step, trial.number) for trial in resets)]
+    limit, progress = 10 * unperturbed.length, per_trial(meter(f"{workload.name}: trials", len(both)))
+    counts = iterations_to_criterion(workload, both, checkpointed, limit=limit, jobs=options.jobs, done=progress)
+    costs = counts[:trials] - counts[trials:]
     sizes = np.array([checkpointed.perturbation_size(trial) for trial in resets])
     rate = contraction(workload, unperturbed)
     measured = PerturbedTrials("reset", sizes[:, None], np.array([step]), costs)
-    rises = Claim(
-        id="rises",
-        claim="correlation of the cost with the fraction of documents reset",
-        source="figure 6(b)",
-        expected=(0.5, 1),
-        measured=float(np.corrcoef(np.array(fractions, dtype=float), costs)[0, 1]),
-    )
+    correlation = float(np.corrcoef(np.array(fractions, dtype=float), costs)[0, 1])
+    words = "correlation of the cost with the fraction of documents reset"
+    rises = Claim("rises", words, "figure 6(b)", (0.5, 1), correlation)
+    title = f"Documents reset to their initial topics: {workload.name}"
     return Result(
         experiment="lda-reset",
         config={
@@ -61,21 +59,9 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[{**row, "lost": str(lost)} for row, lost in zip(measured.rows(rate), fractions, strict=True)],
         claims=[within_claim(measured, rate, "Theorem 3.2, figure 6(b)", 0.95), rises],
         remarks=[f"Median cost as a fraction of the bound: {np.median(measured.closeness(rate)):.2f}."],
-        figures={
-            "lda-reset": cost_figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")
-        },
+        figures={"lda-reset": cost_figure([measured], rate, title)},
         captions={"lda-reset": CAPTION},
     )
-
-
-def _costs(
-    workload: Workload, run: CheckpointedRun, resets: list[Trial], limit: int, options: Options, meter: Meter
-) -> Floats:
-    """Return the iterations of each reset beyond those of an unperturbed run that draws the same random numbers."""
-    both = [*resets, *(Trial(None, trial.step, trial.number) for trial in resets)]
-    progress = per_trial(meter(f"{workload.name}: trials", len(both)))
-    counts = iterations_to_criterion(workload, both, run, limit=limit, jobs=options.jobs, done=progress)
-    return counts[: len(resets)] - counts[len(resets) :]
 
 
 EXPERIMENT = Experiment(

@@ -46,22 +46,16 @@ class Reference:
         """Return the distance of a state from the optimum."""
         return float(np.linalg.norm(weights - self.optimum))
 
-    def costs(self, deltas: Sequence[Floats], options: Options, progress: Progress) -> Floats:
-        """Return the iteration cost of each perturbation, in whole iterations as in the theorem."""
+    def trials(
+        self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
+    ) -> PerturbedTrials:
+        """Measure the cost of perturbations `deltas` of the given sizes, in whole iterations as in the theorem."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
-        limit = 20 * self.run.length
+        limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
-            self.workload, starts, start_as_given, limit=limit, jobs=options.jobs, done=per_trial(progress)
+            self.workload, starts, start_as_given, limit=limit, jobs=options.jobs, done=done
         )
-        return STEP + np.ceil(counts) - self.run.length
-
-    def trials(self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress) -> PerturbedTrials:  # fmt: skip
-        """Measure the perturbations `deltas`, which have the given sizes."""
-        return PerturbedTrials(kind, sizes[:, None], np.array([STEP]), self.costs(deltas, options, progress))
-
-    def away(self, size: float) -> Floats:
-        """Return the perturbation of `size` opposite to the direction of convergence."""
-        return adversarial(self.weights, self.optimum, size)
+        return PerturbedTrials(kind, sizes[:, None], np.array([STEP]), STEP + np.ceil(counts) - self.run.length)
 
     def result(
         self, name: str, title: str, trials: int, options: Options, groups: list[PerturbedTrials], claims: list[Claim],
@@ -105,30 +99,19 @@ def run_bound(options: Options, meter: Meter) -> Result:
     progress = meter(f"{base.workload.name}: perturbed trials", 2 * trials)
     deltas = {
         "random": [gaussian(base.weights.shape, size, rng) for size in sizes],
-        "adversarial": [base.away(size) for size in sizes],
+        "adversarial": [adversarial(base.weights, base.optimum, size) for size in sizes],
     }
     groups = [base.trials(kind, chosen, sizes, options, progress) for kind, chosen in deltas.items()]
     random, worst = (float(np.median(group.closeness(base.rate))) for group in groups)
+    length = "iterations of the unperturbed run to the criterion"
+    closer = "median cost as a fraction of the bound: adversarial less random"
     claims = [
-        Claim(
-            id="unperturbed",
-            claim="iterations of the unperturbed run to the criterion",
-            source="appendix C: roughly 60",
-            expected=(60, 70),
-            measured=base.run.length,
-        ),
+        Claim("unperturbed", length, "appendix C: roughly 60", (60, 70), base.run.length),
         *(within_claim(group, base.rate, "Theorem 3.2, figure 5", 1) for group in groups),
-        Claim(
-            id="adversarial-closer",
-            claim="median cost as a fraction of the bound: adversarial less random",
-            source="figure 5",
-            expected=(0, None),
-            measured=worst - random,
-        ),
+        Claim("adversarial-closer", closer, "figure 5", (0, None), worst - random),
     ]
-    remark = (
-        f"Median cost as a fraction of the bound: {random:.2f} for random, {worst:.2f} for adversarial perturbations."
-    )
+    medians = f"{random:.2f} for random, {worst:.2f} for adversarial perturbations"
+    remark = f"Median cost as a fraction of the bound: {medians}."
     return base.result("mlr-bound", "Iteration cost of perturbations", trials, options, groups, claims, [remark])
 
 
@@ -137,45 +120,37 @@ def run_reset(options: Options, meter: Meter) -> Result:
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)
-    resets = [_reset(base, fraction, rng) for fraction in rng.uniform(0.01, 1, size=trials)]
+    blocks, resets = base.workload.blocks, []
+    for fraction in rng.uniform(0.01, 1, size=trials):
+        after = {"weights": base.weights.copy()}
+        blocks.copy(base.run.states[0], after, lost_blocks(len(blocks), fraction, rng))
+        resets.append(np.asarray(after["weights"] - base.weights, dtype=np.float64))
     sizes = np.array([np.linalg.norm(delta) for delta in resets])
     deltas = {
         "reset": resets,
         "random": [gaussian(base.weights.shape, size, rng) for size in sizes],
-        "adversarial": [base.away(size) for size in sizes],
+        "adversarial": [adversarial(base.weights, base.optimum, size) for size in sizes],
     }
     progress = meter(f"{base.workload.name}: perturbed trials", 3 * trials)
     groups = [base.trials(kind, chosen, sizes, options, progress) for kind, chosen in deltas.items()]
     mean = {group.kind: float(group.costs.mean()) for group in groups}
-    between = Claim(
-        id="between",
-        claim="mean cost of a reset on the scale from random (0) to adversarial (1) perturbations of the same size; "
-        "the paper: closer to adversarial, though not quite as costly",
-        source="section 5.2",
-        expected=(0.5, 1),
-        measured=(mean["reset"] - mean["random"]) / (mean["adversarial"] - mean["random"]),
+    between = (
+        "mean cost of a reset on the scale from random (0) to adversarial (1) perturbations of the same size; the paper: "
+        "closer to adversarial, though not quite as costly"
     )
-    claims = [within_claim(groups[0], base.rate, "Theorem 3.2, figure 6(a)", 1), between]
+    place = (mean["reset"] - mean["random"]) / (mean["adversarial"] - mean["random"])
+    claims = [
+        within_claim(groups[0], base.rate, "Theorem 3.2, figure 6(a)", 1),
+        Claim("between", between, "section 5.2", (0.5, 1), place),
+    ]
     means = ", ".join(f"{kind} {cost:.1f}" for kind, cost in mean.items())
-    remarks = [f"Mean cost of perturbations of the same sizes: {means} iterations.", _largest(sizes, groups)]
+    reset, _, worst = (group.costs[int(np.argmax(sizes))] for group in groups)
+    remarks = [
+        f"Mean cost of perturbations of the same sizes: {means} iterations.",
+        f"The largest reset costs {reset:.0f} iterations, an adversarial perturbation of its size {worst:.0f}: resetting "
+        f"everything returns to the start, which costs only the {STEP} iterations done.",
+    ]
     return base.result("mlr-reset", "Rows reset to their initial values", trials, options, groups, claims, remarks)
-
-
-def _reset(base: Reference, fraction: float, rng: np.random.Generator) -> Floats:
-    """Return the perturbation that resets a random fraction of the blocks to their initial values."""
-    blocks = base.workload.blocks
-    after = {"weights": base.weights.copy()}
-    blocks.copy(base.run.states[0], after, lost_blocks(len(blocks), fraction, rng))
-    return np.asarray(after["weights"] - base.weights, dtype=np.float64)
-
-
-def _largest(sizes: Floats, groups: list[PerturbedTrials]) -> str:
-    trial = int(np.argmax(sizes))
-    reset, _, adversarial = (group.costs[trial] for group in groups)
-    return (
-        f"The largest reset costs {reset:.0f} iterations, an adversarial perturbation of its size {adversarial:.0f}: resetting "
-        f"everything returns to the start, which costs only the {STEP} iterations done."
-    )
 
 
 BOUND = Experiment(

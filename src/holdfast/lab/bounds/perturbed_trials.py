@@ -14,7 +14,6 @@ from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.theory.rate import Rate
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -48,10 +47,6 @@ class PerturbedTrials:
         """Return the fraction of trials within the bound plus one, because the theorem is proved for whole counts."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
-    def strictly_within(self, rate: Rate) -> float:
-        """Return the fraction of trials within the bound without rounding."""
-        return float(np.mean(self.costs <= self.bounds(rate)))
-
     def closeness(self, rate: Rate) -> Floats:
         """Return each cost as a fraction of its bound; 1 is the worst case of the theorem."""
         return self.costs / self.bounds(rate)
@@ -59,14 +54,12 @@ class PerturbedTrials:
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
     """Return the claim that trials of one kind obey the bound."""
-    return Claim(
-        id=f"within-bound-{trials.kind}",
-        claim=f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, "
-        f"rounded up to a whole iteration (without rounding {trials.strictly_within(rate):.3g})",
-        source=source,
-        expected=(at_least, 1),
-        measured=trials.within(rate),
+    strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
+    words = (
+        f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "
+        f"iteration (without rounding {strictly:.3g})"
     )
+    return Claim(f"within-bound-{trials.kind}", words, source, (at_least, 1), trials.within(rate))
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
@@ -85,7 +78,14 @@ def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "F
     """Draw for each kind the costs as points and the bound as a line, over the size of the perturbation."""
     drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-        _panel(axes, group, rate)
+        size = group.aggregate(rate)
+        order = np.argsort(size)
+        axes.scatter(size, group.costs, s=7, alpha=0.5, linewidths=0, label="trials")
+        axes.plot(size[order], group.bounds(rate)[order], color="tab:red", label="bound (Theorem 3.2)")
+        axes.set_title(f"{group.kind}, {len(size)} trials")
+        axes.set_xlabel("size of the perturbation, Δ/D")
+        axes.set_ylabel("iteration cost")
+        axes.legend(frameon=False)
     drawn.suptitle(title)
     return drawn
 
@@ -94,14 +94,3 @@ CAPTION = (
     "Each point is a trial: the iterations that a perturbation cost over its size, in units of the distance left to the "
     "optimum. The line is the bound of Theorem 3.2."
 )
-
-
-def _panel(axes: "Axes", group: PerturbedTrials, rate: Rate) -> None:
-    size = group.aggregate(rate)
-    order = np.argsort(size)
-    axes.scatter(size, group.costs, s=7, alpha=0.5, linewidths=0, label="trials")
-    axes.plot(size[order], group.bounds(rate)[order], color="tab:red", label="bound (Theorem 3.2)")
-    axes.set_title(f"{group.kind}, {len(size)} trials")
-    axes.set_xlabel("size of the perturbation, Δ/D")
-    axes.set_ylabel("iteration cost")
-    axes.legend(frameon=False)

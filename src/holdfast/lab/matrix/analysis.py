@@ -42,26 +42,17 @@ def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, Me
     for variant in matrix.variants:
         for seed in matrix.seeds:
             planned = PlannedRun(suite, variant, seed)
-            is_measured = planned in measured
-            gates = (
-                _failed_gates(matrix, planned, measured[planned]) if is_measured else [("measured", "it was not run")]
-            )
+            run = measured.get(planned)
+            gates = _failed_gates(matrix, planned, run) if run else [("measured", "it was not run")]
             failures += [GateFailure(suite, planned.name, gate, why) for gate, why in gates]
     return failures
 
 
-def expected_strikes(matrix: Matrix, planned: PlannedRun) -> tuple[Struck, ...]:
-    """Return the failures that should strike a run, one for each rank; storage faults are recorded as rank 0."""
-    strikes = [
-        (failure.step, failure.kind, failure.point, rank)
-        for failure in failure_schedule(matrix, planned)
-        for rank in failure.targets or (0,)
-    ]
-    return tuple(sorted(strikes))
-
-
 def _failed_gates(matrix: Matrix, planned: PlannedRun, run: MeasuredRun) -> Iterator[tuple[str, str]]:
-    strikes, restarts = expected_strikes(matrix, planned), expected_restarts(matrix, planned)
+    schedule, restarts = failure_schedule(matrix, planned), expected_restarts(matrix, planned)
+    # One strike for each rank; storage faults are recorded as rank 0.
+    expected = [(f.step, f.kind, f.point, rank) for f in schedule for rank in f.targets or (0,)]
+    strikes = tuple(sorted(expected))
     if run.verdict != "completed":
         yield "completed", f"{run.verdict}: {run.because}"
     if run.committed != matrix.steps:
@@ -159,7 +150,8 @@ class Analysis:
     ) -> ConfidenceInterval:
         """Return a statistic that compares two variants by one metric, with its interval over the seeds."""
         chosen = self.counted if suites is None else suites
-        return bootstrap_interval([self._columns(suite, metric, (first, second)) for suite in chosen], statistic)
+        columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
+        return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
         """Return every axis with several values, each value, and the suites that have it."""
@@ -178,9 +170,6 @@ class Analysis:
         """Return how far the runs of a variant are from the reference, as means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
-
-    def _columns(self, suite: Suite, metric: Metric, variants: Sequence[str]) -> Floats:
-        return np.array([[metric(run) for run in self.runs(suite, variant)] for variant in variants]).T
 
 
 class LossGap(NamedTuple):

@@ -13,26 +13,15 @@ STALL, WRITE = 0.57, 0.92  # the paper's reductions
 
 def claims(analysis: Analysis) -> list[Claim]:
     """Return the claims that the runs can decide."""
-    return [*_correct(analysis), *_overlapped(analysis), *_exact(analysis)]
-
-
-def _correct(analysis: Analysis) -> Iterator[Claim]:
     passed = [run.audit == "pass" for run in analysis.measured.values()]
-    count = len(analysis.suites)
-    yield Claim(
-        id="pass-rate",
-        claim="runs that pass the audit, of all",
-        source="table 5: 1.0",
-        expected=(1, 1),
-        measured=sum(passed) / len(passed),
-    )
-    yield Claim(
-        id="gates",
-        claim=f"suites that pass all quality gates, of {count}",
-        source="section 5.9",
-        expected=(1, 1),
-        measured=len(analysis.counted) / count,
-    )
+    count, share = len(analysis.suites), sum(passed) / len(passed)
+    gates = f"suites that pass all quality gates, of {count}"
+    return [
+        Claim("pass-rate", "runs that pass the audit, of all", "table 5: 1.0", (1, 1), share),
+        Claim("gates", gates, "section 5.9", (1, 1), len(analysis.counted) / count),
+        *_overlapped(analysis),
+        *_exact(analysis),
+    ]
 
 
 def _overlapped(analysis: Analysis) -> Iterator[Claim]:
@@ -57,13 +46,9 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
     most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
-    yield Claim(
-        id="exact",
-        claim=f"largest difference of a loss from the reference's, under {', '.join(exact)}",
-        source="ours; section 6.5: a mean of 0.07",
-        expected=(0, 0),
-        measured=math.nan if any(map(math.isnan, most)) else max(most),
-    )
+    words = f"largest difference of a loss from the reference's, under {', '.join(exact)}"
+    largest = math.nan if any(map(math.isnan, most)) else max(most)
+    yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
 
 
 def remarks(analysis: Analysis) -> list[str]:
@@ -78,7 +63,14 @@ def remarks(analysis: Analysis) -> list[str]:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
         lines.append(f"NOT COUNTED, because one of their runs failed a quality gate: {names}. The last table says why.")
     if analysis.has(BLOCKING, OVERLAPPED):
-        lines.append(_sizes(analysis))
+        # These decide whether overlapping can gain anything.
+        size = analysis.mean(lambda run: float(run.bytes), BLOCKING) / 1e6
+        step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
+        save, less = (analysis.mean(lambda run: run.waited / max(1, run.saves), how) for how in (BLOCKING, OVERLAPPED))
+        lines.append(
+            f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a blocking "
+            f"save and {less:.3g} s for an overlapped one."
+        )
     if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
@@ -87,15 +79,3 @@ def remarks(analysis: Analysis) -> list[str]:
             "repeated because of that."
         )
     return lines
-
-
-def _sizes(analysis: Analysis) -> str:
-    """Return how large saves are beside steps, which decides whether overlapping can gain anything."""
-    size = analysis.mean(lambda run: float(run.bytes), BLOCKING) / 1e6
-    step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
-    save = analysis.mean(lambda run: run.waited / max(1, run.saves), BLOCKING)
-    less = analysis.mean(lambda run: run.waited / max(1, run.saves), OVERLAPPED)
-    return (
-        f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a blocking save "
-        f"and {less:.3g} s for an overlapped one."
-    )

@@ -61,23 +61,19 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
             seen += here == table or (not key and here.startswith(f"{table}."))
             if not key and seen > nth:
                 return number
-        elif (match := _KEY.match(line)) and _is(here, match[1], table, key) and (not table or seen > nth or not seen):
-            return number if value is None else _line_of_value(text, number, value)
+        elif (match := _KEY.match(line)) and (not table or seen > nth or not seen):
+            named = f"{here}.{_plain(match[1])}".strip(".")
+            if named == f"{table}.{key}".strip("."):
+                return number if value is None else _line_of_value(text, number, value)
     return 0
 
 
 def _line_of_value(text: str, first: int, value: object) -> int:
     """Return the first line from `first` on that has the value, which may be one of a list over several lines."""
     shown = re.escape(str(value))
-    pattern = rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])"
-    for number, line in enumerate(text.splitlines()[first - 1 :], first):
-        if re.search(pattern, line):
-            return number
-    return first
-
-
-def _is(here: str, name: str, table: str, key: str) -> bool:
-    return ".".join(filter(None, (here, _plain(name)))) == ".".join(filter(None, (table, key)))
+    pattern = re.compile(rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])")
+    lines = enumerate(text.splitlines()[first - 1 :], first)
+    return next((number for number, line in lines if pattern.search(line)), first)
 
 
 def _plain(name: str) -> str:
@@ -141,7 +137,10 @@ class _Reader:
         for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
             if key not in given:
                 raise BadInput(f"{self._path} has no {key}: add it.")
-        counts = {key: self._count(given, key) for key in ("steps", "batch", *COUNTS) if key in given}
+        counts = {key: given[key] for key in ("steps", "batch", *COUNTS) if key in given}
+        for key, value in counts.items():
+            if not _is_count(value):
+                self._refuse(f"{key} is {value!r}: give a whole number of 1 or more", "", key)
         matrix = Matrix(
             **counts,
             seeds=self._list(given, "seeds", "", self._is_seed, "whole numbers of 0 or more"),
@@ -167,26 +166,25 @@ class _Reader:
         most = max([matrix.workers, *(count for after in matrix.sweep.get("workers_after", ()) for count in after)])
         for name, schedule in matrix.failures.items():
             for failure in schedule:
-                self._check_failure(f"failures.{name}", failure, matrix.steps, most)
-
-    def _check_failure(self, table: str, failure: Failure, steps: int, workers: int) -> None:
-        if failure.step >= steps:
-            self._refuse(f"no failure can strike before step {failure.step}: the last is {steps - 1}", table, "steps")
-        if absent := [rank for rank in failure.targets if rank >= workers]:
-            self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {workers - 1}", table, "ranks")
+                table, step = f"failures.{name}", failure.step
+                if step >= matrix.steps:
+                    last = matrix.steps - 1
+                    self._refuse(f"no failure can strike before step {step}: the last is {last}", table, "steps")
+                if absent := [rank for rank in failure.targets if rank >= most]:
+                    self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {most - 1}", table, "ranks")
 
     def _failures(self, given: Any) -> dict[str, Schedule]:
+        """Return every schedule, read from one table, or from several if its failures differ in kind."""
         if not isinstance(given, dict) or not given:
             self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
-        return {name: self._schedule(f"failures.{name}", table) for name, table in given.items()}
-
-    def _schedule(self, table: str, given: Any) -> Schedule:
-        """Return a schedule from one table, or from several if its failures differ in kind."""
-        tables = given if isinstance(given, list) else [given]
-        if not tables or not all(isinstance(part, dict) for part in tables):
-            self._refuse("a schedule is a table with steps, kind, point and ranks", table)
-        failures = [failure for nth, part in enumerate(tables) for failure in self._part_of_schedule(table, part, nth)]
-        return tuple(sorted(failures, key=lambda failure: failure.step))
+        schedules = {}
+        for name, parts in given.items():
+            table, tables = f"failures.{name}", parts if isinstance(parts, list) else [parts]
+            if not tables or not all(isinstance(part, dict) for part in tables):
+                self._refuse("a schedule is a table with steps, kind, point and ranks", table)
+            failures = [f for nth, part in enumerate(tables) for f in self._part_of_schedule(table, part, nth)]
+            schedules[name] = tuple(sorted(failures, key=lambda failure: failure.step))
+        return schedules
 
     def _part_of_schedule(self, table: str, given: Mapping[str, Any], nth: int) -> list[Failure]:
         self._only(given, OF_A_FAILURE, table, nth)
@@ -211,8 +209,14 @@ class _Reader:
         wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
             "save_every": (_is_count, "whole numbers of 1 or more"),
             "max_inflight": (_is_count, "whole numbers of 1 or more"),
-            "workers_after": (_is_counts, "lists of numbers of workers, such as [[2, 4]]"),
-            "checkpoints": (_is_place, f"{', '.join(PLACES)} or URLs such as s3://bucket/folder"),
+            "workers_after": (
+                lambda counts: isinstance(counts, list) and bool(counts) and all(map(_is_count, counts)),
+                "lists of numbers of workers, such as [[2, 4]]",
+            ),
+            "checkpoints": (
+                lambda place: isinstance(place, str) and (place in PLACES or "://" in place),
+                f"{', '.join(PLACES)} or URLs such as s3://bucket/folder",
+            ),
         }
         read = {key: self._list(given, key, "sweep", *wanted[key]) for key in given}
         if "workers_after" in read:
@@ -228,11 +232,6 @@ class _Reader:
             shown = value if isinstance(value, str) else None
             self._refuse(f"there is no {noun} {value!r}: choose {', '.join(known)}", table, key, shown, nth)
         return str(value)
-
-    def _count(self, given: Mapping[str, Any], key: str) -> int:
-        if not _is_count(given[key]):
-            self._refuse(f"{key} is {given[key]!r}: give a whole number of 1 or more", "", key)
-        return int(given[key])
 
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
@@ -263,11 +262,3 @@ class _Reader:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 1
-
-
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_count(count) for count in value)
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, str) and (value in PLACES or "://" in value)

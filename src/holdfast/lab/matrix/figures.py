@@ -10,7 +10,6 @@ from holdfast.cost.compare import COLOURS as CAUSES
 from holdfast.lab import plot_style
 from holdfast.lab.matrix.analysis import Analysis, difference, gain
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
-from holdfast.lab.matrix.suites import Suite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +53,10 @@ def goodput(analysis: Analysis) -> "Figure":
     figure, axes = _figure(max(6.0, 1.2 + 1.1 * len(analysis.counted)), 4.2)
     places, width = np.arange(len(analysis.counted)), 0.85 / len(analysis.variants)
     for number, variant in enumerate(analysis.variants):
-        heights = [_height(analysis, suite, variant) for suite in analysis.counted]
+        heights = [analysis.mean(lambda run: run.goodput, variant, [suite]) for suite in analysis.counted]
+        if REFERENCE in analysis.variants:
+            whole = [analysis.mean(lambda run: run.goodput, REFERENCE, [suite]) for suite in analysis.counted]
+            heights = [own / reference for own, reference in zip(heights, whole, strict=True)]
         axes.bar(places + number * width, heights, width, label=variant, color=COLOURS[variant])
     axes.set_xticks(places + 0.425 - width / 2, _names(analysis), rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("goodput / the reference's" if REFERENCE in analysis.variants else "goodput, steps/s")
@@ -145,11 +147,6 @@ def distance(analysis: Analysis) -> "Figure":
     axes.set_ylabel("distance / norm of the model")
     plot_style.legend(figure, [axes])
     return figure
-
-
-def _height(analysis: Analysis, suite: Suite, variant: str) -> float:
-    own = analysis.mean(lambda run: run.goodput, variant, [suite])
-    return own / analysis.mean(lambda run: run.goodput, REFERENCE, [suite]) if REFERENCE in analysis.variants else own
 
 
 def _names(analysis: Analysis) -> list[str]:

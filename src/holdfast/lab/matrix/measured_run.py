@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.cost.attempts import strikes
-from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import HoldfastError
 from holdfast.events import Event, Step
 from holdfast.history.log import read_history
@@ -122,12 +121,21 @@ def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path)
         return run
     findings = audit_run(folder)
     wrong = [f"{finding.check}: {finding.because}" for finding in findings if finding.verdict != "pass"]
+    cost = cost_breakdown(events)
     return replace(
         run,
         audit=worst(findings),
         finding="; ".join(wrong),
         losses=losses(events),
-        **_costs(cost_breakdown(events)),
+        committed=cost.committed,
+        rolled_back=cost.rolled_back,
+        samples_lost=cost.samples_lost,
+        restarts=cost.restarts,
+        wall=cost.wall,
+        saves=len(cost.saves),
+        bytes=max((save.bytes for save in cost.saves), default=0),
+        seconds=dict(cost.seconds),
+        stall=asdict(cost.stall),
     )
 
 
@@ -138,14 +146,14 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
         if isinstance(what, Step):
             shares = by_step[what.step]
             shares[what.rank] = max(shares.get(what.rank, what), what, key=lambda share: share.attempt)
-    return tuple(_loss(list(by_step[step].values())) for step in range(max(by_step, default=-1) + 1))
-
-
-def _loss(shares: Sequence[Step]) -> float | None:
-    last = max((share.attempt for share in shares), default=0)
-    known = [(share.samples.count, share.loss) for share in shares if share.attempt == last and share.loss is not None]
-    total = sum(count for count, _ in known)
-    return sum(count * loss for count, loss in known) / total if total else None
+    means: list[float | None] = []
+    for step in range(max(by_step, default=-1) + 1):
+        shares = by_step[step]
+        last = max((share.attempt for share in shares.values()), default=0)
+        known = [s for s in shares.values() if s.attempt == last and s.loss is not None]
+        total = sum(share.samples.count for share in known)
+        means.append(sum(s.samples.count * (s.loss or 0.0) for s in known) / total if total else None)
+    return tuple(means)
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
@@ -157,10 +165,20 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return the step, the distance of the models, and the norm of the second; None if a snapshot is damaged."""
-    with suppress(HoldfastError):  # an injected storage fault may have damaged it
-        return (step, *_model_distance(_model(folder, step), _model(reference, step)))
-    return None
+    """Return the step, the L2 distance of the models' floating-point values, and the norm of the second.
+
+    None if a snapshot is damaged, for example by an injected storage fault.
+    """
+    try:
+        one, other = _model(folder, step), _model(reference, step)
+    except HoldfastError:
+        return None
+    distance = norm = 0.0
+    for name, values in other.items():
+        if np.issubdtype(values.dtype, np.floating):
+            distance += float(np.square(one[name] - values).sum(dtype=np.float64))
+            norm += float(np.square(values).sum(dtype=np.float64))
+    return step, math.sqrt(distance), math.sqrt(norm)
 
 
 def _steps(folder: Path) -> list[int]:
@@ -175,27 +193,3 @@ def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
 
     state = load(folder, step, name="model")
     return {name: np.asarray(values) for name, values in state.items()}
-
-
-def _model_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the L2 distance of two states of a model, and the norm of the second, over floating-point values."""
-    distance = norm = 0.0
-    for name, values in other.items():
-        if np.issubdtype(values.dtype, np.floating):
-            distance += float(np.square(one[name] - values).sum(dtype=np.float64))
-            norm += float(np.square(values).sum(dtype=np.float64))
-    return math.sqrt(distance), math.sqrt(norm)
-
-
-def _costs(cost: CostBreakdown) -> dict[str, Any]:
-    return {
-        "committed": cost.committed,
-        "rolled_back": cost.rolled_back,
-        "samples_lost": cost.samples_lost,
-        "restarts": cost.restarts,
-        "wall": cost.wall,
-        "saves": len(cost.saves),
-        "bytes": max((save.bytes for save in cost.saves), default=0),
-        "seconds": dict(cost.seconds),
-        "stall": asdict(cost.stall),
-    }

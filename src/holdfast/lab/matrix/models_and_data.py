@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -77,31 +78,25 @@ DATASETS: dict[str, Load] = {
 }
 
 
-def _resnet(depth: int, width: int) -> Build:
-    def build(channels: int, side: int, classes: int) -> "nn.Module":
-        from holdfast.workloads.resnet import ResNet
+def _resnet(depth: int, width: int, channels: int, side: int, classes: int) -> "nn.Module":
+    from holdfast.workloads.resnet import ResNet
 
-        return ResNet(depth, classes, width=width, channels=channels, small=True)
-
-    return build
+    return ResNet(depth, classes, width=width, channels=channels, small=True)
 
 
-def _mlp(width: int) -> Build:
-    def build(channels: int, side: int, classes: int) -> "nn.Module":
-        from torch import nn
+def _mlp(width: int, channels: int, side: int, classes: int) -> "nn.Module":
+    from torch import nn
 
-        inputs = channels * side * side
-        layers = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)]
-        return nn.Sequential(nn.Flatten(), *layers)
-
-    return build
+    inputs = channels * side * side
+    layers = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)]
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 # An MLP has many parameters for the work of a step, so its saves are large beside its steps.
 NETWORKS: dict[str, Build] = {
-    "resnet18": _resnet(18, 64),
-    "resnet50": _resnet(50, 64),
-    "resnet18-narrow": _resnet(18, 16),
-    "mlp": _mlp(2048),
-    "mlp-small": _mlp(64),
+    "resnet18": partial(_resnet, 18, 64),
+    "resnet50": partial(_resnet, 50, 64),
+    "resnet18-narrow": partial(_resnet, 18, 16),
+    "mlp": partial(_mlp, 2048),
+    "mlp-small": partial(_mlp, 64),
 }

@@ -26,7 +26,11 @@ def run(options: Options, meter: Meter) -> Result:
     from holdfast.lab.matrix.suites import chosen_suites
     from holdfast.lab.matrix.tables import tables
 
-    file = _config_file(options)
+    if options.config and options.quick:
+        raise BadInput("--quick has its own matrix: give --config or --quick, not both.")
+    if not (options.config or options.quick):
+        raise BadInput("recovery-matrix needs --config FILE, such as experiments/matrix-cpu.toml, or --quick.")
+    file = options.config or QUICK
     matrix = read_matrix(file)
     if options.trials:
         matrix = replace(matrix, seeds=matrix.seeds[: options.trials])
@@ -46,52 +50,32 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _config_file(options: Options) -> Path:
-    if options.config and options.quick:
-        raise BadInput("--quick has its own matrix: give --config or --quick, not both.")
-    if options.config or options.quick:
-        return options.config or QUICK
-    raise BadInput("recovery-matrix needs --config FILE, such as experiments/matrix-cpu.toml, or --quick.")
-
-
 def _config(file: Path, matrix: "Matrix", suites: int) -> Mapping[str, Any]:
-    schedules = [f"{name} ({', '.join(map(_strike, failures))})" for name, failures in matrix.failures.items()]
+    schedules = []
+    for name, failures in matrix.failures.items():
+        words = []
+        for failure in failures:
+            ranks = f" of rank {', '.join(map(str, failure.targets))}" if failure.targets else ""
+            words.append(f"{failure.kind}{ranks} at {failure.step}:{failure.point}")
+        schedules.append(f"{name} ({', '.join(words)})")
+    settings = ("steps", "batch", "workers", "save_every", "max_inflight", "optimizer")
     return {
         "matrix": file.name,
         "suites": suites,
         "variants": ", ".join(matrix.variants),
         "seeds": ", ".join(map(str, matrix.seeds)),
-        "steps": matrix.steps,
-        "batch": matrix.batch,
-        "workers": matrix.workers,
-        "save_every": matrix.save_every,
-        "max_inflight": matrix.max_inflight,
-        "optimizer": matrix.optimizer,
+        **{name: getattr(matrix, name) for name in settings},
         "failures": "; ".join(schedules),
     }
 
 
-def _strike(failure: Any) -> str:
-    ranks = f" of rank {', '.join(map(str, failure.targets))}" if failure.targets else ""
-    return f"{failure.kind}{ranks} at {failure.step}:{failure.point}"
-
-
 def row(run: "MeasuredRun") -> Row:
     """Return one run as a row of the result."""
+    costs = ("committed", "rolled_back", "samples_lost", "restarts", "saves", "bytes")
     return {
-        "suite": run.suite,
-        "variant": run.variant,
-        "seed": run.seed,
-        "verdict": run.verdict,
-        "audit": run.audit,
-        "goodput": run.goodput,
+        **{name: getattr(run, name) for name in ("suite", "variant", "seed", "verdict", "audit", "goodput")},
         "wall_s": run.wall,
-        "committed": run.committed,
-        "rolled_back": run.rolled_back,
-        "samples_lost": run.samples_lost,
-        "restarts": run.restarts,
-        "saves": run.saves,
-        "bytes": run.bytes,
+        **{name: getattr(run, name) for name in costs},
         **{f"stall_{part}_s": seconds for part, seconds in run.stall.items()},
         **{f"{cause}_s": seconds for cause, seconds in run.seconds.items()},
         "last_loss": next((loss for loss in reversed(run.losses) if loss is not None), None),

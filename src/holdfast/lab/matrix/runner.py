@@ -33,7 +33,6 @@ from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import ChildCall
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import RunVerdict
 
 STATISTICS = Path("/proc/stat")
 MEMORY = Path("/dev/shm")
@@ -112,7 +111,14 @@ class MatrixRunner:
         warm()  # otherwise only the first run would pay for the imports
         try:
             for planned in self.planned:
-                runs[planned] = self.finished(planned) or self._execute(planned)
+                run = self.finished(planned)
+                if run is None:
+                    run = self._undisturbed(planned)
+                    if planned.variant != REFERENCE:
+                        run = replace(run, distances=self._distances(planned))
+                        self._remove_snapshots(planned)
+                    replace_text(self._record(planned), json.dumps(run.to_json()) + "\n")
+                runs[planned] = run
                 if planned.variant == self.matrix.variants[-1]:  # nothing is compared with the reference any more
                     for variant in self.matrix.variants:
                         self._remove_snapshots(PlannedRun(planned.suite, variant, planned.seed))
@@ -120,16 +126,6 @@ class MatrixRunner:
         finally:
             shutil.rmtree(self._memory, ignore_errors=True)  # an interrupted run starts again
         return runs
-
-    def _execute(self, planned: PlannedRun) -> MeasuredRun:
-        """Train one run from its beginning, measure it, and store the measurements."""
-        run = self._undisturbed(planned)
-        reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))
-        if planned.variant != REFERENCE:
-            run = replace(run, distances=_distances(self.folder(planned), reference))
-            self._remove_snapshots(planned)
-        replace_text(self._record(planned), json.dumps(run.to_json()) + "\n")
-        return run
 
     def _undisturbed(self, planned: PlannedRun) -> MeasuredRun:
         """Repeat a run that the host disturbed; a run that failed is kept, so that its failure is not lost."""
@@ -148,17 +144,26 @@ class MatrixRunner:
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         before = processor_ticks()
-        verdict = self._supervised(config, folder)
-        share = stolen_share(before, processor_ticks())
-        return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
-
-    def _supervised(self, config: RunConfig, folder: Path) -> RunVerdict:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".log").open("w") as log:
             verdict = supervise(config, folder, console=Console(file=log, width=160))
         if verdict.verdict == "preempted":
             raise KeyboardInterrupt  # the request was to stop the matrix, not one run
-        return verdict
+        share = stolen_share(before, processor_ticks())
+        return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
+
+    def _distances(self, planned: PlannedRun) -> Distances | None:
+        """Return the distances of a run's models from those of the reference, or None if they cannot be compared.
+
+        This happens in a child process: this process forks workers, so it must not start threads, as a client of an
+        object store does.
+        """
+        answer: Any = None
+        folder = self.folder(planned)
+        reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))
+        with suppress(HoldfastError):
+            answer = ChildCall(lambda: distances(folder, reference), str(folder)).result(WITHIN)
+        return None if answer is None else tuple((int(step), float(apart), float(norm)) for step, apart, norm in answer)
 
     def _remove_snapshots(self, planned: PlannedRun) -> None:
         """Remove the snapshots of a run; a snapshot that a store refuses to remove does no harm."""
@@ -169,8 +174,14 @@ class MatrixRunner:
         if "://" not in place:
             shutil.rmtree(place, ignore_errors=True)
             return
+
+        def empty() -> None:
+            store = store_at(place)
+            for name in store.names():
+                store.remove(name)
+
         with suppress(HoldfastError):
-            ChildCall(lambda: _empty(place), place).result(WITHIN)
+            ChildCall(empty, place).result(WITHIN)
 
     def _record(self, planned: PlannedRun) -> Path:
         return self.folder(planned).with_suffix(".json")
@@ -191,21 +202,3 @@ class MatrixRunner:
     def _memory(self) -> Path:
         """The folder in memory for the runs below `out`; another `out` has another folder."""
         return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"
-
-
-def _distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distances of the models of two runs by their snapshots, or None if they cannot be compared.
-
-    This happens in a child process: this process forks workers, so it must not start threads, as a client of an object
-    store does.
-    """
-    answer: Any = None
-    with suppress(HoldfastError):
-        answer = ChildCall(lambda: distances(folder, reference), str(folder)).result(WITHIN)
-    return None if answer is None else tuple((int(step), float(apart), float(norm)) for step, apart, norm in answer)
-
-
-def _empty(place: str) -> None:
-    store = store_at(place)
-    for name in store.names():
-        store.remove(name)

@@ -29,17 +29,9 @@ METRICS: dict[str, Metric] = {
 
 def tables(analysis: Analysis) -> list[ResultTable]:
     """Return every table that the runs can fill, the most important first."""
-    makers: Sequence[Callable[[Analysis], ResultTable | None]] = (
-        aggregate,
-        per_suite,
-        sliced,
-        complete,
-        stalls,
-        wall_clock,
-        divergences,
-        rejected,
-    )
-    return [table for table in (make(analysis) for make in makers) if table is not None and table.rows]
+    makers: list[Callable[[Analysis], ResultTable | None]] = [aggregate, per_suite, sliced, complete]
+    makers += [stalls, wall_clock, divergences, rejected]
+    return [table for make in makers if (table := make(analysis)) is not None and table.rows]
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
@@ -53,15 +45,10 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
         cells: list[Value] = [name, *(_number(analysis.mean(metric, variant)) for variant in analysis.variants)]
         rows.append(cells + (_cells(analysis.paired(difference, metric, OVERLAPPED, BLOCKING)) if compared else []))
     if REFERENCE in analysis.variants:
-        rows.append(_drops(analysis, compared))
+        over = {variant: analysis.paired(gain, _goodput, variant, REFERENCE).value for variant in analysis.variants}
+        back: list[Value] = [_percent(over[OVERLAPPED] - over[BLOCKING]), None, None] if compared else []
+        rows.append(["goodput over the reference's, %", *map(_percent, over.values()), *back])
     return ResultTable(f"Means of {counted(len(analysis.counted), 'suite')}", ["", *analysis.variants, *against], rows)
-
-
-def _drops(analysis: Analysis, compared: bool) -> list[Value]:
-    """Return the goodput of each variant over the reference's, and the difference that overlapping makes."""
-    over = {variant: analysis.paired(gain, _goodput, variant, REFERENCE).value for variant in analysis.variants}
-    back: list[Value] = [_percent(over[OVERLAPPED] - over[BLOCKING]), None, None] if compared else []
-    return ["goodput over the reference's, %", *(_percent(value) for value in over.values()), *back]
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
@@ -71,24 +58,14 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
     columns += ["overlapped over blocking, %", "95 % from", "to"]
     columns += ["blocking over reference, %", "overlapped over reference, %", "stall, overlapped minus blocking, s"]
-    ranked = sorted(analysis.counted, key=lambda suite: -_gain(analysis, [suite]).value)
-    return ResultTable(
-        "Suites by the gain of overlapped over blocking", columns, [_ranked(analysis, suite) for suite in ranked]
-    )
-
-
-def _ranked(analysis: Analysis, suite: Suite) -> list[Value]:
-    own = [suite]
-    goodputs = [analysis.mean(_goodput, variant, own) for variant in (REFERENCE, BLOCKING, OVERLAPPED)]
-    over = [analysis.paired(gain, _goodput, variant, REFERENCE, own).value for variant in (BLOCKING, OVERLAPPED)]
-    stall = analysis.paired(difference, _waited, OVERLAPPED, BLOCKING, own).value
-    return [
-        *suite.axes.values(),
-        *map(_number, goodputs),
-        *_cells(_gain(analysis, own), 100),
-        *map(_percent, over),
-        _number(stall),
-    ]
+    rows: list[list[Value]] = []
+    for suite in sorted(analysis.counted, key=lambda suite: -_gain(analysis, [suite]).value):
+        goodputs = [analysis.mean(_goodput, variant, [suite]) for variant in (REFERENCE, BLOCKING, OVERLAPPED)]
+        compared = (analysis.paired(gain, _goodput, variant, REFERENCE, [suite]) for variant in (BLOCKING, OVERLAPPED))
+        stall = analysis.paired(difference, _waited, OVERLAPPED, BLOCKING, [suite]).value
+        gains = [*_cells(_gain(analysis, [suite]), 100), *(_percent(estimate.value) for estimate in compared)]
+        rows.append([*suite.axes.values(), *map(_number, goodputs), *gains, _number(stall)])
+    return ResultTable("Suites by the gain of overlapped over blocking", columns, rows)
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
@@ -101,17 +78,14 @@ def sliced(analysis: Analysis) -> ResultTable | None:
         less = analysis.paired(reduction, _waited, OVERLAPPED, BLOCKING, suites)
         goodputs = [_number(analysis.mean(_goodput, variant, suites)) for variant in (BLOCKING, OVERLAPPED)]
         own = [axis, value, len(suites), *goodputs, *_cells(_gain(analysis, suites), 100)]
-        rows.append([*own, _number(stall.value), _percent(less.value), _loss_difference(analysis, suites)])
+        apart = None
+        if REFERENCE in analysis.variants:
+            gaps = [analysis.loss_gap(s, OVERLAPPED).loss - analysis.loss_gap(s, BLOCKING).loss for s in suites]
+            apart = _number(sum(gaps) / len(gaps))
+        rows.append([*own, _number(stall.value), _percent(less.value), apart])
     columns = ["axis", "value", "suites", "blocking, steps/s", "overlapped, steps/s", "overlapped over blocking, %"]
     columns += ["95 % from", "to", "stall, overlapped minus blocking, s", "stall reduced by, %", "loss difference, overlapped minus blocking"]  # fmt: skip
     return ResultTable("Parts of the matrix", columns, rows)
-
-
-def _loss_difference(analysis: Analysis, suites: Sequence[Suite]) -> Value:
-    if REFERENCE not in analysis.variants:
-        return None
-    apart = [analysis.loss_gap(suite, OVERLAPPED).loss - analysis.loss_gap(suite, BLOCKING).loss for suite in suites]
-    return _number(sum(apart) / len(apart))
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
@@ -163,7 +137,11 @@ def divergences(analysis: Analysis) -> ResultTable | None:
     for suite in analysis.counted:
         for variant in analysis.variants:
             if variant != REFERENCE:
-                rows.append([suite.name, variant, *(_exact(value) for value in analysis.loss_gap(suite, variant))])
+                # 4 significant digits, because a tiny difference must not be shown as 0
+                gaps = [
+                    float(f"{gap:.4g}") if math.isfinite(gap) else None for gap in analysis.loss_gap(suite, variant)
+                ]
+                rows.append([suite.name, variant, *gaps])
     columns = ["suite", "variant", "mean absolute loss difference", "largest", "mean L2 distance of snapshots"]
     return ResultTable("Divergence from the reference", [*columns, "of the last, in proportion to the model"], rows)
 
@@ -204,8 +182,3 @@ def _percent(value: float) -> float | None:
 
 def _number(value: float) -> float | None:
     return round(value, DIGITS) if math.isfinite(value) else None
-
-
-def _exact(value: float) -> float | None:
-    """Return a difference with 4 significant digits, because a tiny one must not be shown as 0."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -15,7 +15,6 @@ from holdfast.lab.result import Row
 from holdfast.lab.simulate.strategy import Strategy, lost_in_trial
 from holdfast.lab.trial_log import trials_folder
 from holdfast.report.files import prepare, replace_text
-from holdfast.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,43 +50,34 @@ def compare_strategies(
     """
     folder, logs = prepare(options.out), trials_folder(options.out)
     is_quick = options.quick and options.workload is None
+    chosen = chosen_panels(options.panels)
+    if (own := options.workload) is not None:
+        chosen = [Panel(own.name, own.name, own.name, lambda data: own, lambda: own)]
+    loaded = ((panel, panel.workload(options.data, quick=is_quick)) for panel in chosen)
     comparisons = []
     # Neighbouring panels with the same workload name train alike and differ only in their blocks.
-    for name, group in groupby(_loaded(options), key=lambda loaded: loaded[1].name):
+    for name, group in groupby(loaded, key=lambda pair: pair[1].name):
         panels, workloads = zip(*group, strict=True)
         log, title = logs / (re.sub(r"[^\w.-]+", "-", name) + ".jsonl"), " and ".join(panel.name for panel in panels)
         measurements = measure(title, workloads, [baseline, *strategies], options, trials, log, meter, early)
         for panel, workload, measured in zip(panels, workloads, measurements, strict=True):
             rows = [cost_row(panel.name, measured, strategy, baseline) for strategy in strategies]
-            comparisons.append(_comparison(panel, workload, measured, rows, quick=is_quick))
+            sizes = workload.blocks.sizes
+            comparisons.append(
+                PanelComparison(
+                    panel=panel.name,
+                    workload=workload.name,
+                    quick=is_quick,
+                    criterion=workload.criterion,
+                    largest_block=float(sizes.max() / sizes.sum()),
+                    measurement=measured,
+                    rows=rows,
+                    title=panel.small if is_quick else panel.title,
+                    blocks=len(workload.blocks),
+                )
+            )
     replace_text(folder / "trials.csv", _csv(comparisons, strategies))
     return comparisons
-
-
-def _loaded(options: Options) -> Iterator[tuple[Panel, Workload]]:
-    if options.workload is not None:
-        own = options.workload
-        yield Panel(own.name, own.name, own.name, lambda data: own, lambda: own), own
-        return
-    for panel in chosen_panels(options.panels):
-        yield panel, panel.workload(options.data, quick=options.quick)
-
-
-def _comparison(
-    panel: Panel, workload: Workload, measured: Measurement, rows: list[Row], *, quick: bool
-) -> PanelComparison:
-    sizes = workload.blocks.sizes
-    return PanelComparison(
-        panel.name,
-        workload.name,
-        quick,
-        workload.criterion,
-        float(sizes.max() / sizes.sum()),
-        measured,
-        rows,
-        panel.words(quick=quick),
-        len(workload.blocks),
-    )
 
 
 def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:

@@ -12,10 +12,10 @@ import numpy as np
 from holdfast.lab import confidence
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import PanelComparison
-from holdfast.lab.partial.measure import LIMIT, Measurement
+from holdfast.lab.partial.measure import LIMIT
 from holdfast.lab.partial.panels import panel_notes
 from holdfast.lab.plot_style import BAND, COLOURS, legend, new_figure, style_name
-from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
+from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -57,10 +57,13 @@ def cost_result(
     caption: str,
 ) -> Result:
     """Return the result of a comparison, with the cost table, and the bound as second figure."""
+    rows = [row for comparison in panels for row in comparison.rows]
+    values = [[row[key] for key in COLUMNS.values()] for row in rows]
+    cells = [[None if v != v else round(v, 4) if isinstance(v, float) else v for v in line] for line in values]
     return Result(
         experiment=name,
         config={"seed": options.seed, **config, **criteria(panels)},
-        rows=[row for comparison in panels for row in comparison.rows],
+        rows=rows,
         claims=claims,
         remarks=[
             *departures(options),
@@ -68,7 +71,7 @@ def cost_result(
             *unconverged_remarks(panels),
             *(_bound_remark(comparison) for comparison in panels),
         ],
-        tables=[cost_table(panels)],
+        tables=[ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), cells)],
         figures={name: figure, "bound": bound_figure(panels)},
         captions={name: caption, "bound": BOUND_CAPTION},
     )
@@ -81,24 +84,17 @@ def departures(options: Options) -> list[str]:
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
     """Return for each panel its criterion and the iterations of unperturbed runs to it."""
-    return {p.panel: f"{p.workload} to {p.criterion:g} in {_lengths(p.measurement)}" for p in panels}
-
-
-def _lengths(measured: Measurement) -> str:
-    shortest, longest = measured.lengths.min(), measured.lengths.max()
-    return f"{shortest}" if shortest == longest else f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
-
-
-def cost_table(panels: Sequence[PanelComparison]) -> ResultTable:
-    """Return the table of mean costs and reductions, a row for each strategy on each panel."""
-    rows = [[_rounded(row[key]) for key in COLUMNS.values()] for comparison in panels for row in comparison.rows]
-    return ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), rows)
-
-
-def _rounded(value: str | float | int) -> Value:
-    if isinstance(value, float):
-        return None if isnan(value) else round(value, 4)
-    return value
+    described = {}
+    for panel in panels:
+        measured, shortest, longest = (
+            panel.measurement,
+            panel.measurement.lengths.min(),
+            panel.measurement.lengths.max(),
+        )
+        lengths = f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
+        words = f"{shortest}" if shortest == longest else lengths
+        described[panel.panel] = f"{panel.workload} to {panel.criterion:g} in {words}"
+    return described
 
 
 def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:

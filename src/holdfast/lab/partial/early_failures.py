@@ -8,7 +8,7 @@ in parts that together have the bytes of one full checkpoint, or in full with up
 a block that was never saved gets a fresh value by the workload's own rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOST = Fraction(1, 2)
-EIGHTH = Fraction(1, 8)
+LOST, EIGHTH = Fraction(1, 2), Fraction(1, 8)
 FOUND_ON = "mf-movielens"  # the panel on which first values cost more than starting over
 
 
@@ -84,30 +83,53 @@ class Split:
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean_of_few(theirs - ours)
 
+    def rows(self) -> list[Row]:
+        """Return the rows of the comparison, each with the costs of early and of later failures added."""
+        rows = []
+        for approach, row in zip(self.approaches, self.comparison.rows, strict=True):
+            costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
+            names = [f"{which}_{part}" for which in ("early", "later") for part in ("cost", "low", "high")]
+            rows.append({"way": approach.name, **row, **dict(zip(names, costs, strict=True))})
+        return rows
+
+    def table(self) -> ResultTable:
+        """Return the mean costs of early and of later failures."""
+        length = round(self.comparison.measurement.unperturbed)
+        rows: list[list[Value]] = []
+        for approach in self.approaches:
+            written = float(approach.strategy(self.interval).policy.written(length))
+            costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
+            rows.append([approach.name, *costs, written])
+        columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
+        return ResultTable(f"{self.comparison.label}: mean iteration cost of early and later failures", columns, rows)
+
     def _costs(self, approach: Approach) -> Floats:
         return self.comparison.measurement.costs_of(approach.strategy(self.interval)).cost
 
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare the remedies with starting over and with first values, without claims on the user's own model."""
-    trials, approaches = options.trial_count(full=100, quick=8), _approaches(options)
-    strategies = [approach.strategy(options.interval) for approach in approaches]
-    baseline = OVER.strategy(options.interval)
-    panels = compare_strategies(options, meter, trials, strategies, baseline, early=options.interval)
-    splits = [Split(comparison, options.interval, approaches) for comparison in panels]
-    config = {"seed": options.seed, "trials": trials, "interval": options.interval, "lost": str(LOST)}
+    trials, interval = options.trial_count(full=100, quick=8), options.interval
+    has_fresh_values = options.workload is None or has_rule(options.workload)
+    approaches = [approach for approach in APPROACHES if has_fresh_values or approach.recovery != "fresh"]
+    strategies = [approach.strategy(interval) for approach in approaches]
+    panels = compare_strategies(options, meter, trials, strategies, OVER.strategy(interval), early=interval)
+    splits = [Split(comparison, interval, approaches) for comparison in panels]
+    regular, full = (approach.strategy(interval).policy.written(interval) for approach in (FIRST, EARLY_FULL))
+    config = {"seed": options.seed, "trials": trials, "interval": interval, "lost": str(LOST)}
     return Result(
         experiment="early-failures",
         config=config | criteria(panels),
-        rows=[row for split in splits for row in _rows(split)],
+        rows=[row for split in splits for row in split.rows()],
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
             *departures(options),
-            _bytes(options.interval),
+            f"Early saves write as much as regular ones, {regular} state in the first {interval} iterations; early full saves "
+            f"write {full - regular} more states, once. Fresh values write nothing.",
             *(_remark(split) for split in splits),
             *unconverged_remarks(panels),
         ],
-        tables=[_table(split) for split in splits],
+        tables=[split.table() for split in splits],
         figures={"early-failures": figure(splits)},
         captions={
             "early-failures": "Mean iteration costs, with 95 % intervals, of failures that take half of the blocks: those "
@@ -116,67 +138,18 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _approaches(options: Options) -> list[Approach]:
-    """Return all approaches; for a model without a rule for fresh values, those that need none."""
-    is_ruled = options.workload is None or has_rule(options.workload)
-    return [approach for approach in APPROACHES if is_ruled or approach.recovery != "fresh"]
-
-
-def _rows(split: Split) -> list[Row]:
-    """Return the rows of the comparison, each with the costs of early and of later failures added."""
-    return [
-        {
-            "way": approach.name,
-            **row,
-            **_columns("early", split.cost(approach, split.early)),
-            **_columns("later", split.cost(approach, ~split.early)),
-        }
-        for approach, row in zip(split.approaches, split.comparison.rows, strict=True)
-    ]
-
-
-def _columns(which: str, cost: ConfidenceInterval) -> Row:
-    return {f"{which}_cost": cost.value, f"{which}_low": cost.low, f"{which}_high": cost.high}
-
-
-def _claims(split: Split) -> list[Claim]:
-    is_finding = split.comparison.panel == FOUND_ON and not split.comparison.quick
-    remedies = [_saves(split, approach, FIRST) for approach in (EARLY, EARLY_FULL, FRESH)]
-    return [*([_finding(split)] if is_finding else []), *remedies, _saves(split, FRESH, OVER)]
-
-
-def _finding(split: Split) -> Claim:
-    more = split.saved(OVER, FIRST, split.early)
-    return Claim(
-        id=f"{split.comparison.panel}-finding",
-        claim=f"{split.comparison.label}: iterations by which first values cost more than starting over, in failures "
-        "before the first full checkpoint",
-        source="our finding",
-        expected=(0, None),
-        measured=more.value,
-        interval=(more.low, more.high),
-    )
-
-
-def _saves(split: Split, approach: Approach, against: Approach) -> Claim:
-    less, label = split.saved(approach, against, split.early), split.comparison.label
-    ident, words = ("first", "first values") if against is FIRST else ("over", "starting over")
-    return Claim(
-        id=f"{split.comparison.panel}-{approach.saves if approach is not FRESH else 'fresh'}-{ident}",
-        claim=f"{label}: iterations that {approach.name} save against {words}, in failures before the first full checkpoint",
-        source="our goal",
-        expected=(0, None),
-        measured=less.value,
-        interval=(less.low, less.high),
-    )
-
-
-def _bytes(interval: int) -> str:
-    regular, full = (approach.strategy(interval).policy.written(interval) for approach in (FIRST, EARLY_FULL))
-    return (
-        f"Early saves write as much as regular ones, {regular} state in the first {interval} iterations; early full saves "
-        f"write {full - regular} more states, once. Fresh values write nothing."
-    )
+def _claims(split: Split) -> Iterator[Claim]:
+    panel, label, when = split.comparison.panel, split.comparison.label, "in failures before the first full checkpoint"
+    if panel == FOUND_ON and not split.comparison.quick:
+        words = f"{label}: iterations by which first values cost more than starting over, {when}"
+        value, low, high = split.saved(OVER, FIRST, split.early)
+        yield Claim(f"{panel}-finding", words, "our finding", (0, None), value, (low, high))
+    for approach, against in ((EARLY, FIRST), (EARLY_FULL, FIRST), (FRESH, FIRST), (FRESH, OVER)):
+        ident, other = ("first", "first values") if against is FIRST else ("over", "starting over")
+        ident = f"{panel}-{approach.saves if approach is not FRESH else 'fresh'}-{ident}"
+        words = f"{label}: iterations that {approach.name} save against {other}, {when}"
+        value, low, high = split.saved(approach, against, split.early)
+        yield Claim(ident, words, "our goal", (0, None), value, (low, high))
 
 
 def _remark(split: Split) -> str:
@@ -194,31 +167,17 @@ def _remark(split: Split) -> str:
     )
 
 
-def _table(split: Split) -> ResultTable:
-    length = round(split.comparison.measurement.unperturbed)
-    rows: list[list[Value]] = []
-    for approach in split.approaches:
-        early, later = split.cost(approach, split.early), split.cost(approach, ~split.early)
-        written = float(approach.strategy(split.interval).policy.written(length))
-        rows.append([approach.name, *early, *later, written])
-    columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
-    return ResultTable(f"{split.comparison.label}: mean iteration cost of early and later failures", columns, rows)
-
-
 def figure(splits: Sequence[Split]) -> "Figure":
     """Draw mean costs of early and later failures with their intervals, one place for each approach."""
     by_comparison = {id(split.comparison): split for split in splits}
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:
         split = by_comparison[id(comparison)]
-        for label, mask, shift in (
-            ("before the first full checkpoint", split.early, -0.1),
-            ("later", ~split.early, 0.1),
-        ):
+        masks = {"before the first full checkpoint": split.early, "later": ~split.early}
+        for (label, mask), shift in zip(masks.items(), (-0.1, 0.1), strict=True):
             costs = [split.cost(approach, mask) for approach in split.approaches]
             places = [place + shift for place in range(len(costs))]
-            half = [max(cost.high - cost.value, 0) for cost in costs]
-            means = [cost.value for cost in costs]
+            means, half = [cost.value for cost in costs], [max(cost.high - cost.value, 0) for cost in costs]
             axes.errorbar(places, means, yerr=half, fmt="o", markersize=4, capsize=3, label=label)
         axes.axhline(0, color="black", linewidth=0.5)
         names = [approach.name for approach in split.approaches]

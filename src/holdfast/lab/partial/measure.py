@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats, Ids
 from holdfast.lab.bounds.contraction import Contraction, contraction
-from holdfast.lab.experiment import Meter, Options, Progress
+from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
@@ -80,49 +80,36 @@ def measure(
     shared = None if workloads[0].stochastic else run
     all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed, early=early)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    outcomes = _outcomes(all_trials, trials, options, log, progress)
+    with closing(TrialLog(log)) as known:
+        all_trials.known.update(known.known)
+
+        def record(key: str, count: float) -> None:
+            known.record(key, count)
+            progress(1)
+
+        groups = options.map(all_trials, all_trials.groups(trials, options.parallelism), record)
+    outcomes = [by_workload for group in groups for by_workload in group]
     return [
-        _measured(workload, run, [by_workload[number] for by_workload in outcomes], wanted, options)
+        _measured(workload, run, [by_workload[number] for by_workload in outcomes], wanted, options.interval)
         for number, workload in enumerate(workloads)
     ]
 
 
 def _measured(
-    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy], options: Options
+    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy], interval: int
 ) -> Measurement:
-    rate = contraction(workload, run)
-    return Measurement(
-        np.array([trial.length for trial in outcomes]),
-        np.array([trial.step for trial in outcomes]),
-        rate,
-        concentration(workload, run, options.interval),
-        {strategy: _costs(strategy, outcomes, rate) for strategy in wanted},
-    )
-
-
-def _outcomes(
-    all_trials: Trials, trials: int, options: Options, path: Path, progress: Progress
-) -> list[list[Outcomes]]:
-    with closing(TrialLog(path)) as log:
-        all_trials.known.update(log.known)
-
-        def record(key: str, count: float) -> None:
-            log.record(key, count)
-            progress(1)
-
-        groups = options.map(all_trials, all_trials.groups(trials, options.parallelism), record)
-        return [outcomes for group in groups for outcomes in group]
-
-
-def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Contraction) -> Costs:
-    steps = np.array([trial.step for trial in outcomes])
-    sizes = np.array([trial.sizes[strategy] for trial in outcomes])
-    bound = np.full(len(outcomes), np.nan)
-    if rate.c < 1:
-        bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    count = np.array([trial.counts[strategy] for trial in outcomes])
+    rate, steps = contraction(workload, run), np.array([trial.step for trial in outcomes])
     without = np.array([trial.crossed for trial in outcomes]) - steps
-    return Costs(count - without, np.ceil(count) - np.ceil(without), sizes, bound)
+    costs = {}
+    for strategy in wanted:
+        sizes = np.array([trial.sizes[strategy] for trial in outcomes])
+        bound = np.full(len(outcomes), np.nan)
+        if rate.c < 1:
+            bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
+        count = np.array([trial.counts[strategy] for trial in outcomes])
+        costs[strategy] = Costs(count - without, np.ceil(count) - np.ceil(without), sizes, bound)
+    lengths = np.array([trial.length for trial in outcomes])
+    return Measurement(lengths, steps, rate, concentration(workload, run, interval), costs)
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:

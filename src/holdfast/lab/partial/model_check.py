@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Progress
 from holdfast.lab.partial.own_model import load_model
@@ -48,7 +47,17 @@ def check(
             problems, length = _reached(model, limit, progress)
         except BadInput as error:  # such as a step that changes a shape
             return Checked([str(error)], "")
-    return Checked(problems, _summary(model, length) if length is not None else "")
+    if length is None:
+        return Checked(problems, "")
+    sizes = model.blocks.sizes
+    summary = f"{model.name}: {len(sizes)} blocks, {int(sizes.sum()):,} values, {length} iterations to the criterion "
+    summary += f"{model.criterion:g}"
+    if length <= 2 * USUAL_INTERVAL:
+        summary += (
+            f"; with a full checkpoint every {USUAL_INTERVAL} iterations most failures would come before the first one: use "
+            "a smaller interval or a lower criterion"
+        )
+    return Checked(problems, summary)
 
 
 def _arrays(workload: Workload) -> Iterator[str]:
@@ -163,7 +172,14 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
         loss = float(np.asarray(workload.loss(stack))[0])
         losses.append(loss)
         if loss < workload.criterion:
-            return list(_run(workload, np.array(losses[1:]))), iteration
+            problems = []
+            if iteration < 2:
+                problems.append(
+                    f"the criterion is reached after {iteration} iteration: a failure needs a run of 2 or more"
+                )
+            if workload.steady and (np.diff(losses[1:]) > 0).any():
+                problems.append("the loss rises before it reaches the criterion: `steady` must be False")
+            return problems, iteration
         if not np.isfinite(loss) or (len(losses) > STUCK and min(losses[-STUCK:]) > min(losses)):
             break
         stack = workload.advance(_copied(stack), _clock(workload, iteration))
@@ -173,29 +189,6 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
         f"its lowest was {min(losses):g}; raise the criterion, or use the loss at some iteration, such as LossAt(100)"
     )
     return [line], None
-
-
-def _run(workload: Workload, losses: Floats) -> Iterator[str]:
-    """Yield the problems of a run that did converge."""
-    length = len(losses) - 1
-    if length < 2:
-        yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"
-    if workload.steady and (np.diff(losses) > 0).any():
-        yield "the loss rises before it reaches the criterion: `steady` must be False"
-
-
-def _summary(workload: Workload, length: int) -> str:
-    sizes = workload.blocks.sizes
-    early = (
-        f"; with a full checkpoint every {USUAL_INTERVAL} iterations most failures would come before the first one: use a "
-        "smaller interval or a lower criterion"
-        if length <= 2 * USUAL_INTERVAL
-        else ""
-    )
-    return (
-        f"{workload.name}: {len(sizes)} blocks, {int(sizes.sum()):,} values, {length} iterations to the criterion "
-        f"{workload.criterion:g}{early}"
-    )
 
 
 def _after(workload: Workload, iterations: int) -> Arrays:

@@ -70,17 +70,14 @@ class Comparison:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        lines = [("recovery", "policy", "saved", "lost", "cost", "95 %", "reduction"), *map(_line, self.rows)]
+        lines = [("recovery", "policy", "saved", "lost", "cost", "95 %", "reduction")]
+        for row in self.rows:
+            mean, interval = f"{row.cost_mean:.2f}", f"{row.cost_low:.2f} to {row.cost_high:.2f}"
+            reduction = f"{row.reduction:.0%}" if row.reduction == row.reduction else ""
+            lines.append((row.recovery, row.policy, row.fraction, row.lost, mean, interval, reduction))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
-
-
-def _line(row: CostRow) -> tuple[str, ...]:
-    mean, interval = f"{row.cost_mean:.2f}", f"{row.cost_low:.2f} to {row.cost_high:.2f}"
-    reduction = f"{row.reduction:.0%}" if row.reduction == row.reduction else ""
-    return row.recovery, row.policy, row.fraction, row.lost, mean, interval, reduction
+        padded = [[word.ljust(width) for word, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def compare(
@@ -132,21 +129,17 @@ def load_model(workload: OneState | Workload | str | Path, data: str | Path | No
 
 def comparison_result(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
     """Return the comparison as a result without claims."""
-    strategies = _strategies(options.interval, lost)
-    panels = compare_strategies(options, meter, trials, strategies, strategies[0])
-    config = {"trials": trials, "interval": options.interval, "lost": str(lost)}
-    return cost_result(NAME, options, config, panels, [], [], figure(panels[0], strategies), CAPTION)
-
-
-def _strategies(interval: int, lost: Fraction) -> list[Strategy]:
-    """Return full checkpoints with both recoveries, then smaller checkpoints of each ranking."""
-    full = Policy(ranking="full", interval=interval)
-    part = max(SMALLEST, Fraction(1, interval))
-    smaller = [Policy(ranking=name, interval=interval, fraction=part) for name in ("priority", "round", "random")]
-    return [
+    interval = options.interval
+    full, part = Policy(ranking="full", interval=interval), max(SMALLEST, Fraction(1, interval))
+    rankings = ("priority", "round", "random") if part < 1 else ()
+    smaller = [Policy(ranking=name, interval=interval, fraction=part) for name in rankings]
+    strategies = [
         Strategy(policy=full, recovery="full", lost=lost),
-        *(Strategy(policy=policy, recovery="partial", lost=lost) for policy in (full, *(smaller if part < 1 else ()))),
+        *(Strategy(policy=policy, recovery="partial", lost=lost) for policy in (full, *smaller)),
     ]
+    panels = compare_strategies(options, meter, trials, strategies, strategies[0])
+    config = {"trials": trials, "interval": interval, "lost": str(lost)}
+    return cost_result(NAME, options, config, panels, [], [], figure(panels[0], strategies), CAPTION)
 
 
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":

@@ -54,26 +54,17 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def _claims(panel: PanelComparison, interval: int) -> list[Claim]:
-    falls = Claim(
-        id=f"{panel.panel}-falls",
-        claim=f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls",
-        source="figure 7",
-        expected=(3, 3),
-        measured=sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST)),
-    )
+    words = f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls"
+    count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
+    falls = Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count)
     return [falls, *(_reduction(panel, lost, interval) for lost in PAPER)]
 
 
 def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
     row = panel.row(strategy("partial", lost, interval))
-    return Claim(
-        id=f"{panel.panel}-{lost}",
-        claim=f"{panel.label}: reduction of the cost by partial recovery, {lost} lost",
-        source="section 5.3",
-        expected=PAPER[lost],
-        measured=row["reduction"],
-        interval=(row["reduction_low"], row["reduction_high"]),
-    )
+    words = f"{panel.label}: reduction of the cost by partial recovery, {lost} lost"
+    ends = row["reduction_low"], row["reduction_high"]
+    return Claim(f"{panel.panel}-{lost}", words, "section 5.3", PAPER[lost], row["reduction"], ends)
 
 
 def _saved(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> Floats:
@@ -100,25 +91,25 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
     """Return a sentence for each step in which losing less costs more, split into early and later failures."""
-    steps = pairwise(LOST)
-    return [_rise(panel, *step, interval) for step in steps if mean(_saved(panel, *step, interval)).value <= 0]
-
-
-def _rise(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> str:
-    ours, theirs = _partial(panel, less, interval), _partial(panel, more, interval)
-    both = np.isfinite(ours) & np.isfinite(theirs)
-    ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
-    extra = mean(-_saved(panel, less, more, interval))
-    line = (
-        f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
-        f"losing {'all' if more == 1 else more}"
-    )
-    if early.all() or not early.any():
-        return f"{line}."
-    return (
-        f"{line}: {ours[early].mean():.2f} against {theirs[early].mean():.2f} in failures before the first full checkpoint, "
-        f"{ours[~early].mean():.2f} against {theirs[~early].mean():.2f} in the others."
-    )
+    lines = []
+    for less, more in pairwise(LOST):
+        extra = mean(-_saved(panel, less, more, interval))
+        if not extra.value >= 0:  # NaN if no trial converged
+            continue
+        ours, theirs = _partial(panel, less, interval), _partial(panel, more, interval)
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
+        line = (
+            f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
+            f"losing {'all' if more == 1 else more}"
+        )
+        if early.any() and not early.all():
+            line += (
+                f": {ours[early].mean():.2f} against {theirs[early].mean():.2f} in failures before the first full checkpoint, "
+                f"{ours[~early].mean():.2f} against {theirs[~early].mean():.2f} in the others"
+            )
+        lines.append(f"{line}.")
+    return lines
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":

@@ -50,55 +50,43 @@ def run(options: Options, meter: Meter) -> Result:
     beyond = [strategy(name, FRACTIONS[-1], interval) for name in BEYOND]
     panels = compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline)
     claims = [] if options.workload is not None else _claims(panels, interval)
+    smallest, explained, ranked = strategy("priority", FRACTIONS[-1], interval), [], []
+    for panel in panels:
+        claim = _reduction(panel, interval) if claims else None
+        explained.append(explain_reduction(panel, smallest, baseline, claim))
+        names = (*RANKINGS, *BEYOND)  # including those that are not in the paper
+        costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in names}
+        order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
+        ranked.append(f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}.")
     return cost_result(
         "priority-checkpoint",
         options,
         {"trials": trials, "interval": interval, "lost": str(LOST)},
         panels,
         claims,
-        [
-            *(_explained(panel, interval, has_claims=bool(claims)) for panel in panels),
-            *(_ranked(panel, interval) for panel in panels),
-        ],
+        [*explained, *ranked],
         figure(panels, interval, paper=bool(claims)),
         f"{CAPTION} {IN_PAPER}" if claims else CAPTION,
     )
 
 
 def _claims(panels: Sequence[PanelComparison], interval: int) -> list[Claim]:
-    claims = [claim for panel in panels for claim in (_reduction(panel, interval), _falls(panel, interval))]
-    random_rises = Claim(
-        id="random-rises",
-        claim="share of panels in which the mean cost of random at 8x is above that at 1x",
-        source="figure 8: nearly always",
-        expected=(0.5, 1),
-        measured=sum(_ratio(panel, "random", interval).value > 1 for panel in panels) / len(panels),
-    )
-    return [*claims, random_rises]
+    claims = []
+    for panel in panels:
+        words = f"{panel.label}: mean cost of priority at 8x, as a fraction of that at 1x"
+        value, low, high = _ratio(panel, "priority", interval)
+        falls = Claim(f"{panel.panel}-priority-falls", words, "figure 8", (None, 1), value, (low, high))
+        claims += [_reduction(panel, interval), falls]
+    words = "share of panels in which the mean cost of random at 8x is above that at 1x"
+    share = sum(_ratio(panel, "random", interval).value > 1 for panel in panels) / len(panels)
+    return [*claims, Claim("random-rises", words, "figure 8: nearly always", (0.5, 1), share)]
 
 
 def _reduction(panel: PanelComparison, interval: int) -> Claim:
     row = panel.row(strategy("priority", FRACTIONS[-1], interval))
-    return Claim(
-        id=f"{panel.panel}-priority",
-        claim=f"{panel.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery",
-        source="section 5.4",
-        expected=PAPER,
-        measured=row["reduction"],
-        interval=(row["reduction_low"], row["reduction_high"]),
-    )
-
-
-def _falls(panel: PanelComparison, interval: int) -> Claim:
-    ratio = _ratio(panel, "priority", interval)
-    return Claim(
-        id=f"{panel.panel}-priority-falls",
-        claim=f"{panel.label}: mean cost of priority at 8x, as a fraction of that at 1x",
-        source="figure 8",
-        expected=(None, 1),
-        measured=ratio.value,
-        interval=(ratio.low, ratio.high),
-    )
+    words = f"{panel.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery"
+    ends = row["reduction_low"], row["reduction_high"]
+    return Claim(f"{panel.panel}-priority", words, "section 5.4", PAPER, row["reduction"], ends)
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
@@ -107,20 +95,6 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
     return ConfidenceInterval(1 - value, 1 - high, 1 - low)
-
-
-def _explained(panel: PanelComparison, interval: int, *, has_claims: bool) -> str:
-    smallest = strategy("priority", FRACTIONS[-1], interval)
-    return explain_reduction(
-        panel, smallest, traditional(interval), _reduction(panel, interval) if has_claims else None
-    )
-
-
-def _ranked(panel: PanelComparison, interval: int) -> str:
-    """Return the mean costs of all policies at the smallest fraction, including those that are not in the paper."""
-    costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in (*RANKINGS, *BEYOND)}
-    order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
-    return f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}."
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":

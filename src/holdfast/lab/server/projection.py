@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -120,10 +121,16 @@ def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferre
     selecting = _seconds(lambda: _chosen(shards, documents)) - sum(distances)
     saved = [shard.pull(ids) for shard, ids in zip(shards, chosen, strict=True)]
     size = sum(array.nbytes for arrays in saved for array in arrays.values())
-    aside = sum(_marked(shard, ids) for shard, ids in zip(shards, chosen, strict=True))
+    steps, aside = count(1), 0.0
+    for shard, ids in zip(shards, chosen, strict=True):
+        aside += _seconds(lambda shard=shard, ids=ids: shard.mark_saved(ids, next(steps)))  # type: ignore[misc]
+    part = workload.part(0, WORKERS)
+    pulled = cast(Arrays, workload.blocks.pack(workload.start(0), workload.pulls(part, 0)))
+    summed = workload.summary(np.arange(documents), workload.start(0))
+    sampled = _seconds(lambda: workload.compute(part, When(0, 0, 0), pulled, summed)) / len(part.words)
     work = max(distances) + max(selecting, 0.0) / NODES + aside / NODES
     return Rates(
-        sample=_sampled(workload) / workload.topics,
+        sample=sampled / workload.topics,
         transfer=transferred,
         tally=sum(distances) / tokens,
         select=max(selecting, 0.0) / documents,
@@ -148,25 +155,12 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
     return shards
 
 
-def _chosen(shards: list[Shard], count: int) -> list[np.ndarray]:
+def _chosen(shards: list[Shard], blocks: int) -> list[np.ndarray]:
     """Return the blocks of every node that are saved, chosen as the server does, in this process."""
-    candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), count) for shard in shards]
+    candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), blocks) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
     verdict = converse(conversation, lambda question: [candidate.answer(question) for candidate in candidates]).verdict
     return [candidate.taken(verdict) for candidate in candidates]
-
-
-def _marked(shard: Shard, ids: np.ndarray) -> float:
-    steps = iter(range(1, 2 * TIMES + 1))
-    return _seconds(lambda: shard.mark_saved(ids, next(steps)))
-
-
-def _sampled(workload: LatentDirichletAllocation) -> float:
-    """Return the seconds in which a worker samples a token."""
-    part = workload.part(0, WORKERS)
-    pulled = cast(Arrays, workload.blocks.pack(workload.start(0), workload.pulls(part, 0)))
-    summed = workload.summary(np.arange(len(workload.blocks)), workload.start(0))
-    return _seconds(lambda: workload.compute(part, When(0, 0, 0), pulled, summed)) / len(part.words)
 
 
 def _written(
@@ -175,7 +169,7 @@ def _written(
     blocks, total = workload.blocks, len(workload.data.words)
     with TemporaryDirectory(dir=scratch) as folder:
         store = DirectoryStore(folder)
-        numbers = iter(range(0, 10_000 * TIMES, 100))
+        numbers = count(0, 100)
 
         def write() -> None:
             for node, (ids, values) in enumerate(zip(chosen, saved, strict=True)):

@@ -33,7 +33,6 @@ from holdfast.lab.simulate.trajectory import crossing
 from holdfast.report.files import prepare
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from holdfast.lab.server.projection import Projection, Rates
@@ -162,28 +161,21 @@ def _chosen(options: Options) -> tuple[OverheadPanel, ...]:
 
 
 def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter: Meter) -> OverheadResults:
-    arms = ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, SIDE_BY_SIDE)
-    trials = run_trials(panel.workload, panel.iterations, arms, seeds, options, meter)
-    return _projected(panel.workload, trials, message_seconds(panel.workload, options), options)
-
-
-def _projected(workload: str, trials: Sequence[ServerTrial], message: float, options: Options) -> OverheadResults:
     from holdfast.lab.server.projection import PAPER, measure_rates, project
     from holdfast.workloads.registry import load_workload
 
-    model = cast("LatentDirichletAllocation", load_workload(workload, options.data))
-    alone = [trial for trial in trials if trial.arm == SCAR_ALONE]
-    transferred = float(np.median([_transferred(model, trial) for trial in alone]))
-    rates = measure_rates(model, options.out, transferred, message)
-    return OverheadResults(workload, model.topics, trials, rates, project(rates, PAPER))
-
-
-def _transferred(model: "LatentDirichletAllocation", trial: ServerTrial) -> float:
-    """Return the bytes per second of a worker: the topics of its tokens both ways, and the counts of every node."""
+    name, arms = panel.workload, ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, SIDE_BY_SIDE)
+    trials = run_trials(name, panel.iterations, arms, seeds, options, meter)
+    message = message_seconds(name, options)
+    model = cast("LatentDirichletAllocation", load_workload(name, options.data))
+    # A worker moves the topics of its tokens both ways, and the counts of every node.
     start = model.start()
     counts = model.summary(np.arange(len(model.blocks)), start)["counts"].nbytes
     moved = 2 * start["topics"].nbytes / WORKERS + NODES * counts
-    return float(moved / np.median((trial.columns["pull"] + trial.columns["push"])[1:]))
+    alone = [trial.columns for trial in trials if trial.arm == SCAR_ALONE]
+    speeds = [moved / np.median((columns["pull"] + columns["push"])[1:]) for columns in alone]
+    rates = measure_rates(model, options.out, float(np.median(speeds)), message)
+    return OverheadResults(name, model.topics, trials, rates, project(rates, PAPER))
 
 
 def claims(results: OverheadResults) -> list[Claim]:
@@ -202,40 +194,28 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return what a reader should know besides the claims, and the causes of claims that fail."""
-    return [f"{results.workload}: {line}" for line in (_cost(results), _waiting(results), *_causes(results))]
-
-
-def _cost(results: OverheadResults) -> str:
+    """Return what a reader should know besides the claims, and the causes of claims that are resolved and fail."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
-    return (
-        f"Nodes are killed at the end of iteration {FAILS}, when the workers' updates are about to be applied; the last full "
-        f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
-        f"no recovery could save more (at the start of that iteration: {FAILS % INTERVAL - 1}). Iterations behind the run "
-        f"without a failure: {', '.join(parts)}."
-    )
-
-
-def _waiting(results: OverheadResults) -> str:
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
     whole = "" if np.isnan(full) else f", or {full:.3g} s with full checkpoints every {INTERVAL} iterations"
-    return (
+    lines = [
+        f"Nodes are killed at the end of iteration {FAILS}, when the workers' updates are about to be applied; the last full "
+        f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
+        f"no recovery could save more (at the start of that iteration: {FAILS % INTERVAL - 1}). Iterations behind the run "
+        f"without a failure: {', '.join(parts)}.",
         f"An iteration takes {seconds:.3g} s (median){whole}; of that training waits {checkpoint:.3g} s for SCAR's "
-        f"checkpoint. The paper's takes {PAPER_SECONDS:g} s."
-    )
-
-
-def _causes(results: OverheadResults) -> list[str]:
-    """Return explanations of the claims that are resolved and fail."""
+        f"checkpoint. The paper's takes {PAPER_SECONDS:g} s.",
+    ]
     failed = {claim.id.rpartition("-")[2] for claim in claims(results) if claim.resolved and not claim.holds}
-    lines = []
     if "sooner" in failed:
         behind = _words(results.sooner(SCAR_ALONE, SCAR))
-        lines += [f"SCAR is not {SOONER:g} iterations sooner: it is itself {behind} behind the run without a failure."]
+        lines.append(
+            f"SCAR is not {SOONER:g} iterations sooner: it is itself {behind} behind the run without a failure."
+        )
     if failed & {"share", "goal", "added"}:
-        lines += [_checkpoint_parts(results)]
-    return lines
+        lines.append(_checkpoint_parts(results))
+    return [f"{results.workload}: {line}" for line in lines]
 
 
 def _checkpoint_parts(results: OverheadResults) -> str:
@@ -292,27 +272,16 @@ def _projection(results: OverheadResults) -> list[str]:
 
 def rows(results: OverheadResults) -> list[Row]:
     """Return every iteration of every trial, then the rates and the projection."""
-    iterations = [
-        {
-            "what": "iteration",
-            "workload": results.workload,
-            "arm": trial.arm.name,
-            "seed": trial.seed,
-            "iteration": number + 1,
-            **{
-                name if name == "loss" else f"{name}_s": float(column[number]) for name, column in trial.columns.items()
-            },
-        }
-        for trial in results.trials
-        for number in range(len(trial.losses))
-    ]
+    which, iterations = {"workload": results.workload}, list[Row]()
+    for trial in results.trials:
+        own = {"what": "iteration", **which, "arm": trial.arm.name, "seed": trial.seed}
+        named = {name if name == "loss" else f"{name}_s": column for name, column in trial.columns.items()}
+        for number in range(len(trial.losses)):
+            values = {name: float(column[number]) for name, column in named.items()}
+            iterations.append({**own, "iteration": number + 1, **values})
     projected = {f"{name}_s": seconds for name, seconds in asdict(results.projection).items()}
-    which = {"workload": results.workload}
-    return [
-        *iterations,
-        {"what": "rates", **which, **asdict(results.rates)},
-        {"what": "projection", **which, **projected},
-    ]
+    rates = {"what": "rates", **which, **asdict(results.rates)}
+    return [*iterations, rates, {"what": "projection", **which, **projected}]
 
 
 def figure(results: OverheadResults) -> "Figure":
@@ -321,7 +290,15 @@ def figure(results: OverheadResults) -> "Figure":
     by_iteration, by_time = drawn.subplots(1, 2)
     for axes in (by_iteration, by_time):
         for arm, colour in DRAWN_IN.items():
-            _curves(axes, results.of(arm), colour, timed=axes is by_time)
+            trials = results.of(arm)
+            length = min(len(trial.losses) for trial in trials)
+            places = [np.arange(1.0, length + 1)] * len(trials)
+            if axes is by_time:
+                places = [np.append(0.0, np.cumsum(trial.columns["seconds"][1:length])) for trial in trials]
+            for place, trial in zip(places, trials, strict=True):
+                axes.plot(place, -trial.losses[:length], color=colour, alpha=0.3, linewidth=0.8)
+            mean = -np.mean([trial.losses[:length] for trial in trials], axis=0)
+            axes.plot(np.mean(places, axis=0), mean, color=colour, marker="o", markersize=3, label=arm.name)
         axes.set_ylabel("log likelihood")
     by_iteration.set_xlabel(f"iteration (dotted: failure in the {FAILS}th)")
     by_time.set_xlabel("seconds since the first iteration")
@@ -329,21 +306,6 @@ def figure(results: OverheadResults) -> "Figure":
     legend(drawn, [by_iteration])
     drawn.suptitle(f"{results.workload}, 2 of {NODES} nodes killed")
     return drawn
-
-
-def _curves(axes: "Axes", trials: Sequence[ServerTrial], colour: str, *, timed: bool) -> None:
-    length = min(len(trial.losses) for trial in trials)
-    places = [_places(trial, timed)[:length] for trial in trials]
-    for place, trial in zip(places, trials, strict=True):
-        axes.plot(place, -trial.losses[:length], color=colour, alpha=0.3, linewidth=0.8)
-    likelihood = -np.mean([trial.losses[:length] for trial in trials], axis=0)
-    axes.plot(np.mean(places, axis=0), likelihood, color=colour, marker="o", markersize=3, label=trials[0].arm.name)
-
-
-def _places(trial: ServerTrial, timed: bool) -> Floats:
-    if timed:
-        return np.append(0.0, np.cumsum(trial.columns["seconds"][1:]))
-    return np.arange(1.0, len(trial.losses) + 1)
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:

@@ -94,31 +94,22 @@ def run_trials(
     """Run all arms of the first seed, then of the second, and so on, except for trials that the log knows."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
-    with closing(TrialLog(_log_path(workload, options))) as log, ExitStack() as stack:
+    with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log, ExitStack() as stack:
         todo = [(arm, seed, arm.lasts * iterations) for seed in seeds for arm in arms]
         if any(_known(log, *trial) is None for trial in todo):
             stack.enter_context(cluster())
-        for trial in todo:
-            trials.append(_trial(workload, *trial, options, log))
+        for arm, seed, length in todo:
+            if _known(log, arm, seed, length) is None:
+                iterates = _serve(workload, length, arm, seed, options)
+                for number, iterate in enumerate(iterates):
+                    for name in MEASURED:
+                        log.record(_key(arm, seed, length, name, number), getattr(iterate, name))
+                log.record(_key(arm, seed, length, "length"), len(iterates))  # last: it marks the trial as finished
+            columns = _known(log, arm, seed, length)
+            assert columns is not None
+            trials.append(ServerTrial(arm, seed, columns))
             progress(1)
     return trials
-
-
-def _log_path(workload: str, options: Options) -> Path:
-    return trials_folder(options.out) / f"server-{workload}.jsonl"
-
-
-def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, log: TrialLog) -> ServerTrial:
-    known = _known(log, arm, seed, iterations)
-    if known is None:
-        iterates = _serve(workload, iterations, arm, seed, options)
-        for number, iterate in enumerate(iterates):
-            for name in MEASURED:
-                log.record(_key(arm, seed, iterations, name, number), getattr(iterate, name))
-        log.record(_key(arm, seed, iterations, "length"), len(iterates))  # last: without it the trial is not finished
-        known = _known(log, arm, seed, iterations)
-    assert known is not None
-    return ServerTrial(arm, seed, known)
 
 
 def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
@@ -175,7 +166,7 @@ def _key(arm: Arm, seed: int, iterations: int, *parts: object) -> str:
 
 def message_seconds(workload: str, options: Options) -> float:
     """Return the median seconds of an empty message to all nodes and back; measured once and kept in the log."""
-    with closing(TrialLog(_log_path(workload, options))) as log:
+    with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log:
         if KEY not in log.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
                 out = Path(folder).absolute() / "run"

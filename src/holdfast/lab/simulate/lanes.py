@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from holdfast.blocks.division import Floats, Ids
+from holdfast.blocks.division import Floats
 from holdfast.lab.simulate.process_pool import Report, map_in_processes
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
@@ -51,7 +51,12 @@ def run_lanes(
         done(trial, count)
 
     with threadpool_limits(1):  # the number of threads changes the last bits
-        losses, iterations = _starts(workload, trials, begin)
+        losses, iterations = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
+        for first in range(0, len(trials), workload.lanes):
+            part = slice(first, first + workload.lanes)
+            starts = [begin(trial) for trial in trials[part]]
+            losses[part] = _losses(workload, [start.state for start in starts])
+            iterations[part] = [start.iteration for start in starts]
         for trial in np.flatnonzero(losses < workload.criterion):
             finish(int(trial), 0)
         # Trials that start early take longest: begun first, they do not leave one lane working alone at the end.
@@ -61,19 +66,6 @@ def run_lanes(
         while lanes.occupied:
             lanes.advance(limit, finish)
     return result
-
-
-def _starts(
-    workload: Workload, trials: Sequence[Description], begin: Callable[[Description], Start]
-) -> tuple[Floats, Ids]:
-    """Return the loss and the iteration of every trial's start."""
-    losses, iterations = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
-    for first in range(0, len(trials), workload.lanes):
-        part = slice(first, first + workload.lanes)
-        starts = [begin(trial) for trial in trials[part]]
-        losses[part] = _losses(workload, [start.state for start in starts])
-        iterations[part] = [start.iteration for start in starts]
-    return losses, iterations
 
 
 def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
@@ -143,16 +135,15 @@ class _Lanes:
         if not loss < criterion and age < limit:
             self._schedule(lane, loss)
             return
-        previous = self._previous(lane, before) if loss < criterion else np.inf
+        previous = np.inf
+        if loss < criterion:
+            is_known = self._seen_at[lane] == age - 1
+            previous = float(self._seen[lane] if is_known else self._losses(before, [lane])[0])
         if previous < criterion:
             self._enter(lane, trial, careful=True)
             return
         finish(trial, age - 1 + crossing(previous, loss, criterion) if loss < criterion else np.inf)
         self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
-
-    def _previous(self, lane: int, before: Stack) -> float:
-        is_known = self._seen_at[lane] == self._age[lane] - 1
-        return float(self._seen[lane] if is_known else self._losses(before, [lane])[0])
 
     def _schedule(self, lane: int, loss: float) -> None:
         """Make the lane due four fifths of the way to the criterion, if the loss keeps falling at this slope."""

@@ -41,7 +41,14 @@ def map_in_processes(
     others = set(active_children())
     with ProcessPoolExecutor(min(jobs, len(items)), context, initializer=_begin, initargs=(work, reports)) as pool:
         try:
-            return _results(_submitted(pool, items), reports, on_report)
+            try:
+                futures = [pool.submit(_do, item) for item in items]
+            except (PicklingError, AttributeError, TypeError) as error:  # raised when a process is sent the work
+                raise BadInput(
+                    f"the workload cannot be sent to other processes ({error}): define its class at the top of a module, "
+                    "or use one process (--jobs 1)."
+                ) from error
+            return _results(futures, reports, on_report)
         except BaseException:  # nothing reads the reports any more: workers would fill the pipe and wait forever
             for process in set(active_children()) - others:
                 process.terminate()
@@ -56,16 +63,6 @@ def exit_if_worker_process() -> None:
     """
     if getattr(current_process(), "_inheriting", False):  # the test that multiprocessing itself uses
         raise SystemExit(1)
-
-
-def _submitted(pool: ProcessPoolExecutor, items: Sequence[Any]) -> "list[Future[Any]]":
-    try:
-        return [pool.submit(_do, item) for item in items]
-    except (PicklingError, AttributeError, TypeError) as error:  # raised when a process starts and is sent the work
-        raise BadInput(
-            f"the workload cannot be sent to other processes ({error}): define its class at the top of a module, or use "
-            "one process (--jobs 1)."
-        ) from error
 
 
 def _results(

@@ -164,15 +164,13 @@ class CheckpointedRun:
         return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 
     def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
-        how, stream = recovery(strategy.recovery), trial_stream(self._seed, trial.number)
-        saved_at, lost = self._saved_at(trial, strategy.policy), self.lost(trial)
-        return recovered_state(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, stream)
-
-    def _saved_at(self, trial: Trial, policy: Policy) -> Ids:
-        """Return for every block the iteration at which it was last saved before the failure."""
+        how, stream, policy = recovery(strategy.recovery), trial_stream(self._seed, trial.number), strategy.policy
         if policy.ranking not in DRAWN:
-            return np.asarray(self._last_saved[policy][trial.step])
-        if trial not in self._drawn:
-            own = replace(policy, seed=trial_stream(self._seed, trial.number))
-            self._drawn[trial] = last_saved(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
-        return self._drawn[trial]
+            saved_at = np.asarray(self._last_saved[policy][trial.step])
+        else:
+            if trial not in self._drawn:
+                own, states = replace(policy, seed=stream), self._states[: trial.step + 1]
+                self._drawn[trial] = last_saved(states, self._blocks, self._norm, own)[-1]
+            saved_at = self._drawn[trial]
+        lost = self.lost(trial)
+        return recovered_state(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, stream)

@@ -74,7 +74,12 @@ class Trials:
 
     def __call__(self, numbers: Sequence[int], report: Report) -> list[list[Outcomes]]:
         """Return the outcomes of each trial number for every workload; `report` gets each key with its iterations."""
-        failures = {failure.number: failure for failure in self._failures(numbers)}
+        if self.shared is not None:
+            runs = self._checkpointed(self.shared.states)
+            failures = {number: self._failure(number, self.shared, runs) for number in numbers}
+        else:
+            own = trajectories(self.workloads[0], [trial_stream(self.seed, number) for number in numbers])
+            failures = {number: self._failure(number, run) for number, run in zip(numbers, own, strict=True)}
 
         def begin(item: _WorkloadTrial) -> Start:
             workload, trial = item
@@ -84,17 +89,15 @@ class Trials:
         items = [(workload, trial) for workload in range(len(self.workloads)) for trial in trials]
         keys = {item: self._key(failures[item[1].number].losses, begin(item)) for item in items}
         self._run(keys, begin, report)
-        return [
-            [self._outcomes(failure, workload, keys) for workload in range(len(self.workloads))]
-            for failure in failures.values()
-        ]
-
-    def _failures(self, numbers: Sequence[int]) -> list[_Failure]:
-        if self.shared is not None:
-            runs = self._checkpointed(self.shared.states)
-            return [self._failure(n, self.shared, runs) for n in numbers]
-        own = trajectories(self.workloads[0], [trial_stream(self.seed, n) for n in numbers])
-        return [self._failure(n, run) for n, run in zip(numbers, own, strict=True)]
+        outcomes = []
+        for failure in failures.values():
+            by_strategy = {strategy: failure.trial(strategy) for strategy in self.strategies}
+            outcomes.append(list[Outcomes]())
+            for workload, run in enumerate(failure.runs):
+                counts = {strategy: self.known[keys[workload, trial]] for strategy, trial in by_strategy.items()}
+                sizes = {strategy: run.perturbation_size(trial) for strategy, trial in by_strategy.items()}
+                outcomes[-1].append(Outcomes(failure.length, failure.crossed, failure.step, counts, sizes))
+        return outcomes
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
         """Draw the step of a failure: geometric with mean half the length of the run, redrawn when past its end.
@@ -114,12 +117,6 @@ class Trials:
             CheckpointedRun(states, w.blocks, w.norm, policies, self.seed, norm_order(w), partial(renewed, w))
             for w in self.workloads
         ]
-
-    def _outcomes(self, failure: _Failure, workload: int, keys: Mapping[_WorkloadTrial, str]) -> Outcomes:
-        trials = {strategy: failure.trial(strategy) for strategy in self.strategies}
-        counts = {strategy: self.known[keys[workload, trial]] for strategy, trial in trials.items()}
-        sizes = {strategy: failure.runs[workload].perturbation_size(trial) for strategy, trial in trials.items()}
-        return Outcomes(failure.length, failure.crossed, failure.step, counts, sizes)
 
     def _key(self, losses: Floats, start: Start) -> str:
         """Return a digest of all that determines a trial's iterations: its start, to the last bit, and its criterion.
