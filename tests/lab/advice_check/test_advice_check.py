@@ -65,7 +65,7 @@ def test_the_goodput_of_the_recommended_interval_is_compared_with_the_best_of_th
     assert sweep.recommended == pytest.approx(1.0)
     worse = Sweep("small", "real", 10.0, [1, 2, 4, 8, 16], np.array([[0.5, 0.8, 0.8, 1.0, 0.7]]))
     assert worse.recommended == pytest.approx(0.8)
-    assert not advice_check._near_best(worse).holds
+    assert not advice_check._sweep_claim(worse).holds
 
 
 def test_the_recommended_interval_is_near_the_best_where_costs_are_resampled() -> None:

@@ -8,7 +8,6 @@ from holdfast.lab.backprop.performance_model import (
     Prices,
     checkpoint_restart,
     immediate_rollback,
-    lossy_forward,
     mean_checkpoint_restart,
     rollback_slowdown,
 )
@@ -30,12 +29,6 @@ def test_a_failure_at_a_random_moment_replays_half_an_epoch() -> None:
 
 def test_immediate_rollback_replays_one_minibatch_and_saves_nothing() -> None:
     assert immediate_rollback(NT3) == Overhead(replay=2.2, restart=1.9)
-    assert immediate_rollback(NT3, spares=True).total == 2.2
-
-
-def test_forward_costs_only_the_start_of_joining_workers() -> None:
-    assert lossy_forward(RESNET50).total == 0
-    assert lossy_forward(RESNET50, joining=True) == Overhead(restart=3.0)
 
 
 @pytest.mark.parametrize(("point", "expected"), [(0.0, 1.25), (0.5, 1.625), (1.0, 2.0)])

@@ -54,7 +54,7 @@ def test_a_message_that_asks_nothing_is_measured_once(tmp_path: Path, monkeypatc
 
 
 def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(chosen: Settings, tell: object) -> None:
+    def serve(chosen: Settings, report: object) -> None:
         with monkeypatch.context() as patched:
             run_in_process(patched, chosen)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.prices import RECOVERIES, prices
+from holdfast.advice.prices import RECOVERIES, Price, prices
 from holdfast.advice.question import Question
 from holdfast.advice.run_costs import RunCosts, recoveries, restart_seconds, run_costs
 from holdfast.cost.breakdown import cost_breakdown
@@ -60,17 +60,9 @@ def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
             predicted = prices(costs, Question())
             for recovery in RECOVERIES:
                 history = run_to_completion(execute, run_config(name, recovery, kills), runs / f"{name}-{recovery}")
-                breakdown, price = cost_breakdown(history), predicted[recovery]
-                for failure, seconds in recoveries(breakdown, history, costs.step.value):
-                    work = failure.rework_steps + failure.samples_lost / costs.batch
-                    where, spent = f"killed in step {failure.step}", seconds + failure.rework
-                    for unit, cost, taken in (
-                        ("seconds", price.seconds, spent),
-                        ("iterations", price.iterations, work),
-                    ):
-                        observed.cases.append(AdviceCase(name, where, recovery, unit, cost, taken))
+                observed.cases.extend(_cases(name, costs, predicted[recovery], history))
                 if recovery == "restart":
-                    restarts = map(restart_seconds, breakdown.failures)
+                    restarts = map(restart_seconds, cost_breakdown(history).failures)
                     observed.restarts[name] = [value for value in restarts if value is not None]
                 progress(1)
     return observed
@@ -113,3 +105,13 @@ def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Se
     if verdict != "completed":
         raise WorkerLost(f"the run {folder.name} was not completed: {verdict}.")
     return read_history(folder).events
+
+
+def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
+    """Return the seconds and the iterations of every kill of a run."""
+    cases = []
+    for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
+        work, where = failure.rework_steps + failure.samples_lost / costs.batch, f"killed in step {failure.step}"
+        cases.append(AdviceCase(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework))
+        cases.append(AdviceCase(name, where, price.recovery, "iterations", price.iterations, work))
+    return cases

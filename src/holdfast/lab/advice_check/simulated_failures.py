@@ -1,6 +1,5 @@
 """Simulated failures: their costs predicted from the losses of an unperturbed run, then measured."""
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 from holdfast.advice.estimate import Estimate
@@ -14,6 +13,7 @@ from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.lab.trial_log import trials_folder
 from holdfast.server.advice import RECOVERIES, ServedCosts, iterations_lost, served_costs
+from holdfast.workloads.workload import Workload
 
 WORKLOADS = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # panels; their quick workloads are used
 
@@ -32,17 +32,25 @@ def strategies(interval: int) -> dict[str, Strategy]:
 
 def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
     """Return every trial of every strategy on every workload as a case."""
-    trials, interval, wanted = options.trial_count(full=40, quick=5), options.interval, strategies(options.interval)
-    cases = []
-    for workload in (PANELS[name].workload(None, quick=True) for name in WORKLOADS):
-        costs = served_costs(history_of_losses(workload.name, trajectory(workload).losses.tolist(), interval))
-        log = trials_folder(options.out) / f"advice-{workload.name}.jsonl"
-        (measured,) = measure(workload.name, [workload], wanted.values(), options, trials, log, meter)
-        for name, strategy in wanted.items():
-            predicted = predicted_cost(costs, strategy)
-            for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True):
-                where = f"after iteration {step}{', before the first save' if step < interval else ''}"
-                cases.append(AdviceCase(workload.name, where, name, "iterations", predicted, float(cost)))
+    trials = options.trial_count(full=40, quick=5)
+    workloads = (PANELS[name].workload(None, quick=True) for name in WORKLOADS)
+    return [case for workload in workloads for case in _cases(workload, options, trials, meter)]
+
+
+def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[AdviceCase]:
+    name, interval, wanted, cases = workload.name, options.interval, strategies(options.interval), []
+    # The history that a parameter server would write with these losses, one iteration per second.
+    losses = trajectory(workload).losses.tolist()
+    plan = Serve(0, name, 1, 4, 1, 1, "full", "1", interval, "partial", 0, 0, losses[-1], len(losses))
+    done: list[What] = [Iterate(at, loss, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0) for at, loss in enumerate(losses[1:])]
+    costs = served_costs([Event(float(at), "controller", what) for at, what in enumerate([plan, *done])])
+    log = trials_folder(options.out) / f"advice-{name}.jsonl"
+    (measured,) = measure(name, [workload], wanted.values(), options, trials, log, meter)
+    for how, strategy in wanted.items():
+        predicted = predicted_cost(costs, strategy)
+        for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True):
+            where = f"after iteration {step}{', before the first save' if step < interval else ''}"
+            cases.append(AdviceCase(name, where, how, "iterations", predicted, float(cost)))
     return cases
 
 
@@ -50,10 +58,3 @@ def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
     """Return the cost that is predicted for a strategy from the costs of a run without a failure."""
     lost = float(strategy.lost) if strategy.recovery == RECOVERIES[0] else 1.0
     return iterations_lost(costs.interval, lost, costs.rate, costs.noise)
-
-
-def history_of_losses(name: str, losses: Sequence[float], interval: int) -> list[Event]:
-    """Return the history that a parameter server would write with these losses, one iteration per second."""
-    plan = Serve(0, name, 1, 4, 1, 1, "full", "1", interval, "partial", 0, 0, losses[-1], len(losses))
-    done: list[What] = [Iterate(number, loss, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0) for number, loss in enumerate(losses[1:])]
-    return [Event(float(at), "controller", what) for at, what in enumerate([plan, *done])]

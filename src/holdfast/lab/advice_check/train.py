@@ -1,7 +1,4 @@
-"""Train a network on generated points: the training whose failures `advice-check` predicts.
-
-Its arguments are the width of the network and the number of steps.
-"""
+"""The training whose failures `advice-check` predicts; its arguments are the width of the network and the steps."""
 
 import sys
 

@@ -129,11 +129,20 @@ def remarks(results: PanelResults) -> list[str]:
     moved = {phase: confidence.mean_of_few(results.deviation(phase, BEFORE)).value for phase in PHASES}
     words = ", ".join(f"{phase} {value:+.1%}" for phase, value in moved.items())
     late = float(results.accuracy(PHASES[-1], BASELINE).mean())
+    deviations = []
+    for when in (NOW, LATER):
+        parts = []
+        for strategy in ("replay", "forward", "skip"):
+            cells = _cells(strategy)
+            signed = np.mean([results.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
+            mean = confidence.mean_of_few(signed)
+            parts.append(f"{strategy} {mean.value:+.1%} ({mean.low:+.1%} to {mean.high:+.1%})")
+        deviations.append(f"{label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}.")
     restart, rollback = mean_checkpoint_restart(prices, epoch=results.panel.epoch), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
         f"{label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}.",
-        *(_deviations(results, when) for when in (NOW, LATER)),
+        *deviations,
         f"{label}: a worker's mini-batch takes {_time(prices.minibatch)}, a save {_time(prices.save)}, a fresh process "
         f"{_time(prices.init)}, a load {_time(prices.load)}. By the performance model a failure costs checkpoint-restart "
         f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, and a save in every epoch; replay "
@@ -141,16 +150,6 @@ def remarks(results: PanelResults) -> list[str]:
         f"both counted, checkpoint-restart costs {restart.total / rollback.total:.1f} times as much as replay.",
         *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
     ]
-
-
-def _deviations(results: PanelResults, when: str) -> str:
-    parts = []
-    for strategy in ("replay", "forward", "skip"):
-        cells = _cells(strategy)
-        signed = np.mean([results.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
-        mean = confidence.mean_of_few(signed)
-        parts.append(f"{strategy} {mean.value:+.1%} ({mean.low:+.1%} to {mean.high:+.1%})")
-    return f"{results.label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}."
 
 
 def _time(seconds: float) -> str:

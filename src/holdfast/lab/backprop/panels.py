@@ -124,10 +124,10 @@ def _nt3(data: Path | None) -> TrainingTask:
 
     files = tables(data)
     train, test = map(tensors, files or generated())
-    genes = train[0].shape[1]
+    genes = train[0].shape[1] if files else GENES
     return TrainingTask(
         data="generated" if files is None else "its tables",
-        build=lambda: NT3(genes if files else GENES),
+        build=lambda: NT3(genes),
         train=train,
         test=test,
         share=20,

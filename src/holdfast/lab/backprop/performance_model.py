@@ -2,7 +2,7 @@
 
 Checkpoint-restart pays three overheads: it trains the mini-batches since the last checkpoint again (replay), saves
 periodically (checkpoint), and starts workers (restart). Immediate rollback (`replay`) restarts and replays one
-mini-batch, without saves. `forward` pays nothing, or a restart for workers that join. All prices are in seconds.
+mini-batch, without saves. `forward` pays nothing. All prices are in seconds.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,6 @@ class Prices:
         if not (self.minibatch > 0 and min(self.save, self.init, self.load) >= 0):
             raise BadInput(f"prices must be 0 or more, and a mini-batch more than 0 (got {self}).")
 
-    @property
-    def restart(self) -> float:
-        """The seconds to start a worker and load the checkpoint."""
-        return self.init + self.load
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
@@ -46,7 +41,9 @@ class Overhead:
 def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> Overhead:
     """Return the overhead of a failure `since` mini-batches after the last checkpoint, with `saves` per failure."""
     replay = _non_negative("mini-batches since the checkpoint", since) * prices.minibatch
-    return Overhead(replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.restart)
+    return Overhead(
+        replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.init + prices.load
+    )
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
@@ -54,14 +51,9 @@ def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -
     return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 
-def immediate_rollback(prices: Prices, *, spares: bool = False) -> Overhead:
-    """Return the overhead of one replayed mini-batch, after replacements have started; spares already have."""
-    return Overhead(replay=prices.minibatch, restart=0.0 if spares else prices.init)
-
-
-def lossy_forward(prices: Prices, *, joining: bool = False) -> Overhead:
-    """Return the overhead of `forward`: only workers that join have to start, and training need not wait for them."""
-    return Overhead(restart=prices.init if joining else 0.0)
+def immediate_rollback(prices: Prices) -> Overhead:
+    """Return the overhead of one replayed mini-batch, after replacements have started."""
+    return Overhead(replay=prices.minibatch, restart=prices.init)
 
 
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:

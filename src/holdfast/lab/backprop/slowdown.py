@@ -1,7 +1,6 @@
 """Measure the time of a mini-batch that fails and is recovered, over one without a failure, and the time of a restart.
 
-Workers that would run in parallel run one after another here, with and without a failure alike, and nothing is sent
-between them. So the ratios are those of computing.
+Workers run one after another here, with and without a failure alike, so the ratios are those of computing.
 """
 
 import subprocess

@@ -40,24 +40,22 @@ def run(options: Options, meter: Meter) -> Result:
     trials, interval = options.trial_count(full=100, quick=20), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
-    has_claims = options.workload is None
+    has_claims, claims = options.workload is None, []
+    for panel in panels if has_claims else ():
+        words = f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls"
+        count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
+        claims.append(Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count))
+        claims += [_reduction(panel, lost, interval) for lost in PAPER]
     return cost_result(
         "partial-recovery",
         options,
         {"trials": trials, "interval": interval},
         panels,
-        [claim for panel in panels for claim in _claims(panel, interval)] if has_claims else [],
+        claims,
         [line for panel in panels for line in _remarks(panel, interval, has_claims=has_claims)],
         figure(panels, interval, paper=has_claims),
         f"{CAPTION} {IN_PAPER}" if has_claims else CAPTION,
     )
-
-
-def _claims(panel: PanelComparison, interval: int) -> list[Claim]:
-    words = f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls"
-    count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
-    falls = Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count)
-    return [falls, *(_reduction(panel, lost, interval) for lost in PAPER)]
 
 
 def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:

@@ -89,24 +89,17 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations sooner run `less` reaches the losses of `more` after the failure, on average.
+    """Return how many iterations sooner, on average and in fractions, `less` reaches the losses of `more` after a failure.
 
-    Every loss of `more` counts that neither run had reached by the iteration of the failure. In fractions of an
-    iteration; NaN if there is no such loss.
+    Every loss of `more` counts that neither run had reached by the iteration of the failure. NaN without such a loss.
     """
-    best = min(less[:fails].min(), more[:fails].min())
-    levels = [number for number in range(fails, len(more)) if more[number] < best]
-    if not levels:
-        return float("nan")
-    return float(np.mean([number - iteration_reached(less, more[number], fails) for number in levels]))
-
-
-def iteration_reached(losses: Floats, level: float, fails: int) -> float:
-    """Return the iteration after the failure, in fractions and counted from 0, at which the loss reaches `level`."""
-    for number in range(fails, len(losses)):
-        if losses[number] <= level:
-            return number - 1 + crossing(float(losses[number - 1]), float(losses[number]), level)
-    return float("inf")
+    best, counts = min(less[:fails].min(), more[:fails].min()), []
+    for number, level in enumerate(more.tolist()):
+        if number >= fails and level < best:
+            at = next((at for at in range(fails, len(less)) if less[at] <= level), None)
+            reached = np.inf if at is None else at - 1 + crossing(float(less[at - 1]), float(less[at]), level)
+            counts.append(number - reached)
+    return float(np.mean(counts)) if counts else float("nan")
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
@@ -116,9 +109,7 @@ def checkpoint_share(trial: ServerTrial) -> float:
 
 def time_added(trial: ServerTrial) -> float:
     """Return the time that a save adds to its iteration and the next, in which it is written, over one with neither."""
-    steps = np.arange(1, len(trial.losses) + 1)
-    period = int(SELDOM.period)
-    seconds = trial.columns["seconds"]
+    steps, period, seconds = np.arange(1, len(trial.losses) + 1), int(SELDOM.period), trial.columns["seconds"]
     saving, writing = (np.median(seconds[(steps > 1) & (steps % period == after)]) for after in (0, 1))
     clean = np.median(seconds[(steps > 1) & (steps % period > 1)])
     return float((saving + writing - 2 * clean) / clean)
@@ -126,7 +117,11 @@ def time_added(trial: ServerTrial) -> float:
 
 def run(options: Options, meter: Meter) -> Result:
     """Run all arms on the server, then measure the rates for the projection."""
-    panels = _chosen(options)
+    known = PANELS if options.data is not None and not options.quick else REDUCED
+    names = [panel.workload for panel in known]
+    if unknown := [name for name in options.panels if name not in names]:
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(names)}.")
+    panels = tuple(panel for panel in known if not options.panels or panel.workload in options.panels)
     prepare(options.out)
     seeds = {p.workload: range(options.seed, options.seed + options.trial_count(p.seeds, 1)) for p in panels}
     all_results = [_measure(panel, seeds[panel.workload], options, meter) for panel in panels]
@@ -150,14 +145,6 @@ def run(options: Options, meter: Meter) -> Result:
         figures={results.workload: figure(results) for results in all_results},
         captions={results.workload: CAPTION for results in all_results},
     )
-
-
-def _chosen(options: Options) -> tuple[OverheadPanel, ...]:
-    panels = PANELS if options.data is not None and not options.quick else REDUCED
-    names = [panel.workload for panel in panels]
-    if unknown := [name for name in options.panels if name not in names]:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(names)}.")
-    return tuple(panel for panel in panels if not options.panels or panel.workload in options.panels)
 
 
 def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter: Meter) -> OverheadResults:

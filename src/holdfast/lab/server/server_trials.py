@@ -1,8 +1,7 @@
 """Trials of `server-overhead`: a topic model on the parameter server, half of whose nodes are killed in iteration 7.
 
-Every trial starts the processes of a server, trains, and is read from the server's history into the trial log, so a
-finished trial never runs again. An empty message to all nodes is measured too: the part of a checkpoint that no faster
-node could save.
+Every trial is read from the server's history into the trial log, so a finished trial never runs again. An empty message
+to all nodes is measured too: the part of a checkpoint that no faster node could save.
 """
 
 import statistics

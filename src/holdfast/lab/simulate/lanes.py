@@ -133,7 +133,11 @@ class _Lanes:
         assert trial is not None
         criterion = self._workload.criterion
         if not loss < criterion and age < limit:
-            self._schedule(lane, loss)
+            # Due again four fifths of the way to the criterion, if the loss keeps falling at this slope.
+            slope = (self._seen[lane] - loss) / (age - self._seen_at[lane])
+            ahead = 0.8 * (loss - criterion) / slope if slope > 0 and not self._careful[lane] else 1
+            self._seen[lane], self._seen_at[lane] = loss, age
+            self._due[lane] = age + max(1, int(min(ahead, 1e6)))
             return
         previous = np.inf
         if loss < criterion:
@@ -144,14 +148,6 @@ class _Lanes:
             return
         finish(trial, age - 1 + crossing(previous, loss, criterion) if loss < criterion else np.inf)
         self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
-
-    def _schedule(self, lane: int, loss: float) -> None:
-        """Make the lane due four fifths of the way to the criterion, if the loss keeps falling at this slope."""
-        steps = self._age[lane] - self._seen_at[lane]
-        slope = (self._seen[lane] - loss) / steps
-        ahead = 0.8 * (loss - self._workload.criterion) / slope if slope > 0 and not self._careful[lane] else 1
-        self._seen[lane], self._seen_at[lane] = loss, self._age[lane]
-        self._due[lane] = self._age[lane] + max(1, int(min(ahead, 1e6)))
 
     def _enter(self, lane: int, trial: int | None, *, careful: bool) -> None:
         self._current[lane] = trial

@@ -58,8 +58,7 @@ def map_in_processes(
 def exit_if_worker_process() -> None:
     """Exit silently if this process was started to run trials and is about to start others.
 
-    Every worker process imports the script that started it, and a script without a main guard would start the work
-    again there. The first process then prints what is wrong.
+    Every worker process imports the script that started it, which would start the work again without a main guard.
     """
     if getattr(current_process(), "_inheriting", False):  # the test that multiprocessing itself uses
         raise SystemExit(1)

@@ -1,7 +1,4 @@
-"""Trials on a Ray cluster: the same work, items and rows as in processes of one machine.
-
-Every machine of the cluster needs holdfast, and the user's model at the same path.
-"""
+"""Trials on a Ray cluster, each of whose machines needs holdfast, and the user's model at the same path."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
