@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from holdfast import progress
 from holdfast.distributed import process_group
 from holdfast.distributed.process_group import SCRIPT_COLLECTIVES, Outlived
@@ -29,7 +29,7 @@ def trained(start: Start, exchanges: str, failures: list[tuple[int, str]], out: 
         **config,
     )
     result = job.result()
-    assert result.get("verdict") == "completed", (result, job.said)
+    assert result.get("verdict") == "completed", (result, job.stderr)
     return job
 
 
@@ -41,9 +41,9 @@ def test_a_run_whose_script_calls_torch_distributed_restarts_after_a_loss(
     """Killed in backward before it has exchanged anything at an epoch's end, and after that."""
     plain = trained(start, exchanges, [], "plain", recovery=recovery)
     struck = trained(start, exchanges, [(2, "backward=0.5"), (14, "backward=0.5")], "struck", recovery=recovery)
-    assert events(struck.out, "restart"), struck.said
-    assert SCRIPT_COLLECTIVES in struck.said
-    assert not complaints(struck.out)
+    assert events(struck.out, "restart"), struck.stderr
+    assert SCRIPT_COLLECTIVES in struck.stderr
+    assert not failed_checks(struck.out)
     if recovery == "replay" or exchanges == "step":  # else what was lost before the first exchange stays lost
         assert not different(plain.out, struck.out)
 
@@ -64,8 +64,8 @@ def test_a_replacement_worker_can_call_get_rank(start: Start, tmp_path: Path) ->
         recovery="replay",
         failures=[{"step": 2, "kind": "kill", "targets": [1]}],
     )
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
+    assert job.result().get("verdict") == "completed", job.stderr
+    assert not events(job.out, "restart"), job.stderr
     assert {*told.read_text().splitlines()} == {f"{rank} of 3" for rank in range(3)}
 
 

@@ -87,10 +87,10 @@ class Opened:
         self.context = browser.new_context(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
         self.context.set_default_timeout(WITHIN)
         self.page: Page = self.context.new_page()
-        self.complaints: list[str] = []
+        self.console_messages: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda said: self.complaints.append(said.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.console_messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.console_messages.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(address)
 
@@ -133,7 +133,7 @@ def test_a_page_shows_claims_and_figures_without_complaint_and_within_its_window
         assert page.evaluate(CONTRAST, "p, h1, h2, h3, td, th button, dt, dd, figcaption, li, .pill, code") >= 4.5
         page.screenshot(path=tmp_path / f"{name}-{size['width']}-{scheme}.png", full_page=True)
         assert (tmp_path / f"{name}-{size['width']}-{scheme}.png").stat().st_size > 10_000
-        assert opened.complaints == []
+        assert opened.console_messages == []
         assert [each for each in opened.asked if not each.startswith(("file:", "data:"))] == []
 
 
@@ -153,7 +153,7 @@ def test_tables_sort_by_a_click_and_by_keys_and_say_so(browser: "Browser", pages
         assert opened.column("table-runs-side-by-side", 0) == ["b", "blocking", "c"]
         assert head.get_attribute("aria-sort") == "none"
         assert opened.page.locator("#said").inner_text() == "Sorted by run, ascending."
-        assert opened.complaints == []
+        assert opened.console_messages == []
 
 
 def test_colours_follow_the_system_until_a_reader_chooses_others(browser: "Browser", pages: dict[str, Path]) -> None:
@@ -219,7 +219,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
             assert sorted_by == "ascending"
             names = opened.column("table-wall-clock-by-cause", 0)
             assert names == sorted(names)
-            assert opened.complaints == []
+            assert opened.console_messages == []
         finally:
             stop.set()
             following.join(WITHIN / 1000)

@@ -68,7 +68,7 @@ def killed(step: int, rank: int) -> dict[str, Any]:
 
 def completed(jobs: list[Supervisor], attempts: int) -> None:
     for job in jobs:
-        assert job.result() == job.result() | {"verdict": "completed", "attempts": attempts}, job.said
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": attempts}, job.stderr
 
 
 def test_a_run_on_nodes_with_folders_of_their_own_survives_and_is_proved_from_each_of_them(  # type: ignore[no-untyped-def]
@@ -137,7 +137,7 @@ def test_the_client_of_an_object_store_is_imported_before_a_process_is_forked_to
 def test_a_run_goes_on_on_a_machine_that_never_saw_it(start: Start, tmp_path: Path, holdfast) -> None:  # type: ignore[no-untyped-def]
     config: dict[str, Any] = {"script": LOOP, "workers": 1, "save_every": 5, "checkpoints": str(tmp_path / "shared")}
     lost = start(TASK, **config, failures=[killed(7, 0)], max_restarts=0)
-    assert lost.result()["verdict"] == "gave-up", lost.said
+    assert lost.result()["verdict"] == "gave-up", lost.stderr
     wait_until(lambda: not alive(lost.pid), "the supervisor to be gone")
     shutil.rmtree(lost.out)
     new = start(TASK, out="new", **config)
@@ -152,7 +152,7 @@ def test_nodes_that_do_not_see_the_same_place_all_refuse_and_say_what_to_do(  # 
 ) -> None:
     each = tuple({"checkpoints": str(tmp_path / f"local-{rank}")} for rank in (0, 1)) if given else ({}, {})
     jobs = nodes(each=each)
-    refused = {job.result().get("refused", job.said) for job in jobs}
+    refused = {job.result().get("refused", job.stderr) for job in jobs}
     assert len(refused) == 1
     (line,) = refused
     # On one machine either of them may be first to listen where they meet, and is then the one that writes.
@@ -169,7 +169,7 @@ def test_no_node_waits_for_one_that_cannot_reach_the_checkpoints(nodes, tmp_path
     (tmp_path / "file").write_text("in the way")
     jobs = nodes(each=({"checkpoints": str(tmp_path / "shared")}, {"checkpoints": str(tmp_path / "file" / "here")}))
     for job in jobs:
-        assert job.result().get("refused", "").startswith("node 1 cannot use the checkpoints: cannot"), job.said
+        assert job.result().get("refused", "").startswith("node 1 cannot use the checkpoints: cannot"), job.stderr
 
 
 def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_started(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -197,14 +197,14 @@ def test_a_url_as_the_folder_of_a_run_is_refused(holdfast, tmp_path: Path, monke
 
 def test_a_run_that_has_snapshots_elsewhere_does_not_begin_anew_in_silence(start: Start, tmp_path: Path) -> None:
     first = start(TASK, script=LOOP, workers=1, checkpoints=str(tmp_path / "one"))
-    assert first.result()["verdict"] == "completed", first.said
+    assert first.result()["verdict"] == "completed", first.stderr
     for place in (str(tmp_path / "two"), None):
         again = start(TASK, script=LOOP, workers=1, checkpoints=place)
         assert f"give --checkpoints {tmp_path / 'one'}" in again.result()["refused"]
     (tmp_path / "two").rmdir()
     (tmp_path / "one").rename(tmp_path / "two")
     moved = start(TASK, script=LOOP, workers=1, checkpoints=str(tmp_path / "two"))
-    assert moved.result()["verdict"] == "completed", moved.said
+    assert moved.result()["verdict"] == "completed", moved.stderr
 
 
 def test_histories_of_different_runs_are_not_taken_for_one(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -230,5 +230,5 @@ def test_a_node_that_waits_on_an_empty_disk_hears_of_the_end_by_the_checkpoints(
     back = start({"epochs": 1}, out="empty", nodes=task, **how)
     wait_until(lambda: is_listening(f"{where[0]}:{where[1]}"), "the node to wait for the other one")
     (tmp_path / "on-their-way").rename(shared / "histories")
-    assert back.result()["verdict"] == "completed", back.said
+    assert back.result()["verdict"] == "completed", back.stderr
     assert back.result()["because"] == "this run is done, all workers have finished: nothing was started"

@@ -23,12 +23,12 @@ def test_a_job_that_is_preempted_on_all_nodes_saves_and_goes_on_when_it_is_start
 ) -> None:
     endless = {"steps": 100_000, "pause": 0.01, "save_every": 50_000}
     jobs = nodes(start, endless)
-    wait_until(lambda: len(jobs[0].notes("step")) > 2, f"a few steps; it said {jobs[0].said}")
+    wait_until(lambda: len(jobs[0].notes("step")) > 2, f"a few steps; it said {jobs[0].stderr}")
     processes = [pid for job in jobs for pid in (job.pid, *descendants(job.pid))]
     for pid in processes:  # as SLURM and Ray do; Kubernetes asks the first process of each pod
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].said + jobs[1].said
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].stderr + jobs[1].stderr
     wait_until(lambda: not any(map(alive, processes)), "all processes to end")
     reached = jobs[0].notes("step")[-1]["step"] + 1
 
@@ -36,4 +36,4 @@ def test_a_job_that_is_preempted_on_all_nodes_saves_and_goes_on_when_it_is_start
     wait_until(lambda: all(len(again[0].notes("attempt", rank)) > 1 for rank in (0, 1)), "the next start of both")
     assert [again[0].notes("attempt", rank)[1]["first"] for rank in (0, 1)] == [reached] * 2
     again[1].signal(signal.SIGTERM)
-    assert [job.result()["verdict"] for job in again] == ["preempted"] * 2, again[0].said + again[1].said
+    assert [job.result()["verdict"] for job in again] == ["preempted"] * 2, again[0].stderr + again[1].stderr

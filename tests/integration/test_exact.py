@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from finished_run import complaints, different, distance, events
+from finished_run import different, distance, events, failed_checks
 from supervisor_process import SUPPORT, Start, Supervisor, wait_until
 
 LOOP = SUPPORT / "training_script.py"
@@ -21,7 +21,7 @@ FREE = {"script": LOOP, "save_every": 5}
 
 def completed(job: Supervisor) -> Path:
     result = job.result()
-    assert result.get("verdict") == "completed", (result, job.said)
+    assert result.get("verdict") == "completed", (result, job.stderr)
     return job.out
 
 
@@ -43,7 +43,7 @@ def kill_at_random(job: Supervisor, workers: int, kills: int, longest: float) ->
         wait_until(lambda: len(set(workers_of(job.pid)) - dead) == workers, f"workers to kill, {number} times so far")
         time.sleep(draw.uniform(0, longest))
         victims = sorted(set(workers_of(job.pid)) - dead)
-        assert len(victims) == workers, f"they did not wait to be killed, {number} times so far: {job.said}"
+        assert len(victims) == workers, f"they did not wait to be killed, {number} times so far: {job.stderr}"
         os.kill(draw.choice(victims), signal.SIGKILL)
         dead.update(victims)
 
@@ -58,7 +58,7 @@ def survives(start: Start, gate: Path, task: dict[str, Any], *, workers: int, ki
     out = completed(job)
     assert len(events(out, "restart", "supervisor")) == kills
     assert different(completed(reference), out) == []
-    assert complaints(out) == []
+    assert failed_checks(out) == []
 
 
 @pytest.mark.parametrize(("model", "workers"), [("tied", 3), ("backwards", 3), ("normed", 2)])
@@ -88,7 +88,7 @@ def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> 
     restored = [event.what.restored for event in events(out, "recover", "rank-0")]
     assert restored == [None, 5, 15, 30]  # the snapshot of step 20 was bad
     assert different(completed(reference), out) == []
-    assert complaints(out) == []
+    assert failed_checks(out) == []
 
 
 def test_with_another_number_of_workers_it_agrees_to_rounding_and_the_audit_passes(start: Start) -> None:
@@ -101,7 +101,7 @@ def test_with_another_number_of_workers_it_agrees_to_rounding_and_the_audit_pass
     assert worlds == [3, 4, 2, 3]
     assert {event.what.rng for event in events(out, "recover")} == {"keyed"}
     assert 0 < distance(completed(reference), out) < 1e-5
-    assert complaints(out) == []
+    assert failed_checks(out) == []
 
 
 def test_uneven_shares_weigh_what_they_hold(start: Start) -> None:
@@ -116,14 +116,14 @@ def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Star
     job = start(task, save_every=1000, script=LOOP)
     wait_until(lambda: len(job.events("step", "rank-0")) > 5, "some steps")
     job.signal(signal.SIGTERM)
-    assert job.result()["verdict"] == "preempted", job.said
+    assert job.result()["verdict"] == "preempted", job.stderr
     stops = {event.what.step for event in events(job.out, "preempted")}
     assert len(stops) == 1
     assert len(events(job.out, "preempted")) == 3
     out = completed(start(task, save_every=1000, script=LOOP))
     assert [event.what.restored for event in events(out, "recover", "rank-0")] == [None, *stops]
     assert different(completed(reference), out) == []
-    assert complaints(out) == []
+    assert failed_checks(out) == []
 
 
 def test_under_torchrun_the_same_script_works_and_goes_on(tmp_path: Path, start: Start) -> None:
@@ -135,4 +135,4 @@ def test_under_torchrun_the_same_script_works_and_goes_on(tmp_path: Path, start:
     assert done.returncode == 0, done.stderr
     supervised = completed(start(task, workers=2, **FREE))
     assert different(supervised, tmp_path / "torchrun") == []
-    assert complaints(tmp_path / "torchrun") == []
+    assert failed_checks(tmp_path / "torchrun") == []

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from attached_runs import attach
-from finished_run import complaints, different
+from finished_run import different, failed_checks
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput
 from repository import EXAMPLES, lines
@@ -53,10 +53,10 @@ def test_killed_twice_it_ends_with_the_bits_of_a_run_that_never_failed(start: St
     reference = start(out="reference", **how)
     job = start(failures=[{"step": step, "kind": "kill", "targets": [step % 2]} for step in steps], **how)
     for each in (reference, job):
-        assert each.result().get("verdict") == "completed", (seed, each.said)
+        assert each.result().get("verdict") == "completed", (seed, each.stderr)
     assert job.result()["attempts"] == 3
     assert different(reference.out, job.out) == []
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     (said,) = [each.because for each in audit_run(job.out) if each.check == "every_sample_trained_once"]
     assert proved in said
 

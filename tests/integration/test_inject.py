@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import step_dump_script
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.faults import points
@@ -57,7 +57,7 @@ def assert_accounted_for(job: Supervisor, failures: list[dict[str, Any]]) -> Non
     """Every failure struck as it was planned; the audit passes, and the cost knows all of them."""
     struck = [(event.what.step, event.what.point, event.what.rank) for event in events(job.out, "failure")]
     assert sorted(struck) == sorted(planned(failures))
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     known = {(cost.rank, cost.kind) for cost in cost_breakdown(read_history(job.out).events).failures}
     assert known == {(rank, "kill") for _, _, rank in struck}
 
@@ -67,8 +67,8 @@ def test_after_a_failure_at_any_point_a_restart_and_a_replay_are_exact(start: St
     task = {**SEVERAL, "epochs": 6}
     reference = start(task, out="reference", **how)
     job = start(task, out="restarted", failures=killed(INSIDE), **how)
-    assert job.result()["verdict"] == "completed", job.said
-    assert reference.result()["verdict"] == "completed", reference.said
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert reference.result()["verdict"] == "completed", reference.stderr
     assert len(events(job.out, "restart")) == len(INSIDE)
     assert_accounted_for(job, INSIDE)
     assert different(reference.out, job.out) == []
@@ -99,8 +99,8 @@ def test_a_failed_step_has_the_gradients_of_the_simulation(start: Start, tmp_pat
         recovery=strategy,
         failures=failures,
     )
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
+    assert job.result().get("verdict") == "completed", job.stderr
+    assert not events(job.out, "restart"), job.stderr
     first = next(event.what for event in events(job.out, "regroup") if event.what.lost)
     assert (first.step, first.kept, first.redone) == (
         step_dump_script.STEP,
@@ -111,7 +111,7 @@ def test_a_failed_step_has_the_gradients_of_the_simulation(start: Start, tmp_pat
         before, gradients, after = torch.load(tmp_path / f"rank-{survivor}.pt", weights_only=True)
         expected = simulated(before, Interruption(strategy=strategy, point=point, casualties=frozenset(lost)))
         torch.testing.assert_close([gradients, after], list(expected))
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 def simulated(before: dict[str, Tensor], interruption: Interruption) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.distributed.membership import Coordination
 from holdfast.errors import BadInput
@@ -36,13 +36,13 @@ def test_survivors_continue_in_their_processes_and_declare_exactly_the_lost_samp
     worlds = [event.what.world for event in events(job.out, "step", "rank-2")]
     assert worlds[0] == worlds[-1] == WORKERS
     assert min(worlds) < WORKERS
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 def test_a_gradient_scaler_takes_a_dropped_step_for_an_overflow(start: Start) -> None:
     job = lived_through(start, "skip", [{"step": 12, "kind": "kill", "targets": [2]}], scaler=True)
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 @pytest.mark.parametrize("lost", KILLS[1:], ids=str)
@@ -51,10 +51,10 @@ def test_a_replayed_step_is_the_exact_step(start: Start, lost: list[int]) -> Non
     model = "wide" if 0 in lost else "normed"
     reference = start({"model": model, "epochs": EPOCHS}, out="reference", **how)
     job = lived_through(start, "replay", [{"step": 12, "kind": "kill", "targets": lost}], model=model)
-    assert reference.result()["verdict"] == "completed", reference.said
+    assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, job.out) == []
     assert not any(event.what.missing for event in events(job.out, "regroup"))
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: Start) -> None:
@@ -62,11 +62,11 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     task = {"model": "normed", "epochs": 5}
     reference = start(task, out="reference", **how)
     job = start(task, failures=[{"step": 12, "kind": "kill", "targets": [0]}], **how)
-    assert job.result().get("verdict") == "completed", job.said
+    assert job.result().get("verdict") == "completed", job.stderr
     assert len(events(job.out, "restart")) == 1
-    assert reference.result()["verdict"] == "completed", reference.said
+    assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, job.out) == []
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     (cost,) = cost_breakdown(
         read_history(job.out / "history").events
     ).failures  # one failure, however many it took with it
@@ -109,8 +109,8 @@ def test_a_script_whose_ranks_would_diverge_is_refused_in_one_line(
 ) -> None:
     job = start(task, script=LOOP, workers=2, recovery=recovery)
     result = job.result()
-    assert result.get("verdict") == "refused", (result, job.said)
-    assert why in job.said
+    assert result.get("verdict") == "refused", (result, job.stderr)
+    assert why in job.stderr
     assert not events(job.out, "restart")
 
 
@@ -119,15 +119,15 @@ def test_a_spare_replaces_a_lost_worker_and_a_new_spare_is_started(start: Start,
     how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 20}
     task = {"epochs": EPOCHS, "patience": PATIENCE}
     job = start(task, failures=[{"step": step, "kind": "kill", "targets": [1]} for step in (12, 24)], **how)
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
+    assert job.result().get("verdict") == "completed", job.stderr
+    assert not events(job.out, "restart"), job.stderr
     started = {path.stem for path in (job.out / "logs" / "attempt-0001").glob("*.out")}
     assert started == {"rank-0", "rank-1", "worker-2", "worker-3", "worker-4"}
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     if recovery == "replay":
         reference = start(task, out="reference", **how)
-        assert reference.result()["verdict"] == "completed", reference.said
+        assert reference.result()["verdict"] == "completed", reference.stderr
         assert different(reference.out, job.out) == []
 
 
@@ -138,14 +138,14 @@ def test_workers_are_suspended_and_resumed_in_their_own_processes(start: Start, 
     wait_until(lambda: (job.out / "history" / "rank-0.jsonl").exists(), "the first rank")
     fewer, all_again = scale(job.out, 2), scale(job.out, WORKERS)
     enough.touch()
-    assert job.result().get("verdict") == "completed", job.said
+    assert job.result().get("verdict") == "completed", job.stderr
     assert (fewer.workers, all_again.workers) == (2, WORKERS)
     for rank in range(WORKERS):
         lives = [event.what.pid for event in events(job.out, "attempt", f"rank-{rank}")]
         assert (len(lives), len({*lives})) == (2 if rank >= 2 else 1, 1)
     assert {event.what.world for event in events(job.out, "step")} == {2, WORKERS}
     assert not any(event.what.missing or event.what.lost for event in events(job.out, "regroup"))
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 @pytest.mark.parametrize(

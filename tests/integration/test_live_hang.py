@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from supervisor_process import SUPPORT, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "training_script.py", "workers": 4, "save_every": 12}
@@ -15,9 +15,9 @@ KILL = {"step": 12, "kind": "kill", "targets": [1]}
 def completed(start: Start, failures: list[dict[str, Any]], recovery: str = "forward", **task: Any) -> Supervisor:
     """A run that completed in one attempt, and whose audit passes."""
     job = start({"epochs": 5, **task}, recovery=recovery, failures=failures, **HOW)
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
-    assert complaints(job.out) == []
+    assert job.result().get("verdict") == "completed", job.stderr
+    assert not events(job.out, "restart"), job.stderr
+    assert failed_checks(job.out) == []
     return job
 
 
@@ -27,8 +27,8 @@ def found(job: Supervisor) -> list[tuple[str, int]]:
 
 def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
     job = completed(start, [STOP])
-    assert found(job)[0] == ("hang", 2), job.said
-    assert "(limit 1.5 s; change it with --hang-timeout)" in job.said
+    assert found(job)[0] == ("hang", 2), job.stderr
+    assert "(limit 1.5 s; change it with --hang-timeout)" in job.stderr
 
 
 @pytest.mark.parametrize(("rank", "model"), [(0, "normed"), (2, "small")])
@@ -36,21 +36,21 @@ def test_a_deadlocked_worker_is_replaced_like_a_dead_one_and_its_stack_kept(
     start: Start, rank: int, model: str
 ) -> None:
     job = completed(start, [], model=model, trouble="deadlock", troubled=[rank])
-    assert found(job)[0] == ("hang", rank), job.said
-    assert "while others waited for it (deadline" in job.said
+    assert found(job)[0] == ("hang", rank), job.stderr
+    assert "while others waited for it (deadline" in job.stderr
     assert "in struggle" in (job.out / f"logs/attempt-0001/rank-{rank}.err").read_text()
-    assert "Fatal Python error" not in job.said
+    assert "Fatal Python error" not in job.stderr
 
 
 def test_a_worker_that_hangs_before_the_recovery_is_found(start: Start) -> None:
     job = completed(start, [KILL], trouble="deadlock", troubled=[2])
-    assert ("hang", 2) in found(job), job.said
+    assert ("hang", 2) in found(job), job.stderr
 
 
 def test_a_replayed_step_is_the_exact_step_though_a_worker_hung(start: Start) -> None:
     reference = start({"epochs": 5}, out="reference", recovery="replay", **HOW)
     job = completed(start, [STOP], "replay")
-    assert reference.result()["verdict"] == "completed", reference.said
+    assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, job.out) == []
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from supervisor_process import SUPPORT, Start
 
 HOW: dict[str, Any] = {"script": SUPPORT / "training_script.py", "workers": 2, "save_every": 10}
@@ -20,13 +20,13 @@ def test_a_worker_lost_in_the_last_step_does_not_block_the_others(
     last = (leaves_after or STEPS) - 1
     failure = {"step": last, "kind": "kill", "targets": [1], "point": "backward=0.5"}
     job = start(task, recovery=recovery, failures=[failure], **HOW)
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
+    assert job.result().get("verdict") == "completed", job.stderr
+    assert not events(job.out, "restart"), job.stderr
     assert max(event.what.step for event in events(job.out, "commit")) == last + 1
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     if recovery == "replay":
         reference = start(task, out="reference", **HOW)
-        assert reference.result().get("verdict") == "completed", reference.said
+        assert reference.result().get("verdict") == "completed", reference.stderr
         assert different(reference.out, job.out) == []
 
 
@@ -34,6 +34,6 @@ def test_a_worker_lost_in_the_last_step_does_not_block_the_others(
 def test_a_worker_lost_in_the_last_save_makes_the_run_restart_from_its_newest_snapshot(start: Start, lost: int) -> None:
     failure = {"step": 9, "kind": "kill", "targets": [lost], "point": "save"}
     job = start({"epochs": 2, "leaves_after": 9}, recovery="replay", failures=[failure], **HOW)
-    assert job.result().get("verdict") == "completed", job.said
+    assert job.result().get("verdict") == "completed", job.stderr
     assert max(event.what.step for event in events(job.out, "commit")) == 9
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []

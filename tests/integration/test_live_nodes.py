@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from live_runs import EPOCHS, PATIENCE
 from supervisor_process import SUPPORT, Start, Supervisor, wait_until
 
@@ -42,11 +42,11 @@ def answers(where: tuple[str, int]) -> bool:
 
 
 def completed(jobs: list[Supervisor], *, restarts: int = 0) -> Path:
-    said = "\n".join(job.said for job in jobs)
+    said = "\n".join(job.stderr for job in jobs)
     for job in jobs:
         assert job.result().get("verdict") == "completed", (job.result(), said)
     assert len({event.what.attempt for event in events(jobs[0].out, "restart")}) == restarts, said
-    assert complaints(jobs[0].out) == [], said
+    assert failed_checks(jobs[0].out) == [], said
     return jobs[0].out
 
 
@@ -71,7 +71,7 @@ def test_the_only_worker_of_a_node_is_replaced(two: Any, lost: int) -> None:
 def test_a_step_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:
     reference = start({"model": "normed", "epochs": EPOCHS}, out="reference", workers=4, recovery="replay", **HOW)
     out = completed(two("replay", [{"step": 12, "kind": "kill", "targets": [1, 2]}], model="normed"))
-    assert reference.result()["verdict"] == "completed", reference.said
+    assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, out) == []
 
 

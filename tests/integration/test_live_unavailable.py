@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finished_run import complaints, events
+from finished_run import events, failed_checks
 from supervisor_process import SUPPORT, Start
 
 SCRIPT = f"""
@@ -21,7 +21,7 @@ def test_a_backend_without_live_recovery_restarts_after_a_failure(start: Start, 
     script.write_text(SCRIPT)
     how = {"workers": 2, "recovery": "forward", "save_every": 5}
     job = start({"epochs": 4}, script=script, failures=[{"step": 12, "kind": "kill", "targets": [1]}], **how)
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
-    assert "--recovery forward is not possible here (this NCCL cannot abort)" in job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
+    assert "--recovery forward is not possible here (this NCCL cannot abort)" in job.stderr
     assert len(events(job.out, "restart")) == 1
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []

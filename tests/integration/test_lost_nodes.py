@@ -69,7 +69,7 @@ class Job:
         try:
             wait_until(trains, f"attempt {attempt} with {size} workers")
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(node.said for node in self.nodes)])) from None
+            raise AssertionError("\n".join([str(error), *(node.stderr for node in self.nodes)])) from None
 
     def is_open(self) -> bool:
         if (namespace := self._spaces[0]) is None:
@@ -92,7 +92,7 @@ def job(start: Start, tmp_path: Path) -> Any:
 def completed(job: Job, jobs: list[Supervisor], attempts: int) -> None:
     job.open_gate()
     for each in jobs:
-        assert each.result() == each.result() | {"verdict": "completed", "attempts": attempts}, each.said
+        assert each.result() == each.result() | {"verdict": "completed", "attempts": attempts}, each.stderr
 
 
 def audited(out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +111,8 @@ def test_the_others_go_on_without_a_lost_node_and_let_it_in_when_it_comes_back(
     run.lose(lost)
     run.await_world(2, 1)
     left = run.nodes[1 - lost]
-    assert f"node {1 - lost} of 2 continues without node {lost}" in left.said
-    assert ("the nodes now meet at node 1" in left.said) == (lost == 0)
+    assert f"node {1 - lost} of 2 continues without node {lost}" in left.stderr
+    assert ("the nodes now meet at node 1" in left.stderr) == (lost == 0)
     back = run.start(lost)
     run.await_world(3, 2)
     completed(run, [left, back], attempts=3)
@@ -139,7 +139,7 @@ def test_the_node_at_which_they_meet_may_come_back_before_it_counts_as_lost(job:
     back = run.start(0)
     run.await_world(2, 2)
     completed(run, [back, run.nodes[1]], attempts=2)
-    assert "without" not in run.nodes[1].said
+    assert "without" not in run.nodes[1].stderr
 
 
 def test_a_node_that_waits_while_the_others_come_to_the_end_ends_as_if_it_had_come_after_it(job: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_node_that_waits_while_the_others_come_to_the_end_ends_as_if_it_had_co
     wait_until(run.is_open, "the node to wait for the other one")
     for file, text in told.items():
         file.write_bytes(text)
-    assert back.result()["verdict"] == "completed", back.said
+    assert back.result()["verdict"] == "completed", back.stderr
     assert back.result()["because"].startswith("this run is done, trained to its end, step 24: nothing was started")
     assert [len(back.events(kind, "supervisor-1")) for kind in ("launch", "verdict")] == [1, 1]  # of the run itself
 
@@ -171,11 +171,11 @@ def test_of_two_parts_that_do_not_reach_each_other_one_goes_on_and_the_other_com
     run.await_world(1, 2)
     ip(*end, "down")
     run.await_world(2, 1)
-    assert sum(" without node" in node.said for node in run.nodes) == 1
+    assert sum(" without node" in node.stderr for node in run.nodes) == 1
     ip(*end, "up")
     run.await_world(3, 2)
     completed(run, run.nodes, attempts=3)
-    assert sum(" without node" in node.said for node in run.nodes) == 1
+    assert sum(" without node" in node.stderr for node in run.nodes) == 1
     audited(run.nodes[0].out, monkeypatch, capfd)
 
 

@@ -81,7 +81,7 @@ def ip(*arguments: str) -> None:
 def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) -> None:
     first, second = both({"faults": [{"attempt": 1, "rank": 3, "step": 6, "do": "kill"}]})
     for job in (first, second):
-        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
     detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
     assert [event.what.rank for event in detects if event.what.kind == "signal"] == [3]
     attempts = [first.notes("attempt", rank) for rank in range(4)]
@@ -95,7 +95,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
 def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_for_it_by_none(both: Any) -> None:
     first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, hang_timeout=3.0)
     for job in (first, second):
-        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
     detects = [event.what for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
     assert [detect.rank for detect in detects if detect.kind == "hang"] == [2], detects
 
@@ -103,17 +103,17 @@ def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_fo
 def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
     first, second = both({"faults": [{"attempt": each, "rank": 2, "step": 2, "do": "raise"} for each in (1, 2)]})
     because = [job.result()["because"] for job in (first, second)]
-    assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
+    assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.stderr + second.stderr
     assert because[0] == because[1]
     assert because[0].startswith("rank 2 raised Mistake")
-    assert (first.said + second.said).count("Traceback") == 1
+    assert (first.stderr + second.stderr).count("Traceback") == 1
 
 
 def test_one_node_that_is_asked_to_stop_stops_both(both: Any) -> None:
     first, second = both({"steps": 100_000, "pause": 0.01, "save_every": 50_000})
     wait_until(lambda: len(first.notes("step")) > 2, "a few steps")
     second.signal(signal.SIGTERM)
-    assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.said + second.said
+    assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.stderr + second.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
@@ -126,26 +126,26 @@ def test_the_nodes_listen_on_the_address_that_was_given_and_on_no_other(start: S
     task = {"steps": 100_000, "pause": 0.01, "save_every": 50_000}
     nodes = {"nnodes": 2, "rendezvous": f"{host}:{port}"}
     jobs = [start(task, nodes={**nodes, "node_rank": rank}, workers=1) for rank in (0, 1)]
-    wait_until(lambda: len(jobs[0].notes("step")) > 0, f"a step; it said {jobs[0].said}")
+    wait_until(lambda: len(jobs[0].notes("step")) > 0, f"a step; it said {jobs[0].stderr}")
     sockets = set.union(*(listening(job.pid) for job in jobs))
     assert (address, port) in sockets
     assert {where for where, _ in sockets} <= {address, "127.0.0.1"}
     jobs[0].signal(signal.SIGTERM)
-    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].said + jobs[1].said
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].stderr + jobs[1].stderr
 
 
 def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     same = [start({}, out=f"same-{i}", nodes={"nnodes": 2, "rendezvous": endpoint}) for i in (0, 1)]
     for job in same:
-        assert "have the numbers 0, 0" in job.result()["refused"], job.said
+        assert "have the numbers 0, 0" in job.result()["refused"], job.stderr
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     other = [
         start({"steps": rank}, out=f"other-{rank}", nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint})
         for rank in (0, 1)
     ]
     for job in other:
-        assert "differ in args" in job.result()["refused"], job.said
+        assert "differ in args" in job.result()["refused"], job.stderr
 
 
 def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
 from epoch_training import BATCH, WINDOWS, Pushed, protected, step
-from finished_run import complaints, different, events, last
+from finished_run import different, events, failed_checks, last
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
@@ -20,8 +20,8 @@ from supervisor_process import SUPPORT, Start
 SCRIPT = SUPPORT / "stopping_script.py"
 
 
-def said(out: Path) -> str:
-    return next(each.because for each in audit_run(out) if each.check == "reached_the_end")
+def reason_of_end(out: Path) -> str:
+    return next(finding.because for finding in audit_run(out) if finding.check == "reached_the_end")
 
 
 def test_a_script_that_calls_stop_ends_the_run_at_the_next_boundary(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_a_script_that_calls_stop_ends_the_run_at_the_next_boundary(tmp_path: Pa
             run.stop()
     run.close()
     assert last(tmp_path).step == 4
-    assert complaints(tmp_path) == []
-    assert said(tmp_path) == "stopped by the script at step 4 of 9, on all ranks, in attempt 1"
+    assert failed_checks(tmp_path) == []
+    assert reason_of_end(tmp_path) == "stopped by the script at step 4 of 9, on all ranks, in attempt 1"
     assert [each.what.step for each in events(tmp_path, "stopped")] == [4]
     assert protected(tmp_path)[0].batches(Pushed(), global_batch=BATCH, num_epochs=3).initial == 4
 
@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_is_done_and_can_be_extended(tmp_path: Path, capl
                 run.stop()
         run.close()
         assert seen == trained
-        assert complaints(tmp_path) == []
+        assert failed_checks(tmp_path) == []
     assert "this run is done at step 3: nothing is left to train" in caplog.text
 
 
@@ -85,12 +85,12 @@ def test_a_run_is_extended_by_declaration_only(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"has 9 steps now, and the run in .* was to train 6: give --extend"):
         train(3)
     assert train(3, extend=True) == [*range(2 * WINDOWS, 3 * WINDOWS)]
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
     with pytest.raises(
         Exception, match=r"was to train 9 steps and has trained 9, and now its plan has 6: .* not shorter"
     ):
         train(2, extend=True)
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
     plan = next(each.because for each in audit_run(tmp_path) if each.check == "one_plan")
     assert "extended from 6 to 9 steps" in plan
 
@@ -142,13 +142,13 @@ def run_script(tmp_path: Path, start: Start, task: dict[str, Any], **how: Any) -
 def test_a_run_of_two_ranks_is_stopped_finished_and_extended(tmp_path: Path, start: Start) -> None:
     job = run_script(tmp_path, start, {"stop_at": 1, "rank": 1})
     assert job.result() == {"verdict": "completed", "because": "stopped by the script at step 6", "attempts": 1}
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     again = run_script(tmp_path, start, {"stop_at": 1, "rank": 1}).result()
     assert again["verdict"] == "completed"
     assert again["because"].startswith("this run is done, stopped by the script at step 6: nothing was started")
     extended = run_script(tmp_path, start, {"stop_at": 1, "rank": 1}, extend=True)
     assert extended.result()["because"] == "all workers have finished"
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     assert last(job.out).step == 9
 
 
@@ -156,9 +156,9 @@ def test_a_loop_that_one_rank_leaves_is_a_failure_of_the_script(start: Start) ->
     """The other rank waits for it in a sum; it exits with status 0 in the middle of its loop."""
     job = start({"break_at": 4, "rank": 1}, script=SCRIPT, workers=2, save_every=3)
     found = job.result()
-    assert found["verdict"] == "script-error", job.said
+    assert found["verdict"] == "script-error", job.stderr
     assert "in the middle of its loop, at step 4" in found["because"]
-    assert "left its loop before the run ended" in job.said
+    assert "left its loop before the run ended" in job.stderr
 
 
 @pytest.mark.parametrize("how", ["os", "sys"])
@@ -166,7 +166,7 @@ def test_to_exit_with_0_in_the_middle_of_the_loop_is_a_failure_of_the_script(sta
     task = {"exit_at": 5, "how": how}
     job = start(task, script=SCRIPT, workers=2, save_every=3)
     found = job.result()
-    assert (found["verdict"], found["attempts"]) == ("script-error", 2), job.said
+    assert (found["verdict"], found["attempts"]) == ("script-error", 2), job.stderr
     assert "exited with status 0 in the middle of its loop, at step 5; it came again at step 5" in found["because"]
     assert [each.what.kind for each in job.events("detect")] == ["exit", "exit"]
 
@@ -176,7 +176,7 @@ def test_a_worker_that_dies_after_the_loop_does_not_start_an_empty_one(tmp_path:
     found = job.result()
     assert (found["verdict"], found["attempts"]) == ("script-error", 1)
     assert "after its loop; the run itself was trained to its end, step 9, and its state is saved" in found["because"]
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
     assert "this run is done" in run_script(tmp_path, start, {"after": "raise"}).result()["because"]
 
 
@@ -191,8 +191,8 @@ def test_ranks_killed_at_the_end_of_an_epoch_stop_with_the_same_bits(start: Star
         )
     )
     for job in (whole, struck):
-        assert job.result()["because"] == "stopped by the script at step 6", job.said
-    assert complaints(struck.out) == []
+        assert job.result()["because"] == "stopped by the script at step 6", job.stderr
+    assert failed_checks(struck.out) == []
     assert different(whole.out, struck.out) == []
 
 
@@ -220,8 +220,8 @@ def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
 
 def test_a_process_that_the_script_forks_in_its_loop_has_no_part_in_the_run(tmp_path: Path, start: Start) -> None:
     job = run_script(tmp_path, start, {"fork_at": 4})
-    assert job.result()["verdict"] == "completed", job.said
-    assert complaints(job.out) == []
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert failed_checks(job.out) == []
     assert last(job.out).step == 9
 
 

@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from finished_run import complaints, events
+from finished_run import events, failed_checks
 from supervisor_process import Start, wait_until
 
 # Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s. In the first life saves are slow, but
@@ -43,9 +43,9 @@ for batch in run.batches(data, global_batch=8, num_epochs=int(sys.argv[1])):
 def test_a_slow_last_save_is_waited_for(start: Start, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     job = start(script=tmp_path / "slow.py", workers=2, args=["3", "0"], save_every=1000)
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     assert events(job.out, "detect") == []
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []
 
 
 def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Start, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Star
         wait_until(lambda: len(job.events("attempt", "rank-1")) == life, "the next life")  # noqa: B023
         wait_until(lambda: job.events("step", "rank-1")[-1:] > job.events("recover", "rank-1")[-1:], "a step of it")  # noqa: B023
         job.signal(signal.SIGTERM)
-        assert job.result()["verdict"] == "preempted", job.said
+        assert job.result()["verdict"] == "preempted", job.stderr
     assert events(job.out, "detect") == []
     first, second = (event.what.restored for event in events(job.out, "recover", "rank-1"))
     assert first is None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finished_run import complaints
+from finished_run import failed_checks
 from supervisor_process import Start
 
 OWN_LOOP = """
@@ -37,8 +37,8 @@ def test_a_script_that_protects_and_trains_with_its_own_loader_is_told_so(start:
         "attempts": 1,
         "because": "all workers have finished; supervised only: restarted after failures, not checked",
     }
-    assert job.said.count("supervised only: these steps do not come from run.batches()") == 1
-    (said,) = complaints(job.out)
+    assert job.stderr.count("supervised only: these steps do not come from run.batches()") == 1
+    (said,) = failed_checks(job.out)
     assert "supervised only: the workers ended normally" in said
 
 
@@ -47,8 +47,8 @@ def test_a_script_that_never_attaches_is_told_so_and_what_it_raised_is_in_its_lo
     script.write_text(FAILS_ONCE)
     job = start(script=script, workers=1)
     assert "supervised only" in job.result()["because"]
-    assert job.said.count("supervised only: these steps") == 1
+    assert job.stderr.count("supervised only: these steps") == 1
     log = (job.out / "logs" / "attempt-0001" / "rank-0.err").read_text()
     assert log.rstrip().endswith("ValueError: the data set is elsewhere")
     assert "plain.py" in log
-    assert job.said.count("ValueError: the data set is elsewhere") == 1  # shown once, not from the log again
+    assert job.stderr.count("ValueError: the data set is elsewhere") == 1  # shown once, not from the log again

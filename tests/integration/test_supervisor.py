@@ -34,19 +34,19 @@ def test_a_worker_that_fails_is_named_and_all_go_on_from_the_newest_snapshot(
     start: Start, do: str, kind: str, status: int, name: str | None
 ) -> None:
     job = start({"faults": [fault(do)]})
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     (detect,) = job.events("detect")
     assert detect.what == Detect(1, 1, 1, kind, detect.what.message, status, name, step=6)
     (restart,) = job.events("restart")
     assert restart.what == Restart(2, 3, newest=4, left=2)
-    assert "attempt 2: 3 workers started; 2 of 3 restarts left" in job.said
+    assert "attempt 2: 3 workers started; 2 of 3 restarts left" in job.stderr
     assert [note["first"] for note in job.notes("attempt")] == [0, 4]
     assert steps_of(job)[-8:] == list(range(4, 12))
 
 
 def test_a_worker_that_is_stopped_is_found(start: Start) -> None:
     job = start({"faults": [fault("stop", rank=2)]}, hang_timeout=2.5)
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     (detect,) = job.events("detect")
     assert (detect.what.kind, detect.what.rank) == ("hang", 2)
     assert "was suspended" in detect.what.message
@@ -56,19 +56,19 @@ def test_a_worker_that_is_stopped_is_found(start: Start) -> None:
 def test_a_deadlocked_worker_is_found_blamed_and_its_stack_kept(start: Start, workers: int) -> None:
     rank = workers // 2
     job = start({"faults": [fault("deadlock", rank=rank)]}, workers=workers, hang_timeout=2.5)
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     detect = job.events("detect")[0]  # on a machine that stands still, the next attempt may be found stuck, too
     log = f"logs/attempt-0001/rank-{rank}.err"
     assert (detect.what.kind, detect.what.rank, detect.what.step) == ("hang", rank, 6)
-    assert re.search(r"passed no step boundary for \d+ s \(deadline 2.5 s; change it with --hang-timeout\)", job.said)
+    assert re.search(r"passed no step boundary for \d+ s \(deadline 2.5 s; change it with --hang-timeout\)", job.stderr)
     assert f"the stacks of its threads are in {log}" in detect.what.message
     assert 'torch_only_script.py", line' in (job.out / log).read_text()
-    assert "Fatal Python error" not in job.said
+    assert "Fatal Python error" not in job.stderr
 
 
 def test_when_peers_give_up_waiting_first_the_one_they_waited_for_is_blamed(start: Start) -> None:
     job = start({"faults": [fault("deadlock", rank=2)], "patience": 3})
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     detect = job.events("detect")[0]  # on a machine that stands still, the next attempt may be found stuck, too
     assert (detect.what.kind, detect.what.rank) == ("hang", 2), detect.what.message
     assert 'torch_only_script.py", line' in (job.out / "logs/attempt-0001/rank-2.err").read_text()
@@ -77,11 +77,11 @@ def test_when_peers_give_up_waiting_first_the_one_they_waited_for_is_blamed(star
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_before_the_first_snapshot_is_tried_again(start: Start, rank: int) -> None:
     job = start({"faults": [fault("raise", rank=rank, step=2)]})
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
-    assert job.said.count("Traceback") == 1
-    assert f"rank {rank} raised" in job.said
-    assert "raise Mistake(" in job.said
-    assert "runpy" not in job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
+    assert job.stderr.count("Traceback") == 1
+    assert f"rank {rank} raised" in job.stderr
+    assert "raise Mistake(" in job.stderr
+    assert "runpy" not in job.stderr
 
 
 @pytest.mark.parametrize(("step", "where"), [(6, "at step 6"), (-1, "before the first step")])
@@ -93,13 +93,13 @@ def test_the_same_error_at_the_same_step_again_ends_the_run_and_is_shown_once(
     assert (result["verdict"], result["attempts"]) == ("script-error", 2)
     assert result["because"].startswith("rank 1 raised Mistake: this line is wrong")
     assert f"it came again {where}" in result["because"]
-    assert job.said.count("Traceback") == 1
+    assert job.stderr.count("Traceback") == 1
 
 
 def test_another_error_or_another_step_is_another_try(start: Start) -> None:
     faults = [fault("raise"), fault("raise", attempt=2, step=7), fault("other", attempt=3, step=7)]
     job = start({"faults": faults})
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 4}, job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 4}, job.stderr
 
 
 def test_an_error_of_the_store_is_the_stores_and_tried_again(start: Start) -> None:
@@ -124,7 +124,7 @@ def test_what_a_script_says_when_it_exits_is_the_reason(start: Start) -> None:
     result = job.result()
     assert result["verdict"] == "script-error"
     assert "there is no such data set" in result["because"]
-    assert "Traceback" not in job.said
+    assert "Traceback" not in job.stderr
 
 
 def test_a_status_that_a_script_exits_with_at_the_same_step_again_ends_the_run_and_another_does_not(
@@ -150,9 +150,9 @@ def test_it_gives_up_after_so_many_restarts(start: Start) -> None:
 def test_progress_fills_the_restarts_up_again(start: Start) -> None:
     faults = [fault("kill", attempt=attempt, step=4 * attempt + 1) for attempt in (1, 2, 3, 4)]
     job = start({"steps": 20, "faults": faults}, workers=2, max_restarts=1)
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 5}, job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 5}, job.stderr
     assert [event.what.newest for event in job.events("restart")] == [4, 8, 12, 16]
-    assert "attempt 5: 2 workers started; 0 of 1 restart left" in job.said
+    assert "attempt 5: 2 workers started; 0 of 1 restart left" in job.stderr
 
 
 def test_a_worker_may_die_before_the_others_have_started(start: Start, tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ def test_a_worker_may_die_before_the_others_have_started(start: Start, tmp_path:
         "    os.kill(os.getpid(), 9)\n"
     )
     job = start(script=script, workers=4, max_restarts=9)
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 6}, job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 6}, job.stderr
     assert {event.what.kind for event in job.events("detect")} == {"signal"}
 
 
 def test_after_each_failure_there_may_be_another_number_of_workers(start: Start) -> None:
     faults = [fault("kill", attempt=attempt, rank=0, step=4 * attempt + 1) for attempt in (1, 2, 3)]
     job = start({"steps": 16, "faults": faults}, workers=4, workers_after=[2, 3])
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     assert [note["world"] for note in job.notes("attempt")] == [4, 2, 3, 3]
     rounds = [note["round"] for note in job.notes("attempt")]
     assert len(set(rounds)) == 4
@@ -181,7 +181,7 @@ def test_a_run_that_is_asked_to_stop_by_either_signal_saves_and_the_next_start_g
     job = start({"steps": 100_000, "pause": 0.01, "save_every": 50_000})
     wait_until(lambda: len(job.notes("step")) > 3, "a few steps")
     job.signal(signal.SIGTERM)
-    assert job.result()["verdict"] == "preempted", job.said
+    assert job.result()["verdict"] == "preempted", job.stderr
     assert len(job.events("preempt")) == 1
     done = steps_of(job)[-1] + 1
     again = start({"steps": 100_000, "pause": 0.01, "save_every": 50_000}, workers=2)
@@ -198,7 +198,7 @@ def test_a_second_signal_kills(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "deaf.py"
     script.write_text("import time\nprint('up', flush=True)\nwhile True: time.sleep(1)\n")
     job = start(script=script)
-    wait_until(lambda: job.printed.count("up") == 3, "the workers")
+    wait_until(lambda: job.stdout.count("up") == 3, "the workers")
     job.signal(signal.SIGTERM)
     wait_until(lambda: len(job.events("preempt")) == 1, "the first signal to be heard")
     job.signal(signal.SIGTERM)
@@ -221,7 +221,7 @@ def test_when_the_supervisor_is_killed_the_workers_die_too(start: Start) -> None
 
 def test_what_a_killed_worker_has_started_dies_with_it(start: Start) -> None:
     job = start({"faults": [fault("orphan")]})
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     (child,) = job.notes("child", rank=1)
     wait_until(lambda: not alive(child["pid"]), "the child to die")
 
@@ -233,8 +233,8 @@ def test_what_workers_print_is_shown_and_kept(start: Start, tmp_path: Path) -> N
     )
     job = start(script=script, workers=2)
     assert job.result()["verdict"] == "completed"
-    assert sorted(job.printed.splitlines()) == ["to stdout from 0", "to stdout from 1"]
-    assert job.said.count("to stderr, no newline") == 2
+    assert sorted(job.stdout.splitlines()) == ["to stdout from 0", "to stdout from 1"]
+    assert job.stderr.count("to stderr, no newline") == 2
     assert (job.out / "logs" / "attempt-0001" / "rank-1.out").read_text() == "to stdout from 1\n"
 
 
@@ -263,8 +263,8 @@ def test_a_worker_finds_what_a_fresh_interpreter_under_torchrun_would_give_it(st
     (tmp_path / "facts.py").write_text(FACTS)
     (tmp_path / "beside.py").write_text("here = True\n")
     job = start(script=tmp_path / "facts.py", workers=2, args=["--flag", "a b"])
-    assert job.result()["verdict"] == "completed", job.said
-    lines = [json.loads(line) for line in job.printed.splitlines()]
+    assert job.result()["verdict"] == "completed", job.stderr
+    lines = [json.loads(line) for line in job.stdout.splitlines()]
     facts = [line for line in lines if "argv" in line]
     assert len(facts) == 2
     for each in facts:
@@ -308,7 +308,7 @@ def test_a_run_that_is_attached_recovers_and_stops_when_asked(start: Start, tmp_
     failures = [{"step": 7, "kind": "kill", "targets": [1]}]
     common: dict[str, Any] = {"script": tmp_path / "attached.py", "workers": 2, "save_every": 4}
     job = start(args=["10", "0"], failures=failures, **common)
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     assert [event.what.restored for event in job.events("recover", "rank-0")] == [None, 4]
     assert [event.what.newest for event in job.events("restart")] == [4]
     assert job.events("done", "rank-0")[0].what.step == 20
@@ -316,7 +316,7 @@ def test_a_run_that_is_attached_recovers_and_stops_when_asked(start: Start, tmp_
     asked = start(args=["10000", "0.01"], out="asked", **common)
     wait_until(lambda: len(asked.events("step", "rank-0")) > 3, "a few steps")
     asked.signal(signal.SIGTERM)
-    assert asked.result()["verdict"] == "preempted", asked.said
+    assert asked.result()["verdict"] == "preempted", asked.stderr
 
 
 def test_bad_input_is_one_clear_line(start: Start, tmp_path: Path) -> None:
@@ -375,6 +375,6 @@ def test_a_run_whose_folder_is_moved_ends_and_says_so(start: Start, tmp_path: Pa
     wait_until(lambda: bool(job.notes("attempt")), "it trains")
     job.out.rename(tmp_path / "moved")
     result = job.result()
-    assert result["verdict"] == "gave-up", job.said
+    assert result["verdict"] == "gave-up", job.stderr
     assert "was moved or removed while the run trained" in result["because"]
     assert not job.out.exists()

@@ -59,13 +59,13 @@ def test_when_all_processes_are_asked_to_stop_at_once_the_run_saves_and_stops_in
 ) -> None:
     (tmp_path / "loading.py").write_text(LOADING)
     job = start(script=tmp_path / "loading.py", workers=2, save_every=100_000)
-    wait_until(lambda: len(job.events("step", "rank-0")) > 3, f"a few steps; it said\n{job.said}")
+    wait_until(lambda: len(job.events("step", "rank-0")) > 3, f"a few steps; it said\n{job.stderr}")
     processes = [job.pid, *descendants(job.pid)]
     assert len(processes) == 5  # supervisor, workers, and what loads for each
     for pid in processes:
         with suppress(ProcessLookupError):  # those that come first may have ended the others
             os.kill(pid, number)
-    assert job.result()["verdict"] == "preempted", job.said
+    assert job.result()["verdict"] == "preempted", job.stderr
     (stopped,) = job.events("preempted", "rank-0")
     assert stopped.what.step == job.events("commit", "rank-0")[-1].what.step > 3
     wait_until(lambda: not any(map(alive, processes[1:])), "all to end")
@@ -145,15 +145,15 @@ atexit.register(lambda: print("the exit handlers ran"))
 def test_an_idle_thread_pool_does_not_keep_a_worker_from_ending(start: Start, tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text(IDLE)
     job = start(script=tmp_path / "idle.py", workers=1)
-    assert job.result()["verdict"] == "completed", job.said
-    assert "the exit handlers ran" in job.printed
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert "the exit handlers ran" in job.stdout
 
 
 def test_a_thread_that_never_ends_does_not_keep_a_run_from_ending(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "threads.py"
     script.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
     job = start(script=script, workers=1, hang_timeout=0.7)
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 1}, job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 1}, job.stderr
 
 
 def test_a_loop_left_one_step_before_its_end_ends_the_worker_and_is_named(start: Start, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ if os.environ["HOLDFAST_ATTEMPT"] == "1":
 def test_a_run_goes_on_when_its_run_file_is_damaged(start: Start, tmp_path: Path) -> None:
     (tmp_path / "configured.py").write_text(CONFIGURED)
     job = start(script=tmp_path / "configured.py", workers=1, save_every=7)
-    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
 
 
 UNLOGGED = """
@@ -221,8 +221,8 @@ def test_a_history_that_became_a_directory_does_not_end_the_run(start: Start, tm
         "Path(os.environ['HOLDFAST_OUT'], 'history', 'rank-0.jsonl').mkdir()\nprint('done')\n"
     )
     job = start(script=script, workers=1)
-    assert job.result()["verdict"] == "completed", job.said
-    assert "Traceback" not in job.said
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert "Traceback" not in job.stderr
 
 
 @pytest.mark.parametrize(("thing", "named"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
@@ -241,7 +241,7 @@ def test_what_stands_in_place_of_a_history_is_named_at_once_and_no_worker_is_sta
 
 def test_an_attempt_to_which_nobody_has_counted_starts_no_worker(start: Start, tmp_path: Path) -> None:
     job = start(script=empty(tmp_path), workers=1)
-    assert job.result()["verdict"] == "completed", job.said
+    assert job.result()["verdict"] == "completed", job.stderr
     history = tmp_path / "out" / "history" / "supervisor.jsonl"
     history.write_text(history.read_text().replace('"attempt": 1,', f'"attempt": {(1 << 63) - 1},'))
     refused = start(script=empty(tmp_path), workers=1).result()["refused"]

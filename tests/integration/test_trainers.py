@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from finished_run import complaints, different, events, last
+from finished_run import different, events, failed_checks, last
 from repository import EXAMPLES
 from supervisor_process import Start, Supervisor, driving
 
@@ -61,8 +61,8 @@ def test_killed_twice_at_random_they_end_with_the_bits_of_a_run_that_never_faile
     jobs = {name: (begin(name, "reference"), begin(name, "killed", failures=kills(name))) for name in ARGUMENTS}
     for name, (reference, killed) in jobs.items():
         for job in (reference, killed):
-            assert job.result().get("verdict") == "completed", (name, job.said)
+            assert job.result().get("verdict") == "completed", (name, job.stderr)
         assert len(events(killed.out, "restart", "supervisor")) == 2, name
         assert last(killed.out).step == STEPS[name]
         assert different(reference.out, killed.out) == [], name
-        assert complaints(killed.out) == [], name
+        assert failed_checks(killed.out) == [], name

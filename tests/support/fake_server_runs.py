@@ -38,8 +38,8 @@ NOON = 1.7e9
 
 
 @dataclass(slots=True)
-class Lived:
-    """A run that was played: its files, and what a forger must know of it."""
+class PlayedRun:
+    """A simulated run: its plan, its history files, and the time of its newest event."""
 
     plan: Serve
     files: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -59,7 +59,7 @@ class Choice:
     ids: Ids
 
 
-def live(rng: random.Random, failing: float = 0.05) -> Lived:
+def play_run(rng: random.Random, failing: float = 0.05) -> PlayedRun:
     """A run in which at every moment somebody is lost with this chance."""
     return _Play(rng, failing).play()
 
@@ -86,7 +86,7 @@ class _Play:
             criterion=0.1,
             iterations=rng.randint(3, 9),
         )
-        self.run = Lived(self.plan)
+        self.run = PlayedRun(self.plan)
         self.policy = Policy(ranking=policy, fraction=Fraction(fraction), interval=self.plan.interval)
         self.nodes, self.workers = set(range(self.plan.nodes)), set(range(self.plan.workers))
         self.started = {"node": self.plan.nodes, "worker": self.plan.workers}
@@ -106,7 +106,7 @@ class _Play:
             for round in range(self.plan.rounds)
         }
 
-    def play(self) -> Lived:
+    def play(self) -> PlayedRun:
         for kind, count in self.started.items():
             for number in range(count):
                 self.run.write(f"{kind}-{number}", Open(2))

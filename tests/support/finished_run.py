@@ -45,7 +45,7 @@ def events(out: Path, kind: str, who: str | None = None) -> list[Any]:
     return [event for event in history if event.kind == kind and who in (None, event.who)]
 
 
-def complaints(out: Path) -> list[str]:
+def failed_checks(out: Path) -> list[str]:
     """Return a line for each check of the audit that does not pass."""
     return [f"{finding.check}: {finding.because}" for finding in audit_run(out) if finding.verdict != "pass"]
 

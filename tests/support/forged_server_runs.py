@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fake_server_runs import Lived
+from fake_server_runs import PlayedRun
 from holdfast.audit.verdicts import Finding, audit_files
 from holdfast.blocks.partition_map import PartitionMap
 from holdfast.events import (
@@ -34,7 +34,7 @@ from holdfast.sampler.digest import Samples
 
 Files: TypeAlias = dict[str, list[Event]]
 Place: TypeAlias = tuple[str, int]  # a file, and a line of it
-Forgery: TypeAlias = Callable[[random.Random, Lived, Files], Files | None]  # None: nothing to change
+Forgery: TypeAlias = Callable[[random.Random, PlayedRun, Files], Files | None]  # None: nothing to change
 FORGERIES: dict[str, Forgery] = {}
 
 
@@ -100,25 +100,25 @@ def more_or_less(blocks: Samples) -> Samples:
 
 
 @forgery
-def a_round_not_applied(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_not_applied(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied, lambda what: when(what) not in told_dropped(files)))
     return place and without(files, place)
 
 
 @forgery
-def a_round_applied_twice(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_applied_twice(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied))
     return place and doubled(files, place)
 
 
 @forgery
-def a_round_applied_to_other_blocks(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_applied_to_other_blocks(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=more_or_less(it.blocks)))
 
 
 @forgery
-def a_round_applied_by_another_node(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_applied_by_another_node(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     nodes = [who for who in files if who.startswith("node-")]
     place = pick(rng, places(files, Applied, lambda what: when(what) not in told_dropped(files)))
     if place is None or len(nodes) < 2:
@@ -129,33 +129,33 @@ def a_round_applied_by_another_node(rng: random.Random, run: Lived, files: Files
 
 
 @forgery
-def a_round_applied_by_a_map_to_come(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_applied_by_a_map_to_come(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     last = max((what_at(files, place).version for place in places(files, Restored)), default=0)
     place = pick(rng, places(files, Applied, lambda what: what.version < last - 1))
     return place and put(files, place, what_at(files, place)._replace(version=last + 50))
 
 
 @forgery
-def a_push_left_out(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_left_out(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied, lambda what: what.parts))
     return place and put(files, place, (it := what_at(files, place))._replace(parts=it.parts[1:]))
 
 
 @forgery
-def a_push_applied_twice(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_applied_twice(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied, lambda what: what.parts))
     return place and put(files, place, (it := what_at(files, place))._replace(parts=[*it.parts, it.parts[0]]))
 
 
 @forgery
-def a_push_that_never_was(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_that_never_was(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     often = Counter((*when(what_at(files, place)), what_at(files, place).part) for place in places(files, Pushed))
     place = pick(rng, places(files, Pushed, lambda what: often[(*when(what), what.part)] == 1))
     return place and without(files, place)
 
 
 @forgery
-def a_push_to_fewer_nodes(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_to_fewer_nodes(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     often = Counter((*when(what_at(files, place)), what_at(files, place).part) for place in places(files, Pushed))
     quiet = told_dropped(files)
     place = pick(
@@ -174,26 +174,26 @@ def one_push(rng: random.Random, files: Files, which: Callable[[Any], bool]) -> 
 
 
 @forgery
-def a_push_of_more_blocks_than_its_nodes_hold(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_of_more_blocks_than_its_nodes_hold(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = one_push(rng, files, lambda what: what.nodes)
     much = Samples(run.plan.blocks + 1, "0" * 32)
     return place and put(files, place, what_at(files, place)._replace(blocks=much))
 
 
 @forgery
-def a_push_of_no_blocks_to_nodes(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_of_no_blocks_to_nodes(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = one_push(rng, files, lambda what: what.nodes)
     return place and put(files, place, what_at(files, place)._replace(blocks=Samples()))
 
 
 @forgery
-def a_push_of_other_blocks_than_all(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_of_other_blocks_than_all(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = one_push(rng, files, lambda what: what.blocks.count == run.plan.blocks)
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=more_or_less(it.blocks)))
 
 
 @forgery
-def a_push_after_the_end(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_push_after_the_end(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Pushed))
     done = what_at(files, places(files, Done)[-1]).step
     if place is None:
@@ -204,7 +204,7 @@ def a_push_after_the_end(rng: random.Random, run: Lived, files: Files) -> Files 
 
 
 @forgery
-def rounds_applied_in_another_order(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def rounds_applied_in_another_order(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     pairs = []
     for node in sorted({who for who, _ in places(files, Applied)}):
         told = places(files, Applied, who=node)
@@ -219,7 +219,7 @@ def rounds_applied_in_another_order(rng: random.Random, run: Lived, files: Files
 
 
 @forgery
-def somebody_killed_who_never_was(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def somebody_killed_who_never_was(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Iterate))
     if place is None:
         return None
@@ -230,7 +230,7 @@ def somebody_killed_who_never_was(rng: random.Random, run: Lived, files: Files) 
 
 
 @forgery
-def a_part_taken_over_from_the_living(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_part_taken_over_from_the_living(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     workers = [who for who in files if who.startswith("worker-")]
     lost = {what_at(files, place).number for place in places(files, Lost, lambda what: what.kind == "worker")}
     own = [place for place in places(files, Pushed) if place[0] == f"worker-{what_at(files, place).part}"]
@@ -243,7 +243,7 @@ def a_part_taken_over_from_the_living(rng: random.Random, run: Lived, files: Fil
 
 
 @forgery
-def dropped_pushes_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def dropped_pushes_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     reached: defaultdict[tuple[int, int], int] = defaultdict(int)
     for place in places(files, Applied):
         reached[when(what_at(files, place))] += what_at(files, place).blocks.count
@@ -252,13 +252,13 @@ def dropped_pushes_kept_quiet(rng: random.Random, run: Lived, files: Files) -> F
 
 
 @forgery
-def other_blocks_dropped(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def other_blocks_dropped(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Dropped))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=more_or_less(it.blocks)))
 
 
 @forgery
-def a_round_dropped_that_was_not(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_round_dropped_that_was_not(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Iterate))
     if place is None:
         return None
@@ -275,19 +275,19 @@ def lone_losses(files: Files) -> list[Place]:
 
 
 @forgery
-def a_loss_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_loss_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, lone_losses(files))
     return place and without(files, place)
 
 
 @forgery
-def a_lost_block_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_lost_block_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, lone_losses(files))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=it.blocks[1:]))
 
 
 @forgery
-def a_block_lost_that_another_holds(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_block_lost_that_another_holds(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, [each for each in lone_losses(files) if len(what_at(files, each).blocks) < run.plan.blocks])
     if place is None:
         return None
@@ -296,14 +296,14 @@ def a_block_lost_that_another_holds(rng: random.Random, run: Lived, files: Files
 
 
 @forgery
-def a_block_that_did_not_come_back(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_block_that_did_not_come_back(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     used = {(place[0], what_at(files, place).version) for place in places(files, Applied)}
     place = pick(rng, places(files, Restored, lambda it: (f"node-{it.node}", it.version) in used, who="controller"))
     return place and without(files, place, *_same(files, place))
 
 
 @forgery
-def a_save_that_never_was(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_save_that_never_was(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Restored, who="controller"))
     if place is None:
         return None
@@ -313,19 +313,19 @@ def a_save_that_never_was(rng: random.Random, run: Lived, files: Files) -> Files
 
 
 @forgery
-def an_older_save(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def an_older_save(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Restored, lambda what: max(what.saved_at) > 0, who="controller"))
     return place and _in_both(files, place, saved_at=[0] * len(what_at(files, place).saved_at))
 
 
 @forgery
-def a_node_that_restored_something_else(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_node_that_restored_something_else(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Restored, who="node"))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=[*it.blocks[1:], 99]))
 
 
 @forgery
-def another_owner(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def another_owner(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     """A block came back to another node, as all say; but rounds were applied to it where it was."""
     for place in places(files, Restored, who="controller"):
         one = what_at(files, place)
@@ -355,19 +355,19 @@ def _in_both(files: Files, place: Place, **changed: Any) -> Files:
 
 
 @forgery
-def a_commit_with_other_blocks(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_commit_with_other_blocks(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Commit, lambda what: len(what.blocks) > 1 and what.step))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=it.blocks[1:]))
 
 
 @forgery
-def a_commit_of_nothing_chosen(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_commit_of_nothing_chosen(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Commit, lambda what: what.step))
     return place and put(files, place, what_at(files, place)._replace(step=1000))
 
 
 @forgery
-def a_commit_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_commit_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     if places(files, Lost):
         return None
     place = pick(rng, places(files, Commit, lambda what: what.blocks))
@@ -375,19 +375,19 @@ def a_commit_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files |
 
 
 @forgery
-def a_commit_that_tells_no_blocks(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_commit_that_tells_no_blocks(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Commit, lambda what: what.step and what.blocks))
     return place and put(files, place, what_at(files, place)._replace(blocks=()))
 
 
 @forgery
-def a_choice_of_other_blocks(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_choice_of_other_blocks(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Chosen, who="controller"))
     return place and put(files, place, (it := what_at(files, place))._replace(blocks=more_or_less(it.blocks)))
 
 
 @forgery
-def a_choice_that_no_node_made(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_choice_that_no_node_made(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     if places(files, Lost):
         return None
     place = pick(rng, places(files, Chosen, who="node"))
@@ -395,7 +395,7 @@ def a_choice_that_no_node_made(rng: random.Random, run: Lived, files: Files) -> 
 
 
 @forgery
-def a_choice_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_choice_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     if places(files, Serve, lambda what: what.attempt):
         return None
     place = pick(rng, places(files, Chosen, who="controller"))
@@ -403,25 +403,25 @@ def a_choice_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files |
 
 
 @forgery
-def an_iteration_left_out(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def an_iteration_left_out(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Iterate))
     return place and without(files, place)
 
 
 @forgery
-def an_iteration_told_twice(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def an_iteration_told_twice(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Iterate))
     return place and doubled(files, place)
 
 
 @forgery
-def gone_on_beyond_the_criterion(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def gone_on_beyond_the_criterion(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Iterate)[:-1])
     return place and put(files, place, what_at(files, place)._replace(loss=0.0))
 
 
 @forgery
-def ended_above_the_criterion(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def ended_above_the_criterion(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     last = places(files, Iterate)[-1]
     if what_at(files, last).iteration + 1 == run.plan.iterations:
         return None
@@ -429,18 +429,18 @@ def ended_above_the_criterion(rng: random.Random, run: Lived, files: Files) -> F
 
 
 @forgery
-def no_end(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def no_end(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     return without(files, *places(files, Done))
 
 
 @forgery
-def another_end(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def another_end(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     (place,) = places(files, Done)
     return put(files, place, what_at(files, place)._replace(step=what_at(files, place).step + 1))
 
 
 @forgery
-def another_seed(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def another_seed(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     first = places(files, Commit)[0][1]
     lost = {each.what.number for each in files["controller"][:first] if isinstance(each.what, Lost)}
     nodes = [node for node in range(run.plan.nodes) if node not in lost]
@@ -456,19 +456,19 @@ def another_seed(rng: random.Random, run: Lived, files: Files) -> Files | None:
 
 
 @forgery
-def another_plan_in_a_later_life(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def another_plan_in_a_later_life(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Serve, lambda what: what.attempt))
     return place and put(files, place, what_at(files, place)._replace(workload="another"))
 
 
 @forgery
-def a_life_lived_twice(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_life_lived_twice(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Serve))
     return place and doubled(files, place)
 
 
 @forgery
-def a_move_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_move_kept_quiet(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     """It would show in the next round; no round may follow before the blocks are lost."""
     used = {what_at(files, place).version for place in places(files, Applied)}
     place = pick(rng, places(files, Moved, lambda what: what.version in used))
@@ -476,19 +476,19 @@ def a_move_kept_quiet(rng: random.Random, run: Lived, files: Files) -> Files | N
 
 
 @forgery
-def a_move_of_blocks_of_another(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_move_of_blocks_of_another(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Moved))
     return place and put(files, place, (it := what_at(files, place))._replace(source=it.source + 50))
 
 
 @forgery
-def a_node_that_never_joined(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_node_that_never_joined(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Joined, lambda what: len(files[f"{what.kind}-{what.number}"]) > 1))
     return place and without(files, place)
 
 
 @forgery
-def no_history_of_a_member(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def no_history_of_a_member(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     first = {
         f"{kind}-{n}" for kind, count in (("node", run.plan.nodes), ("worker", run.plan.workers)) for n in range(count)
     }
@@ -497,13 +497,13 @@ def no_history_of_a_member(rng: random.Random, run: Lived, files: Files) -> File
 
 
 @forgery
-def no_history_of_the_controller(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def no_history_of_the_controller(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     del files["controller"]
     return files
 
 
 @forgery
-def a_line_in_the_file_of_another(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_line_in_the_file_of_another(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied))
     if place is None:
         return None
@@ -512,12 +512,12 @@ def a_line_in_the_file_of_another(rng: random.Random, run: Lived, files: Files) 
 
 
 @forgery
-def a_line_that_lacks_something(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_line_that_lacks_something(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     place = pick(rng, places(files, Applied))
     return place and put(files, place, Malformed("applied", {}, "it lacks blocks"))
 
 
 @forgery
-def a_rank_among_them(rng: random.Random, run: Lived, files: Files) -> Files | None:
+def a_rank_among_them(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     files["rank-0"] = [Event(0.0, "rank-0", Open(2))]
     return files

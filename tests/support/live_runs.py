@@ -23,8 +23,8 @@ def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], *
         failures=failures,
     )
     result = job.result()
-    assert result.get("verdict") == "completed", (result, job.said)
-    assert not events(job.out, "restart"), job.said
+    assert result.get("verdict") == "completed", (result, job.stderr)
+    assert not events(job.out, "restart"), job.stderr
     return job
 
 

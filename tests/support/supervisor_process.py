@@ -19,7 +19,7 @@ WITHIN = 120.0
 
 
 class Supervisor:
-    """A supervisor in a process of its own."""
+    """A supervisor in a separate process."""
 
     def __init__(self, pid: int, folder: Path, out: Path) -> None:
         self.pid, self.folder, self.out = pid, folder, out
@@ -30,16 +30,16 @@ class Supervisor:
 
     def result(self) -> dict[str, Any]:
         """Wait for the supervisor to end and return its result."""
-        wait_until(lambda: self.over, f"the supervisor to end; it said\n{self.said}")
+        wait_until(lambda: self.over, f"the supervisor to end; it wrote\n{self.stderr}")
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return result
 
     @property
-    def said(self) -> str:
+    def stderr(self) -> str:
         return self._read("stderr")
 
     @property
-    def printed(self) -> str:
+    def stdout(self) -> str:
         return self._read("stdout")
 
     def _read(self, name: str) -> str:

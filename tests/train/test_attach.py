@@ -29,8 +29,8 @@ print(kernels.settle.cache_info().currsize)
 def test_they_are_chosen_before_workers_are_forked(start: Start, tmp_path: Path) -> None:
     (tmp_path / "chosen.py").write_text(CHOSEN)
     job = start(script=tmp_path / "chosen.py", workers=1)
-    assert job.result()["verdict"] == "completed", job.said
-    assert "chosen: 1" in job.printed
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert "chosen: 1" in job.stdout
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 from torch.utils.data import DataLoader
 
 from attached_runs import attach, attached
-from finished_run import complaints, different
+from finished_run import different, failed_checks
 from holdfast import progress
 from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import Ranks
@@ -233,7 +233,7 @@ def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_failure(tmp_pat
         attached.pop().close()
     train(tmp_path / "parts")
     assert different(tmp_path / "whole", tmp_path / "parts") == []
-    assert complaints(tmp_path / "parts") == []
+    assert failed_checks(tmp_path / "parts") == []
 
 
 @pytest.mark.parametrize("recovery", ["restart", "replay"])
@@ -247,8 +247,8 @@ def test_a_rank_killed_in_the_middle_of_an_evaluation_changes_no_bit(start: Star
     reference = start(out="reference", args=["-1"], **how)
     job = start(args=["1"], **how)
     for each in (reference, job):
-        assert each.result().get("verdict") == "completed", each.said
+        assert each.result().get("verdict") == "completed", each.stderr
     assert job.result()["attempts"] == 2
-    assert reference.printed.splitlines()[-1] == job.printed.splitlines()[-1]  # each rank's sums, and the best mean
+    assert reference.stdout.splitlines()[-1] == job.stdout.splitlines()[-1]  # each rank's sums, and the best mean
     assert different(reference.out, job.out) == []
-    assert complaints(job.out) == []
+    assert failed_checks(job.out) == []

@@ -11,7 +11,7 @@ from torch import nn
 
 from attached_runs import attach, attached
 from epoch_training import BATCH, EPOCHS, SAMPLES, WINDOWS, Pushed, protected, step
-from finished_run import complaints, different, events, last
+from finished_run import different, events, failed_checks, last
 from holdfast.errors import BadInput
 
 
@@ -94,7 +94,7 @@ def test_a_crash_anywhere_changes_no_bit_of_what_comes_out(tmp_path: Path, how: 
     whole = tmp_path / "whole"
     trained = Script(whole, **how).train()
     assert trained == list(range(len(trained)))
-    assert complaints(whole) == []
+    assert failed_checks(whole) == []
     end = last(whole).step
     assert (end < WINDOWS * EPOCHS) == ("patience" in how)
     for crash in CRASHES:
@@ -107,7 +107,7 @@ def test_a_crash_anywhere_changes_no_bit_of_what_comes_out(tmp_path: Path, how: 
         again = Script(out, **how).train()
         assert again == [each for each in trained if each >= again[0]]
         assert different(whole, out) == []
-        assert complaints(out) == []
+        assert failed_checks(out) == []
         attached.pop().close()
 
 
@@ -145,7 +145,7 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(tmp_path: Path) -
             step(net, optimizer, batch.data)
             seen.append((batch.epoch, batch.cursor))
     assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
     assert [each.what.step for each in events(tmp_path, "done")] == [5]
 
 

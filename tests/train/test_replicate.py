@@ -30,7 +30,7 @@ def sums(found: Found, start: Start) -> Found:
     """One run for all tests of this file."""
     if not found:
         job = start(None, script=SUPPORT / "replica_script.py", workers=RANKS, max_restarts=0)
-        assert job.result()["verdict"] == "completed", job.said
+        assert job.result()["verdict"] == "completed", job.stderr
         found += [json.loads((job.out / f"sums-{rank}.json").read_text()) for rank in range(RANKS)]
     return found
 

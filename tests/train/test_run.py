@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from attached_runs import TASK, attach, run_to_end
-from finished_run import complaints, different, distance, events, last, losses
+from finished_run import different, distance, events, failed_checks, last, losses
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, StorageFailed
@@ -40,7 +40,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_was_no
         train(attach(tmp_path / "parts", save_every=5, writer=writer), task, steps=stop)
     parts = run_to_end(tmp_path / "parts", task, writer=writer)
     assert different(whole, parts) == []
-    assert complaints(parts) == []
+    assert failed_checks(parts) == []
     recovered = [(e.what.restored, e.what.rng) for e in events(parts, "recover")]
     assert recovered == [(None, "keyed"), (0, "restored"), (5, "restored"), (5, "restored"), (10, "restored")]
 
@@ -136,7 +136,7 @@ def test_a_commit_that_was_made_and_not_recorded_is_found(tmp_path: Path) -> Non
     run_to_end(tmp_path)
     (found,) = [commit for commit in events(tmp_path, "commit") if commit.what.found]
     assert found.what.step == 5
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
 
 
 def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
     assert recover.what.restored == 5
     assert [passed["name"] for passed in recover.what.passed_over] == ["step-00000010/"]
     assert different(whole, out) == []
-    assert complaints(out) == []
+    assert failed_checks(out) == []
 
 
 def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_pat
     recover = events(tmp_path, "recover")[-1]
     assert recover.what.restored is None
     assert len(recover.what.passed_over) == 2
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     run_to_end(tmp_path)
     assert last(tmp_path).manifest == before
     assert len(events(tmp_path, "step")) == 18
-    assert complaints(tmp_path) == []
+    assert failed_checks(tmp_path) == []
 
 
 @pytest.mark.parametrize("writer", ["overlapped", "blocking"])

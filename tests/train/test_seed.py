@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attached_runs import attach, run_to_end
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from holdfast.errors import BadInput
 from holdfast.runs import config
 from holdfast.runs.config import RunConfig
@@ -70,7 +70,7 @@ def test_a_seed_that_is_another_each_time_is_that_of_the_first_time_when_the_run
     torch.manual_seed(12)
     assert attach(tmp_path).seed == 2**64 - 1
     assert "torch.manual_seed(12) has no effect" in caplog.text
-    assert not any("readable" in each for each in complaints(tmp_path))
+    assert not any("readable" in each for each in failed_checks(tmp_path))
 
 
 def test_a_seed_after_attach_is_said_to_come_late(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from finished_run import complaints, different, events
+from finished_run import different, events, failed_checks
 from holdfast.audit.verdicts import audit, worst
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.distributed import ranks
@@ -80,7 +80,7 @@ def test_a_run_begins_with_the_weights_and_a_resume_does_not_take_them_again(bef
     train(run, TASK)
     run.close()
     assert different(tmp_path / "whole", tmp_path / "parts") == []
-    assert complaints(tmp_path / "parts") == []
+    assert failed_checks(tmp_path / "parts") == []
     took = [(event.what.restored, event.what.weights) for event in events(tmp_path / "parts", "recover")]
     assert took == [(None, origin.digest), (3, None)]
 
@@ -98,7 +98,7 @@ def test_an_attempt_that_dies_before_its_first_snapshot_begins_with_the_same_wei
     run = begin(tmp_path / "out", origin)
     train(run, TASK)
     run.close()
-    assert complaints(tmp_path / "out") == []
+    assert failed_checks(tmp_path / "out") == []
     assert [event.what.weights for event in events(tmp_path / "out", "recover")] == [origin.digest]
 
 
@@ -267,7 +267,7 @@ def test_a_killed_run_from_a_source_ends_with_the_bits_of_one_that_was_not(
     refused = start(task, out="refused", source={**wished, "place": str(tmp_path / "no.pt")}, **config)
     assert [job.result().get("verdict") for job in (killed, whole)] == ["completed"] * 2
     assert different(killed.out, whole.out) == []
-    assert complaints(killed.out) == []
+    assert failed_checks(killed.out) == []
     digest = source(before / "w.safetensors").digest
     (launch,) = killed.events("launch")
     assert (launch.what.source, launch.what.weights) == (wished["place"], digest)  # type: ignore[union-attr]

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_server_runs import Lived, live
+from fake_server_runs import PlayedRun, play_run
 from forged_server_runs import FORGERIES, Files, because, found, places
 from holdfast.audit.verdicts import audit, worst
 from holdfast.events import Restored, Serve
 
 
-def forged(seed: int, name: str) -> tuple[Lived, Files | None]:
+def forged(seed: int, name: str) -> tuple[PlayedRun, Files | None]:
     rng = random.Random(seed)
-    run = live(rng, rng.choice([0.0, 0.02, 0.05, 0.15]))
+    run = play_run(rng, rng.choice([0.0, 0.02, 0.05, 0.15]))
     return run, FORGERIES[name](rng, run, {who: list(events) for who, events in run.files.items()})
 
 
 @given(st.integers(0, 1 << 32), st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.4]))
 @settings(max_examples=60, deadline=None)
 def test_a_run_that_could_have_happened_passes(seed: int, failing: float) -> None:
-    files = dict(live(random.Random(seed), failing).files)
+    files = dict(play_run(random.Random(seed), failing).files)
 
     assert worst(found(files)) == "pass", because(files)
 
@@ -51,7 +51,7 @@ def test_a_block_without_an_owner_names_no_node() -> None:
     """A block without an owner at the choice is in no node's save."""
     text = ""
     for seed in (1, 3, 5):
-        files = dict(live(random.Random(seed), 0.2).files)
+        files = dict(play_run(random.Random(seed), 0.2).files)
         _, line = places(files, Restored, who="controller")[0]
         text += because(files | {"controller": files["controller"][:line] + files["controller"][line + 1 :]})
     assert "node--" not in text
@@ -59,7 +59,7 @@ def test_a_block_without_an_owner_names_no_node() -> None:
 
 
 def test_files_may_be_read_in_any_order() -> None:
-    run = live(random.Random(5), 0.1)
+    run = play_run(random.Random(5), 0.1)
     events = [event for who in sorted(run.files, reverse=True) for event in run.files[who]]
 
     assert worst(audit(events)) == "pass"
@@ -67,7 +67,7 @@ def test_files_may_be_read_in_any_order() -> None:
 
 @pytest.mark.parametrize("which", ["blocks", "nodes", "workers"])
 def test_a_plan_with_impossible_sizes_does_not_pass(which: str) -> None:
-    run = live(random.Random(1), 0.0)
+    run = play_run(random.Random(1), 0.0)
     much = {"blocks": 10**18} | {which: 10**18}
     events = [event for who in sorted(run.files) for event in run.files[who]]
     forged = [e._replace(what=e.what._replace(**much)) if isinstance(e.what, Serve) else e for e in events]
@@ -76,15 +76,15 @@ def test_a_plan_with_impossible_sizes_does_not_pass(which: str) -> None:
 
 
 def test_a_run_without_losses_is_reported_as_such() -> None:
-    reasons = {finding.check: finding.because for finding in found(dict(live(random.Random(1), 0.0).files))}
+    reasons = {finding.check: finding.because for finding in found(dict(play_run(random.Random(1), 0.0).files))}
 
     assert reasons["lost_blocks_came_back"] == "no block was lost"
     assert reasons["parts_change_hands_only_by_loss"] == "every worker had its own part"
 
 
 def test_a_run_that_waits_for_blocks_of_lost_nodes_is_not_judged() -> None:
-    seed = next(seed for seed in range(99) if places(dict(live(random.Random(seed), 0.1).files), Restored))
-    files = dict(live(random.Random(seed), 0.1).files)
+    seed = next(seed for seed in range(99) if places(dict(play_run(random.Random(seed), 0.1).files), Restored))
+    files = dict(play_run(random.Random(seed), 0.1).files)
     at = places(files, Restored, who="controller")[0][1]
     files["controller"] = files["controller"][:at]
 
@@ -103,7 +103,7 @@ def main() -> int:
     wrong: Counter[str] = Counter()
     for seed in range(options.first, options.first + options.count):
         rng = random.Random(seed)
-        files = dict(live(rng, rng.choice([0.0, 0.02, 0.05, 0.15])).files)
+        files = dict(play_run(rng, rng.choice([0.0, 0.02, 0.05, 0.15])).files)
         if worst(found(files)) != "pass":
             wrong["honest"] += 1
             sys.stdout.write(f"seed {seed}: an honest history did not pass\n{because(files)}\n")

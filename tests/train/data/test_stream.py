@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from attached_runs import attach
-from finished_run import complaints, different, events, last
+from finished_run import different, events, failed_checks, last
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt
 from holdfast.train.data.stream import Feed
@@ -49,13 +49,13 @@ def test_a_crash_at_any_boundary_changes_no_bit_and_no_batch(
     whole = train(run, loader(), micro_batches=micro_batches)
     run.close()
     assert len(whole) == STEPS
-    assert complaints(tmp_path / "whole") == []
+    assert failed_checks(tmp_path / "whole") == []
     for crash in crashes:
         out = tmp_path / str(crash)
         seen = in_parts(out, loader, crash, micro_batches=micro_batches)
         assert seen == {step: data for step, data in whole.items() if step >= crash // 2 * 2}
         assert different(tmp_path / "whole", out) == []
-        assert complaints(out) == []
+        assert failed_checks(out) == []
 
 
 def test_batches_that_processes_of_the_loader_have_loaded_ahead_are_not_skipped(
@@ -87,9 +87,9 @@ def test_the_audit_says_that_the_samples_are_the_loaders_own(tmp_path: Path) -> 
 def test_two_ranks_of_which_one_is_killed_each_get_their_own_position_back(start: Start) -> None:
     failures = [{"step": 7, "kind": "kill", "targets": [1]}]
     job = start(script=SUPPORT / "streaming_script.py", workers=2, save_every=4, failures=failures)
-    assert job.result().get("verdict") == "completed", job.said
+    assert job.result().get("verdict") == "completed", job.stderr
     assert [each.what.restored for each in events(job.out, "recover", "rank-1")] == [None, 4]
-    assert complaints(job.out) == []  # steps that were trained twice, too, have the same fingerprints
+    assert failed_checks(job.out) == []  # steps that were trained twice, too, have the same fingerprints
     for rank, position in enumerate(last(job.out).extra["positions"]):
         feed = Feed(of_rank(rank))
         for _ in range(STEPS):
@@ -97,8 +97,8 @@ def test_two_ranks_of_which_one_is_killed_each_get_their_own_position_back(start
         assert tuple(position) == feed.position()
 
 
-class Told:
-    """A loader whose state is whatever it is told."""
+class LoaderWithState:
+    """A loader whose state_dict returns the given state."""
 
     def __init__(self, state: Any, batches: int = 99) -> None:
         self._state, self._batches = state, batches
@@ -116,19 +116,19 @@ class Told:
 
 def test_a_state_that_would_have_to_be_pickled_is_refused_by_its_key_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^loader/shards/1 is a object, which cannot be saved") as refused:
-        train(attach(tmp_path), Told({"shards": [1, object()]}))
+        train(attach(tmp_path), LoaderWithState({"shards": [1, object()]}))
     assert "\n" not in str(refused.value)
     assert events(tmp_path, "step") == []
 
 
 def test_a_state_that_is_too_large_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the state_dict of the loader takes"):
-        train(attach(tmp_path), Told({"buffer": "x" * (1 << 20)}))
+        train(attach(tmp_path), LoaderWithState({"buffer": "x" * (1 << 20)}))
 
 
 def test_a_loader_that_ends_and_does_not_begin_again_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the loader ended in its epoch 0 and has no batches when it is iterated"):
-        train(attach(tmp_path), Told({}, batches=3))
+        train(attach(tmp_path), LoaderWithState({}, batches=3))
 
 
 def test_a_loader_without_a_state_is_refused() -> None:
@@ -180,4 +180,4 @@ def test_a_strangers_position_is_refused(position: Any) -> None:
 def test_a_run_that_recovers_live_is_refused(start: Start) -> None:
     job = start(script=SUPPORT / "streaming_script.py", workers=2, recovery="replay")
     assert job.result().get("verdict") != "completed"
-    assert "run.stream needs --recovery restart" in job.said
+    assert "run.stream needs --recovery restart" in job.stderr
