@@ -48,7 +48,7 @@ def test_a_run_whose_loop_was_left_is_unfinished(tmp_path: Path, caplog: pytest.
                 run.stop()
             break
     run.close()
-    assert "left its loop before the run ended, so the run is not finished" in caplog.text
+    assert "the script left its loop in step 4, before the end of the run (step 9)" in caplog.text
     assert events(tmp_path, "stopped") == []
     assert last(tmp_path).step == 4
     run, net, optimizer = protected(tmp_path, save_every=2)
@@ -106,7 +106,7 @@ def test_ranks_whose_scripts_ask_at_the_same_boundary_stop_there() -> None:
     for step_ in range(5):
         assert not any(each.is_here(step_) for each in several)
     for each in several:
-        each.wanted = True
+        each.request()
     found: list[bool] = []
     threads = [threading.Thread(target=lambda each=each: found.append(each.is_here(5))) for each in several]
     for thread in threads:
@@ -114,13 +114,13 @@ def test_ranks_whose_scripts_ask_at_the_same_boundary_stop_there() -> None:
     for thread in threads:
         thread.join(30)
     assert found == [True] * 3
-    assert all(each.by_script for each in several)
+    assert all(each.wanted for each in several)
 
 
 def test_one_rank_ends_the_run_for_all_at_the_end_of_an_epoch() -> None:
     store = HashStore()
     several = [Stopping(world(store, rank, 3), 0) for rank in range(3)]
-    several[1].wanted = True
+    several[1].request()
 
     def ends(each: Stopping) -> None:
         each.agree(7)
@@ -158,7 +158,7 @@ def test_a_loop_that_one_rank_leaves_is_a_failure_of_the_script(start: Start) ->
     found = job.result()
     assert found["verdict"] == "script-error", job.stderr
     assert "in the middle of its loop, at step 4" in found["because"]
-    assert "left its loop before the run ended" in job.stderr
+    assert "the script left its loop in step 4, before the end of the run" in job.stderr
 
 
 @pytest.mark.parametrize("how", ["os", "sys"])
@@ -167,7 +167,8 @@ def test_to_exit_with_0_in_the_middle_of_the_loop_is_a_failure_of_the_script(sta
     job = start(task, script=SCRIPT, workers=2, save_every=3)
     found = job.result()
     assert (found["verdict"], found["attempts"]) == ("script-error", 2), job.stderr
-    assert "exited with status 0 in the middle of its loop, at step 5; it came again at step 5" in found["because"]
+    assert "exited with status 0 in the middle of its loop, at step 5 (to end a run early" in found["because"]
+    assert "it came again at step 5" in found["because"]
     assert [each.what.kind for each in job.events("detect")] == ["exit", "exit"]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.distributed.boundary import BoundaryGate
 from holdfast.distributed.gloo_link import Broken
 from holdfast.distributed.membership import Membership
+from holdfast.distributed.ranks import BoundaryGate
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.recovery import LiveRecovery, TrainingHooks

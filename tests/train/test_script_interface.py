@@ -15,8 +15,7 @@ from attached_runs import attach
 from finished_run import last
 from holdfast.errors import BadInput
 from holdfast.train.iterators import Batch, moved
-from holdfast.train.state.module_names import plain_state
-from holdfast.train.state.protected import Protected
+from holdfast.train.state.protected import Protected, plain_state
 
 Pair = namedtuple("Pair", "x y")
 

@@ -15,8 +15,8 @@ from holdfast.errors import BadInput
 from holdfast.train import attach as module
 from holdfast.train.run import Run
 from holdfast.train.session import probe
-from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
+from holdfast.train.step_log import Fingerprints
 from training_script import Crash
 
 STEPS = 12

@@ -22,7 +22,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
 from holdfast.events import Commit, Recover
 from holdfast.history.log import HistoryWriter
-from holdfast.train.state.module_names import own_keys
+from holdfast.train.state.protected import own_keys
 from holdfast.weights.export import export
 from holdfast.weights.locate import missing_commit
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
 from holdfast import progress
-from holdfast.distributed.boundary import BoundaryGate
 from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.ranks import BoundaryGate
 from holdfast.progress import Phase
 
 LIVE = "live"

@@ -1,4 +1,4 @@
-"""The rank of this process and the number of ranks, and short messages among the ranks.
+"""The rank of this process and the number of ranks, short messages among the ranks, and the gate at a step boundary.
 
 Under a supervisor or torchrun the ranks share a store and a process group; a process alone is a world of one. A rank that
 waits for a message polls the store: a blocking wait would keep the other threads of this process from the store, and
@@ -6,6 +6,7 @@ would end after a fixed time however busy the peer is.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _SUPERVISED_PATIENCE = 86400.0  # seconds: the supervisor detects a hanging peer long before this
 _BUSY = "busy"
 BEAT_SECONDS = 1.0
+NEVER = sys.maxsize  # a boundary that is never reached
 _FIRST_POLL, _LAST_POLL = 0.0005, 0.02  # seconds between two looks, at first and in the long run
 _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time late
 
@@ -35,6 +37,38 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 def ours(token: str, node: int) -> str:
     """Return the key in the workers' store that marks `token` as the term of the workers of `node`."""
     return f"term/{token}/{node}"
+
+
+class BoundaryGate:
+    """The next step boundary: training passes it unless another thread waits for it there.
+
+    Other threads learn of a loss, of a worker that wants to join, or of a request to stop, and post to the peers which
+    boundary this rank comes to next. Hold `lock` to read or change `next` and `waiting`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.next = 0
+        self.waiting: set[object] = set()
+
+    def passes(self, step: int) -> bool:
+        """Pass the boundary before `step`; return False if a thread waits there."""
+        with self.lock:
+            if self.waiting:
+                return False
+            self.next = step + 1
+            return True
+
+    def wait(self, owner: object) -> int:
+        """Make the training stop for `owner`; return the boundary that it comes to next."""
+        with self.lock:
+            self.waiting.add(owner)
+            return self.next
+
+    def leave(self, owner: object) -> None:
+        """Let the training pass as far as `owner` is concerned."""
+        with self.lock:
+            self.waiting.discard(owner)
 
 
 class Changed(Exception):

@@ -202,7 +202,10 @@ def _message(worker: WorkerExit, cause: _Cause) -> str:
             return f"cannot continue: {text}"
         return f"lost a peer ({text[:100]})" if cause == "peer" else text
     if worker.midway:
-        return f"exited with status {worker.exit} {_MIDWAY}, at step {worker.step}"
+        return (
+            f"exited with status {worker.exit} {_MIDWAY}, at step {worker.step} (to end a run early, call run.stop() and let "
+            "the loop end by itself, without break, return or exit)"
+        )
     if name := _signal_name(worker.exit):
         return f"was killed by {name}"
     return f"exited with status {worker.exit}" if worker.exit is not None else "lost a peer"

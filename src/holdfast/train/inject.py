@@ -19,8 +19,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.checkpoint.store import Store
-from holdfast.distributed.boundary import NEVER
-from holdfast.distributed.ranks import Changed, Ranks
+from holdfast.distributed.ranks import NEVER, Changed, Ranks
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Strike
 from holdfast.faults import points

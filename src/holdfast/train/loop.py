@@ -5,19 +5,21 @@ failure strike, hand out the next step.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.payload import flatten
-from holdfast.distributed.boundary import NEVER, BoundaryGate
 from holdfast.distributed.membership import Asleep
 from holdfast.distributed.process_group import has_script_collectives
-from holdfast.distributed.ranks import Changed, Ranks
+from holdfast.distributed.ranks import NEVER, BoundaryGate, Changed, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.live.recovery import LiveRecovery
@@ -27,17 +29,76 @@ from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.train.data.loader import SampleSource, divided, share_key
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Batch, Opening, Turns
-from holdfast.train.loop_checks import FirstBatchCheck
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import Recorder
-from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.save import Saves
-from holdfast.train.step_log import Place, StepRecorder
+from holdfast.train.step_log import Fingerprints, Place, StepRecorder, WorkDone
 from holdfast.train.stopping import Stopping
 
 FINISHED = "finished"
+LINE = (
+    "holdfast: supervised only: these steps do not come from run.batches(). After a failure the script starts again, with "
+    "checkpoints of its own if it keeps any; holdfast saves and checks nothing, protected or not."
+)
+_hook: Any = None
+
+
+def watch() -> None:
+    """Warn, in a worker of rank 0, if the first optimizer step comes before any loop of a run.
+
+    A restarted script may be all that is wanted, for example with a trainer that keeps checkpoints of its own. But
+    a user should not find out after a month that nothing was saved.
+    """
+    global _hook
+    if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
+        _hook = register_optimizer_step_post_hook(_warn)
+
+
+def begun() -> None:
+    """Note that a loop of the run has begun: optimizer steps belong to it from now on."""
+    progress.here.set_checked()
+    _remove_hook()
+
+
+def _warn(*_: Any) -> None:
+    _remove_hook()
+    sys.stderr.write(f"{LINE}\n")
+    sys.stderr.flush()
+
+
+def _remove_hook() -> None:
+    global _hook
+    if _hook is not None:
+        _hook.remove()
+        _hook = None
+
+
+class FirstBatchCheck:
+    """Refuses a script that asks for the second batch of a run before it has done anything with the first.
+
+    The boundary of a step is where the next batch is asked for. A script that fetches a batch ahead trains the first
+    one after its boundary, so the step would be saved untrained and lost in a restart.
+    """
+
+    def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
+        self._fingerprints, self._work = fingerprints, work
+        self._before: str | None = None
+
+    def begin(self) -> None:
+        """Remember the state before the first batch."""
+        self._before = self._fingerprints.take().digest()
+
+    def check(self) -> None:
+        """Raise BadInput if nothing has changed since `begin`; later calls check nothing."""
+        before, self._before = self._before, None
+        if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
+            raise BadInput(
+                "the second batch was asked for before anything was done with the first (no backward, no optimizer step, no "
+                "change of a protected model): train each batch before asking for the next, as `for batch in "
+                "run.batches(...)` does. A batch that is fetched ahead would be lost in a restart."
+            )
 
 
 class RunStopped(Exception):
@@ -204,11 +265,10 @@ class Boundary:
 
     def _stop(self, step: int, at: Position) -> None:
         progress.here.enter(Phase.CLOSING)
-        self.stopping.wanted = self.stopping.by_script
         self._save(step, at)
         self.saves.close()
         self.stopping.wait_for_save()
-        if self.stopping.by_script:
+        if self.stopping.wanted:
             self._leave(Stopped(self.attempt, step))
             raise RunStopped
         self._leave(Preempted(self.attempt, step))
@@ -234,11 +294,11 @@ class Loop:
     keeper: StateKeeper
     first_batch: FirstBatchCheck | None
     pid: int = field(default_factory=os.getpid)
-    was_left: bool = False  # before the run has ended
+    left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
         """Yield every share as its micro-batches, with a boundary before and after."""
-        opened = None
+        opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)
             while step < self.boundary.end:
@@ -263,7 +323,7 @@ class Loop:
             # not tell these apart, and an exception may leave a step half trained. So the run does not end here: it is
             # unfinished, and resumes from its newest snapshot. To end it early a script calls run.stop().
             if self._is_own_process:
-                self.was_left = True
+                self.left_in = step
                 self.boundary.abandon()
             raise
         finally:

@@ -19,8 +19,7 @@ from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
 from holdfast.train.evaluation import DatasetShard, Together
 from holdfast.train.iterators import Batches, Epochs
 from holdfast.train.session import Session
-from holdfast.train.state.module_names import unwrapped
-from holdfast.train.state.protected import Protectable, Value
+from holdfast.train.state.protected import Protectable, Value, unwrapped
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
@@ -141,7 +140,7 @@ class Run:
         """
         if self._session.stopping is None:
             raise BadInput("call batches() or epochs() before stop(): there is no loop to end yet.")
-        self._session.stopping.wanted = True
+        self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
         """Iterate over `steps` steps whose samples the script draws itself; `batch.data` is the number to draw.

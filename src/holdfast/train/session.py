@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
 import xxhash
 from torch import nn
 
@@ -27,8 +25,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
-from holdfast.distributed.boundary import BoundaryGate
-from holdfast.distributed.ranks import SUPERVISED, Ranks
+from holdfast.distributed.ranks import SUPERVISED, BoundaryGate, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Plan, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
@@ -36,29 +33,25 @@ from holdfast.live.settlement import Losses
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import LENGTH, SamplePlan
-from holdfast.train import inject, loop_checks
+from holdfast.train import inject, loop
 from holdfast.train.data import loader
 from holdfast.train.data.loader import Loads, MapDataset
 from holdfast.train.data.stream import Draws, Streamed
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import WAY, Turns
-from holdfast.train.loop import Boundary, Loop, StateKeeper
+from holdfast.train.loop import Boundary, FirstBatchCheck, Loop, StateKeeper
 from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng
 from holdfast.train.state.attempt import AttemptContext, Enrolled, Recorder, Unrecorded, begin
-from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState
-from holdfast.train.state.save import CheckpointSaver, Saves, Unsaved
-from holdfast.train.state.snapshot_extra import Conditions
-from holdfast.train.step_log import LoggedLoss, Place, StepLog, StepRecorder, WorkDone, clock_of
+from holdfast.train.state.save import CheckpointSaver, Conditions, Saves, Unsaved
+from holdfast.train.step_log import Fingerprints, LoggedLoss, Place, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
 
 logger = logging.getLogger(__name__)
-PROBES = 4
-PROBE = "probe"
 
 
 class Session:
@@ -148,10 +141,13 @@ class Session:
         try:
             if self._turns and (turns := self._turns()):
                 turns.close()
-            if self._loop and self._loop.was_left and getattr(sys, "last_value", None) is None:
+            if self._loop and self._loop.left_in is not None and getattr(sys, "last_value", None) is None:
                 logger.warning(
-                    "holdfast: the script left its loop before the run ended, so the run is not finished: the same command "
-                    "resumes it from its newest snapshot. To end a run early call run.stop() instead of break."
+                    "holdfast: the script left its loop in step %d, before the end of the run (step %d), so the run is "
+                    "unfinished: the same command resumes it from its newest snapshot. To end a run early, call run.stop() "
+                    "and let the loop end by itself, without break or return.",
+                    self._loop.left_in,
+                    self._loop.plan.steps,
                 )
         finally:
             self.record.close()
@@ -203,7 +199,7 @@ class Session:
             replicas=self._replicas,
             steps=steps,
             keeper=StateKeeper(protected, fingerprints, self._restore_again),
-            first_batch=loop_checks.FirstBatchCheck(fingerprints, work) if self.attempt else None,
+            first_batch=FirstBatchCheck(fingerprints, work) if self.attempt else None,
             boundary=Boundary(
                 plan=plan,
                 end=self._rehearsal.end(plan) if self._rehearsal else plan.steps,
@@ -253,7 +249,7 @@ class Session:
     def _enter_training(self, plan: SamplePlan) -> None:
         if not self._is_joining:
             progress.here.enter(Phase.TRAINING)
-        loop_checks.begun()
+        loop.begun()
         if self.ranks.rank == 0 and self.number == 1:
             if (seed := rng.seeded()) is not None:
                 logger.warning(
@@ -283,7 +279,7 @@ class Session:
         if self.attempt is None:
             return Conditions.now(None)
         is_drawn = isinstance(loads.dataset, Draws)
-        now = Conditions.now(None if is_drawn else probe(loads.dataset, plan.samples, plan.seed))
+        now = Conditions.now(None if is_drawn else loader.probe(loads.dataset, plan.samples, plan.seed))
         same_world = self.restored.world == self.ranks.size
         now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
         return now
@@ -370,49 +366,6 @@ class Session:
         return StepObserver(self._rehearsal, protected, dataset, self.ranks.rank, self.number)
 
 
-def identity(plan: SamplePlan, protected: Protected) -> str:
-    """Return a digest of what makes a snapshot one of this run: the order of samples, and the protected objects."""
-    order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
-    parts = {"geometry": order, "protected": protected.signature()}
-    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
-
-
-def probe(dataset: MapDataset, count: int, seed: int) -> str:
-    """Return a digest of a few samples, spread over the dataset, with the generators keyed for each.
-
-    A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
-    the same; the digest shows that before anything is trained on it.
-    """
-    hasher = xxhash.xxh3_64()
-    for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
-        rng.set_all(rng.key(seed, PROBE, index))
-        _add(hasher, dataset[index])
-    return str(hasher.hexdigest())
-
-
-def _add(hasher: Any, value: Any) -> None:
-    """Add numbers, text, arrays and tensors, nested in any way; of any other value, its type."""
-    hasher.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            hasher.update(str(key).encode())
-            _add(hasher, item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _add(hasher, item)
-    elif isinstance(value, np.ndarray | np.generic):
-        hasher.update(repr((value.dtype.str, value.shape)).encode())
-        hasher.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, bytes | str):
-        hasher.update(value if isinstance(value, bytes) else value.encode())
-    elif isinstance(value, int | float | complex | None):
-        hasher.update(repr(value).encode())
-    elif hasattr(value, "tobytes"):  # an image
-        hasher.update(value.tobytes())
-
-
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
     """Return the writer that the config names; its store has the run's injected faults and fences off other nodes."""
     store = inject.faulty(
@@ -434,3 +387,10 @@ def _fenced(store: Store, ranks: Ranks) -> Store:
         return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
 
     return Fenced(store, int(term), is_ours)
+
+
+def identity(plan: SamplePlan, protected: Protected) -> str:
+    """Return a digest of what makes a snapshot one of this run: the order of samples, and the protected objects."""
+    order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
+    parts = {"geometry": order, "protected": protected.signature()}
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())

@@ -14,8 +14,7 @@ import threading
 from contextlib import suppress
 
 from holdfast import process, progress
-from holdfast.distributed.boundary import BoundaryGate
-from holdfast.distributed.ranks import Changed, Ranks
+from holdfast.distributed.ranks import BoundaryGate, Changed, Ranks
 
 WANTED = "stop-wanted"
 NEXT = "stop-next"
@@ -33,9 +32,7 @@ class Stopping:
     def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
         self._ranks, self._gate = ranks, gate or BoundaryGate()
         self.wanted = wanted
-        """True once the script of this rank has called run.stop()."""
-        self.by_script = False
-        """At the boundary where the run stops: True if a script ended it, False if a signal did."""
+        """True once the script of this rank has called run.stop(); where the run stops, True if that of any rank has."""
         self._over = threading.Event()
         self._listener: threading.Thread | None = None
         self.begin(start)
@@ -56,10 +53,13 @@ class Stopping:
             )
             self._listener.start()
 
+    def request(self) -> None:
+        """Make all ranks stop at the next boundary, because the script has called run.stop()."""
+        self.wanted = True
+
     def is_here(self, step: int) -> bool:
-        """Return True if all ranks stop before `step`. Called at every boundary."""
+        """Return True if all ranks stop before `step`: `wanted` then says if a script or a signal ended the run."""
         if self._ranks.size == 1:
-            self.by_script = self.wanted
             return self.wanted or process.requested.is_set()
         with self._gate.lock:
             if not (self in self._gate.waiting or self.wanted):
@@ -69,7 +69,7 @@ class Stopping:
             self._stop = int(self._ranks.wait_for(STOP))
         if self._stop > step:
             return False
-        self.by_script = self._any_wants(SCRIPT)
+        self.wanted = self._any_wants(SCRIPT)
         return True
 
     def agree(self, step: int) -> None:

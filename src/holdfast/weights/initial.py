@@ -17,8 +17,7 @@ from torch import nn
 from holdfast.checkpoint.payload import Flat, flatten
 from holdfast.errors import BadInput
 from holdfast.runs.config import WeightsSource
-from holdfast.train.state.module_names import own_keys, without_wrappers
-from holdfast.train.state.protected import Protected, digest, listed
+from holdfast.train.state.protected import Protected, digest, listed, own_keys, without_wrappers
 from holdfast.weights import read_foreign
 from holdfast.weights.export import SAFETENSORS, TORCH
 from holdfast.weights.load import load_states

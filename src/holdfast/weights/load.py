@@ -10,8 +10,8 @@ from holdfast.checkpoint.digest import unwatched
 from holdfast.checkpoint.payload import unflatten
 from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.errors import BadInput, NoSnapshot
-from holdfast.train.state.module_names import is_model, own_keys
-from holdfast.train.state.snapshot_extra import check_of_a_run
+from holdfast.train.state.protected import is_model, own_keys
+from holdfast.train.state.restore import check_of_a_run
 from holdfast.weights.locate import store_of
 
 

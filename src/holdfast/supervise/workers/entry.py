@@ -30,7 +30,7 @@ from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import write_error
-from holdfast.train import loop_checks
+from holdfast.train import loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def main(task: Task) -> NoReturn:
     lock.keep_from_children()
     _handle_signals()
     _undo_inheritance()
-    loop_checks.watch()
+    loop.watch()
     sys.exit(_run(task))
 
 

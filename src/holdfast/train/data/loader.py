@@ -14,7 +14,9 @@ from multiprocessing import popen_fork
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from holdfast import process as preemption
@@ -34,6 +36,8 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+PROBES = 4  # samples whose digest identifies a dataset
+PROBE = "probe"
 SHOWN = 8  # sample ids that an error names
 CHUNK = 1 << 14  # sample ids computed together: the calls take most of the time of a few
 TOGETHER = 16  # requests made together: each takes a quarter of its time alone (benchmarks/steady)
@@ -111,6 +115,42 @@ def size(dataset: MapDataset) -> int:
             f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
             "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict."
         ) from error
+
+
+def probe(dataset: MapDataset, count: int, seed: int) -> str:
+    """Return a digest of a few samples, spread over the dataset, with the generators keyed for each.
+
+    A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
+    the same; the digest shows that before anything is trained on it.
+    """
+    hasher = xxhash.xxh3_64()
+    for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
+        rng.set_all(rng.key(seed, PROBE, index))
+        _add(hasher, dataset[index])
+    return str(hasher.hexdigest())
+
+
+def _add(hasher: Any, value: Any) -> None:
+    """Add numbers, text, arrays and tensors, nested in any way; of any other value, its type."""
+    hasher.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            hasher.update(str(key).encode())
+            _add(hasher, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(hasher, item)
+    elif isinstance(value, np.ndarray | np.generic):
+        hasher.update(repr((value.dtype.str, value.shape)).encode())
+        hasher.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, bytes | str):
+        hasher.update(value if isinstance(value, bytes) else value.encode())
+    elif isinstance(value, int | float | complex | None):
+        hasher.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):  # an image
+        hasher.update(value.tobytes())
 
 
 def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterator[LoadRequest]:

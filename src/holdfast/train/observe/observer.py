@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.blocks.division import Ids
-from holdfast.distributed.boundary import NEVER
+from holdfast.distributed.ranks import NEVER
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, length, line

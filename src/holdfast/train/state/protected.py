@@ -1,24 +1,33 @@
-"""The objects that a run protects: anything with `state_dict` and `load_state_dict`, captured, compared and restored."""
+"""The objects that a run protects: anything with `state_dict` and `load_state_dict`, captured, compared and restored.
+
+A snapshot holds the names that the user's classes give, so that it can be loaded into the plain model. `torch.compile`
+puts `_orig_mod.` before the keys of what it wraps, at the beginning or in the middle. DDP puts `module.` before all
+keys; holdfast saves the module inside DDP, so a `module.` is left only where a compiled model was wrapped in DDP first,
+and then all keys begin with `_orig_mod.module.`. A bare `module.` is a name of the user's own.
+"""
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.checkpoint.payload import Flat, flatten
 from holdfast.errors import BadInput
 from holdfast.train.state import plain_values
-from holdfast.train.state.module_names import load_plain, plain_name, plain_state, unwrapped
 from holdfast.train.state.plain_values import Plain
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
 """A plain value, which is restored in place."""
 SHOWN = 4  # differences that a message names
+COMPILED = "_orig_mod"  # the name that torch.compile gives to the module it wraps
+WRAPPED = "module."
 
 
 class Protectable(Protocol):
@@ -301,3 +310,66 @@ def _copied(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
     return value
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's own module inside any wrappers."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get(COMPILED), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a tensor in the user's own classes, also if a part of the model is compiled."""
+    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
+
+
+def plain_state(model: nn.Module) -> Mapping[str, Any]:
+    """Return the state_dict of a model under the user's own names."""
+    state = model.state_dict()
+    return _renamed(state, {name: plain_name(name) for name in state})
+
+
+def load_plain(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load a state that was saved by `plain_state`."""
+    names = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict(_renamed(saved, {name: names.get(name, name) for name in saved}))
+
+
+def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return True if a saved state is that of a module: only modules save the versions of their layers."""
+    return isinstance(state, OrderedDict) and "_metadata" in vars(state)
+
+
+def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the same state_dict under the user's own names; unchanged if two names would become the same."""
+    both = f"{COMPILED}.{WRAPPED}"
+    prefix = both if all(key.startswith(both) for key in state) else ""
+    names = {key: plain_name(key.removeprefix(prefix)) for key in state}
+    return _renamed(state, names, prefix) if len(set(names.values())) == len(state) else state
+
+
+def without_wrappers(key: str) -> str:
+    """Return a key of a foreign file without anything that a wrapper may have prepended."""
+    key = plain_name(key)
+    while key.startswith(WRAPPED):
+        key = key.removeprefix(WRAPPED)
+    return key
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> Mapping[str, Any]:
+    """Return the state under other names, with the versions of layers that load_state_dict reads."""
+    if all(name == renamed for name, renamed in names.items()):
+        return state
+    renamed = OrderedDict((names[name], value) for name, value in state.items())
+    if (versions := getattr(state, "_metadata", None)) is not None:
+        paths = (
+            (plain_name(f"{path}.".removeprefix(prefix)).removesuffix("."), version)
+            for path, version in versions.items()
+        )
+        vars(renamed)["_metadata"] = OrderedDict(paths)
+    return renamed

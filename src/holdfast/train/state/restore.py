@@ -19,7 +19,7 @@ from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, digest, listed, tree_digest
-from holdfast.train.state.snapshot_extra import (
+from holdfast.train.state.save import (
     CONDITIONS,
     CONFIG,
     GENERATORS,
@@ -27,7 +27,6 @@ from holdfast.train.state.snapshot_extra import (
     POSITIONS,
     STATE,
     STOPPED,
-    check_of_a_run,
     state_digest,
 )
 
@@ -197,3 +196,19 @@ def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput
         f"the snapshot of step {step} in {store} is of another model or config ({listed(differences)}): "
         "train with what it was saved with, or name another folder."
     )
+
+
+def check_of_a_run(snapshot: Snapshot) -> None:
+    """Raise Corrupt if the snapshot is not one that a run has saved, whatever its digests say."""
+    extra, world_size = snapshot.extra, snapshot.manifest.world
+    if not isinstance(unflatten(snapshot.tensors, extra), dict):
+        raise Corrupt(f"the snapshot of step {snapshot.step} does not hold the state of a run: use an older one.")
+    for name in (CONFIG, CONDITIONS):
+        if not isinstance(extra.get(name), dict):
+            raise Corrupt(f"the snapshot of step {snapshot.step} lacks the {name} of a run: use an older one.")
+    for name in (GENERATORS, POSITIONS):
+        entries = extra.get(name, [None] * world_size if name == POSITIONS else None)
+        if not (isinstance(entries, list) and len(entries) == world_size):
+            raise Corrupt(
+                f"the snapshot of step {snapshot.step} lacks the {name} of {world_size} ranks: use an older one."
+            )

@@ -5,36 +5,77 @@ up to that step.
 """
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
+
+import torch
+import xxhash
 
 from holdfast import progress
 from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.writer import Saved, Writer
-from holdfast.distributed.boundary import NEVER
-from holdfast.distributed.ranks import Changed, Ranks
-from holdfast.errors import HoldfastError
-from holdfast.events import Commit, Save
+from holdfast.distributed.ranks import NEVER, Changed, Ranks
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.events import JSON, Commit, Save
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.stall import Stall
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, tree_digest
-from holdfast.train.state.snapshot_extra import (
-    CONDITIONS,
-    CONFIG,
-    GENERATORS,
-    OWN,
-    POSITIONS,
-    STOPPED,
-    Conditions,
-    state_digest,
-)
+
+logger = logging.getLogger(__name__)
+STATE = "state"  # everything of the protected objects but their tensors
+CONFIG = "config"  # the sample plan
+CONDITIONS = "conditions"
+GENERATORS = "generators"  # the states of the random generators, one entry per rank
+OWN = "own"  # plain values that belong to one rank, one entry per rank
+POSITIONS = "positions"  # the position of each rank's loader, if loaders feed the run
+STOPPED = "stopped"  # the script stopped the run at this step
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions that the bits of a run depend on: the samples (a digest of a few), and the threads per worker."""
+
+    data: str | None
+    threads: int
+
+    @classmethod
+    def now(cls, data: str | None) -> "Conditions":
+        """Return the conditions of this process."""
+        return cls(data, torch.get_num_threads())
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the conditions as a snapshot holds them."""
+        return asdict(self)
+
+    def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
+        """Refuse data that differ from the snapshot's; warn about another number of threads, which changes rounding."""
+        data, threads = saved.get("data"), saved.get("threads")
+        if self.data is not None and data is not None and data != self.data:
+            raise BadInput(
+                "the dataset holds other samples than when this run was saved. A split or shuffle before attach() "
+                "without a seed does that: give the run the same samples, or name another --out."
+            )
+        if warns and same_world and isinstance(threads, int) and threads != self.threads:
+            logger.warning(
+                "this run was trained with %d threads per worker and resumes with %d: sums may round differently, so the "
+                "result may differ in its last bits from a run that never stopped. Set OMP_NUM_THREADS=%d to avoid that.",
+                threads,
+                self.threads,
+                threads,
+            )
+
+
+def state_digest(tensors: str, tree: str) -> str:
+    """Return the digest that the history records for a commit: of the tensor file's digest and that of all the rest."""
+    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 class Saves(Protocol):

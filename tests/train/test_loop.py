@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.boundary import NEVER, BoundaryGate
+from holdfast.distributed.ranks import NEVER, BoundaryGate
 from holdfast.faults.schedule import Failure
 from holdfast.runs.config import RunConfig
 from holdfast.train.inject import Injection
