@@ -1,4 +1,4 @@
-"""Ranks divide what they evaluate, and bring their numbers together; and plain values come back to the rank they are of."""
+"""Ranks divide a dataset for evaluation and combine their numbers; plain values are restored on the rank that saved them."""
 
 import math
 import threading
@@ -25,19 +25,19 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import Phase
 from holdfast.supervise.hang_detection import LEAST, HangDetector, RemoteProgress, WorkerLook
-from holdfast.train.evaluation import MOST, DatasetShard, Together
+from holdfast.train.evaluation import MAX_NUMBERS, DatasetShard, RankReducer
 from holdfast.train.state.protected import Protected
 from supervisor_process import SUPPORT, Start
 
 
-def of_ranks(size: int, do: Callable[[Together], Any]) -> list[Any]:
+def of_ranks(size: int, do: Callable[[RankReducer], Any]) -> list[Any]:
     """What every rank has after doing this, all at the same time."""
     store, results, errors = HashStore(), [None] * size, []
 
     def rank(number: int) -> None:
         world = Ranks(rank=number, size=size, store=store, grouped=True, device=torch.device("cpu"), patience=3)
         try:
-            results[number] = do(Together(world, None))
+            results[number] = do(RankReducer(world, None))
         except Exception as error:
             errors.append(error)
 
@@ -52,11 +52,11 @@ def of_ranks(size: int, do: Callable[[Together], Any]) -> list[Any]:
 
 
 def test_sums_and_weighted_means_are_the_same_on_every_rank() -> None:
-    def evaluate(together: Together) -> Any:
-        rank, _ = together.place()
-        right = together.sum(rank + 1)
-        loss = together.mean(float(rank) if rank else math.nan, weight=rank)  # rank 0 has no samples
-        both = together.sum({"a": torch.tensor([0.5, rank]), "b": [np.float64(0.25), True]})
+    def evaluate(reducer: RankReducer) -> Any:
+        rank, _ = reducer.place()
+        right = reducer.sum(rank + 1)
+        loss = reducer.mean(float(rank) if rank else math.nan, weight=rank)  # rank 0 has no samples
+        both = reducer.sum({"a": torch.tensor([0.5, rank]), "b": [np.float64(0.25), True]})
         return right, loss, both["a"].tolist(), both["b"]
 
     assert of_ranks(3, evaluate) == [(6, (1 + 4) / 3, [1.5, 3.0], [0.75, 3])] * 3
@@ -65,8 +65,8 @@ def test_sums_and_weighted_means_are_the_same_on_every_rank() -> None:
 def test_a_sum_of_floats_is_rounded_once_whatever_the_order_of_the_ranks() -> None:
     values = [1e16, 1.0, -1e16]
 
-    def add(order: list[float]) -> Callable[[Together], float]:
-        return lambda together: float(together.sum(order[together.place()[0]]))
+    def add(order: list[float]) -> Callable[[RankReducer], float]:
+        return lambda reducer: float(reducer.sum(order[reducer.place()[0]]))
 
     assert of_ranks(3, add(values)) == of_ranks(3, add(values[::-1])) == [1.0] * 3
 
@@ -74,20 +74,20 @@ def test_a_sum_of_floats_is_rounded_once_whatever_the_order_of_the_ranks() -> No
 @pytest.mark.parametrize(
     ("value", "weight", "line"),
     [
-        ("text", 1.0, "a str cannot be brought together"),
-        (torch.zeros(MOST + 1), 1.0, "too large"),
-        (1.0, -1.0, "cannot have the weight -1"),
-        (1.0, 0.0, "no rank has a weight"),
+        ("text", 1.0, "got a str"),
+        (torch.zeros(MAX_NUMBERS + 1), 1.0, "at most 65536 numbers"),
+        (1.0, -1.0, "must be 0 or more, and finite \\(got -1"),
+        (1.0, 0.0, "all ranks have the weight 0"),
     ],
 )
-def test_what_cannot_be_brought_together_is_refused(value: Any, weight: float, line: str) -> None:
+def test_values_that_cannot_be_reduced_are_refused(value: Any, weight: float, line: str) -> None:
     with pytest.raises(BadInput, match=line):
         attach().mean(value, weight)
 
 
-def test_ranks_that_bring_different_things_together_are_refused() -> None:
-    with pytest.raises(BadInput, match="bring different things together"):
-        of_ranks(2, lambda together: together.sum([1] * (1 + together.place()[0])))
+def test_ranks_that_reduce_different_values_are_refused() -> None:
+    with pytest.raises(BadInput, match="with different values"):
+        of_ranks(2, lambda reducer: reducer.sum([1] * (1 + reducer.place()[0])))
 
 
 def test_alone_a_number_is_its_own_sum_and_tensors_keep_their_kind() -> None:
@@ -138,25 +138,25 @@ def fallen() -> Any:
 def test_what_a_lost_rank_said_before_counts_and_what_it_did_not_say_needs_a_restart(fallen: Any) -> None:
     live = Lost()
     world = Ranks(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
-    together = Together(world, live)  # type: ignore[arg-type]
+    reducer = RankReducer(world, live)  # type: ignore[arg-type]
     for member in (1, 2):
-        live.shared.set(f"evaluation/together/-1/1/{member}", '["*", 1.0, [2.5]]')
-    assert together.sum(1.0) == 6.0
-    live.shared.set("evaluation/together/-1/2/2", '["*", 1.0, [2.5]]')
+        live.shared.set(f"evaluation/evaluate/-1/1/{member}", '["*", 1.0, [2.5]]')
+    assert reducer.sum(1.0) == 6.0
+    live.shared.set("evaluation/evaluate/-1/2/2", '["*", 1.0, [2.5]]')
     with pytest.raises(WorkerLost, match="the run restarts from its newest snapshot"):
-        together.sum(1.0)
+        reducer.sum(1.0)
     assert fallen.here.has_fallen_back
 
 
 def test_a_rank_that_is_lost_while_its_part_is_evaluated_needs_a_restart(fallen: Any) -> None:
     live = Lost()
     world = Ranks(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
-    together = Together(world, live)  # type: ignore[arg-type]
+    reducer = RankReducer(world, live)  # type: ignore[arg-type]
     fallen.here.pass_boundary(0)
-    together.place()
+    reducer.place()
     live.members = (0, 2)
     with pytest.raises(WorkerLost, match="lost or joined while its part"):
-        together.sum(1.0)
+        reducer.sum(1.0)
 
 
 def test_an_evaluation_that_goes_on_is_no_hang_and_one_that_does_not_is() -> None:

@@ -16,7 +16,7 @@ from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loading
 from holdfast.train.data.loader import Collate, MapDataset, Shares
 from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
-from holdfast.train.evaluation import DatasetShard, Together
+from holdfast.train.evaluation import DatasetShard, RankReducer
 from holdfast.train.iterators import Batches, Epochs
 from holdfast.train.session import Session
 from holdfast.train.state.protected import Protectable, Value, unwrapped
@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._session = Session(config, ranks, out)
-        self._together = Together(self._session.ranks, self._session.live)
+        self._reducer = RankReducer(self._session.ranks, self._session.live)
 
     @property
     def rank(self) -> int:
@@ -190,18 +190,18 @@ class Run:
 
         Parts may differ in size by one: combine results with `run.sum`, or with `run.mean` and the sizes as weights.
         """
-        return DatasetShard(dataset, self._together.place)
+        return DatasetShard(dataset, self._reducer.place)
 
     def sum(self, value: Any) -> Any:
         """Return the sum over all ranks of a number, a tensor or a structure of them; all ranks must call it."""
-        return self._together.sum(value)
+        return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
         """Return the mean over all ranks, weighted by `weight`, the number of samples behind each rank's value.
 
         All ranks must call it. A rank without samples gives the weight 0, and then its value, such as nan, is ignored.
         """
-        return self._together.mean(value, weight)
+        return self._reducer.mean(value, weight)
 
     def print(
         self,
