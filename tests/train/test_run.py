@@ -22,9 +22,9 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import at
 from holdfast.sampler.digest import Samples
 from holdfast.train import inject
+from holdfast.train.data.loader import PROBES
 from holdfast.train.iterators import Batch
 from holdfast.train.run import Run
-from holdfast.train.session import PROBES
 from training_script import SAMPLES, Crash, Points, Task, network, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

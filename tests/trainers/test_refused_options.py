@@ -44,7 +44,7 @@ def test_an_option_of_transformers(trainer: Any, option: str, monkeypatch: pytes
 
     monkeypatch.setattr(trainer.args, option, REFUSED[option])
     named = {"accelerator_config": "split_batches"}.get(option, option)
-    with pytest.raises(BadInput, match=rf"^a protected Trainer does not go with {named}.*: .*$"):
+    with pytest.raises(BadInput, match=rf"^a protected Trainer does not support {named}.*: .*$"):
         protect(trainer)
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_of_the_trainers_own(trainer: Any) -> None:
 
     before = dict(vars(trainer))
     protect(trainer)
-    with pytest.raises(BadInput, match="resume_from_checkpoint: the run goes on from its own snapshots"):
+    with pytest.raises(BadInput, match="resume_from_checkpoint: the run resumes from its own snapshots"):
         trainer.train(resume_from_checkpoint=True)
     vars(trainer).clear()
     vars(trainer).update(before)
@@ -91,7 +91,7 @@ QUIET: dict[str, Any] = {
 def test_an_option_of_lightning(lightning: Any, options: dict[str, Any], named: str) -> None:
     from holdfast.trainers.lightning import protect
 
-    with pytest.raises(BadInput, match=f"^a protected Trainer does not go with .*{named}.*: .*$"):
+    with pytest.raises(BadInput, match=f"^a protected Trainer does not support .*{named}.*: .*$"):
         protect(lightning.Trainer(**QUIET | options))
 
 
@@ -127,7 +127,7 @@ def test_a_module_or_loader_of_lightning(lightning: Any, attributes: dict[str, A
     from holdfast.trainers.lightning import protect
 
     trainer = protect(lightning.Trainer(**QUIET))
-    with pytest.raises(BadInput, match=f"^a protected Trainer does not go with {named}: .*$"):
+    with pytest.raises(BadInput, match=f"^a protected Trainer does not support {named}: .*$"):
         trainer.fit(module(lightning, **attributes), loader)
 
 
@@ -142,5 +142,5 @@ def test_a_strategy_of_fabric(lightning: Any, tmp_path: Path) -> None:
 def test_more_workers_than_the_trainer_counts(lightning: Any) -> None:
     from holdfast.trainers.lightning import protect
 
-    with pytest.raises(BadInput, match="the Trainer counts 2 workers, and 1 were started"):
+    with pytest.raises(BadInput, match="configured for 2 workers, and 1 were started"):
         protect(lightning.Trainer(**QUIET | {"strategy": "ddp", "devices": 2}))

@@ -1,4 +1,4 @@
-"""Lightning's Trainer under a run: `protect(trainer)` before `trainer.fit(...)`, and nothing else.
+"""An adapter for Lightning's Trainer: call `protect(trainer)` before `trainer.fit(...)`.
 
     from holdfast.trainers.lightning import protect
 
@@ -7,29 +7,29 @@
     trainer.fit(module, loader)
 
 The Trainer keeps its loops. Of the loader for training only the dataset, batch size, `collate_fn` and `num_workers` are
-used: its batches are the windows of the run, so that a resume goes on with the very next batch. Module, optimizers,
-schedulers, precision, the loops' progress, the state of callbacks and of a data module, and the sums behind
-`self.log(..., on_epoch=True)` and behind metrics of torchmetrics are saved through the run's store, and come back bit by
-bit. A window is the loader's batch size times the number of workers times `accumulate_grad_batches`; samples that do not
-fill one wait for the next shuffle. The order of the samples and all random draws follow the seed of `seed_everything`,
-or else that of the run.
+used: its batches are the steps of the run, so that a resumed run continues with the very next batch. Module,
+optimizers, schedulers, precision, the loops' progress, the state of callbacks and of a data module, and the sums behind
+`self.log(..., on_epoch=True)` and metrics of torchmetrics are saved in the run's store and restored bit for bit. The
+global batch is the loader's batch size times the number of workers times `accumulate_grad_batches`; samples that do not
+fill one wait for the next shuffle. The order of samples and all random draws follow the seed of `seed_everything`, or
+that of the run.
 
-What breaks this is refused, each with the reason:
+Options that prevent exact recovery are refused, each with the reason:
 
 - strategies other than DDP and a single device: a rank must hold the whole state;
-- `ckpt_path` given to `fit`: the run goes on from its own snapshots;
-- several loaders, samplers of one's own, loaders that do not shuffle, datasets without a length and numbered samples: the
-  order of the samples is the run's;
-- `limit_train_batches`, `overfit_batches`, `reload_dataloaders_every_n_epochs`: an epoch is the whole dataset, every time;
+- `ckpt_path` given to `fit`: the run resumes from its own snapshots;
+- several loaders, custom samplers, loaders that do not shuffle, datasets without a length and numbered samples: the run
+  decides the order of samples;
+- `limit_train_batches`, `overfit_batches`, `reload_dataloaders_every_n_epochs`: every epoch is the whole dataset;
 - `max_time` and a `val_check_interval` of clock time: another attempt would stop or validate elsewhere;
 - `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: a step must be one boundary;
-- a module that overrides `on_save_checkpoint`: keep what it adds in buffers instead, which come back;
-- `--recovery` other than `restart`, because survivors of a lost worker cannot mend the collectives of the Trainer.
+- a module that overrides `on_save_checkpoint`: keep what it adds in buffers instead, which are restored;
+- `--recovery` other than `restart`: the surviving workers cannot repair the collectives of the Trainer.
 
-Not exact, by their nature: times, what loggers write (each attempt its own version), the files of `ModelCheckpoint`
-and their names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`,
-and metrics that keep lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is left
-out: the run saves and stops in order.
+Not restored exactly: times, what loggers write (each attempt its own version), the files of `ModelCheckpoint` and their
+names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`, and metrics
+that keep lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is not installed: the
+run saves its state and stops.
 """
 
 import functools
@@ -44,36 +44,31 @@ from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
-from holdfast.trainers.metrics import Figures
-from holdfast.trainers.per_rank import EachRank
-from holdfast.trainers.windows import Windows
+from holdfast.trainers.adapter import RankNumbers, RunLoader, unsupported
+from holdfast.trainers.metrics import RunningSums
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Have this Trainer train as a part of the run this process belongs to; the same Trainer comes back."""
-    for name, why in _refused(trainer):
-        raise _cannot(name, why)
+    """Make `trainer` train as part of the run this process belongs to, and return it."""
+    for name, reason in _unsupported_options(trainer):
+        raise unsupported(name, reason)
     seed = os.environ.get("PL_GLOBAL_SEED")
     run = attach(seed=int(seed or 0))
     if trainer.world_size != run.world_size:
         raise BadInput(
-            f"the Trainer counts {trainer.world_size} workers, and {run.world_size} were started: give "
-            f"Trainer(strategy='ddp', devices=...) the number of holdfast run --workers on this machine"
+            f"the Trainer is configured for {trainer.world_size} workers, and {run.world_size} were started: give "
+            "Trainer(strategy='ddp', devices=...) the number of workers on this machine (holdfast run --workers)."
         )
     if run.is_live:
-        raise _cannot("live recovery", "survivors cannot mend its own collectives; choose --recovery restart")
+        raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
     _Protection(trainer, run, None if seed is None else int(seed)).take_over()
     return trainer
 
 
-def _cannot(name: str, why: str) -> BadInput:
-    return BadInput(f"a protected Trainer does not go with {name}: {why}")
-
-
-def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
-    """The Trainer's options that cannot be exact, and why."""
+def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the options of the Trainer that prevent exact recovery, each with the reason."""
     strategy = type(trainer.strategy).__name__
     if strategy not in ("DDPStrategy", "SingleDeviceStrategy"):
         yield strategy, "every worker must hold the whole model; choose strategy='ddp'"
@@ -91,7 +86,7 @@ def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
         yield "max_epochs=-1", "a run has an end; give it a number"
 
 
-def _refused_of(module: Any, trainer: Any, root: str) -> Iterator[tuple[str, str]]:
+def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
     """Yield the features of the module that prevent exact recovery, each with the reason."""
     if not module.automatic_optimization:
         yield "automatic_optimization=False", "a step must be one boundary; leave it to the Trainer"
@@ -100,7 +95,7 @@ def _refused_of(module: Any, trainer: Any, root: str) -> Iterator[tuple[str, str
         yield "dataloader_iter in training_step", "a step must be one boundary; take the batch"
     overridden = import_module(f"{root}.utilities.model_helpers").is_overridden
     if overridden("on_save_checkpoint", module):
-        yield "on_save_checkpoint of a module", "what it adds would not come back; keep it in buffers"
+        yield "on_save_checkpoint of a module", "what it adds would not be restored; keep it in buffers"
 
 
 class _Protection:
@@ -109,11 +104,11 @@ class _Protection:
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
         self._root = type(trainer.fit_loop).__module__.partition(".loops")[0]
-        self._windows: Windows | None = None
+        self._run_loader: RunLoader | None = None
         self._progress: LightningProgress | None = None
 
     def take_over(self) -> None:
-        """Replace those parts of the Trainer that are ours to do."""
+        """Replace the parts of the Trainer that the run does."""
         trainer = self._trainer
         strategy, loop = trainer.strategy, trainer.fit_loop
         if hasattr(strategy, "_ddp_kwargs"):
@@ -128,87 +123,86 @@ class _Protection:
 
     def _fit(self, fit: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if len(args) > 4 or options.get("ckpt_path") is not None:
-            raise _cannot("ckpt_path", "the run goes on from its own snapshots")
-        if self._windows:
-            raise BadInput("fit() was called before: a run trains once, over all its epochs")
+            raise unsupported("ckpt_path", "the run resumes from its own snapshots")
+        if self._run_loader:
+            raise BadInput("fit() was called before: a run trains once, over all its epochs.")
         return fit(*args, **options)
 
     def _begin(self, restore: Callable[[], None]) -> None:
-        """Everything is set up, and nothing is trained yet: have the state back, and feed the windows of the run."""
+        """Restore the state and replace the loader, once everything is set up and before anything is trained."""
         restore()
         trainer = self._trainer
         if trainer.state.fn != "fit":
             return
-        for name, why in _refused_of(trainer.lightning_module, trainer, self._root):
-            raise _cannot(name, why)
-        loader, windows = self._loader()
-        self._windows = windows
+        for name, reason in _unsupported_features(trainer.lightning_module, self._root):
+            raise unsupported(name, reason)
+        loader, run_loader = self._loader()
+        self._run_loader = run_loader
         self._progress = progress = LightningProgress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
-        trainer.fit_loop.epoch_loop._results = progress.figures.results(trainer.fit_loop.epoch_loop._results)
+        trainer.fit_loop.epoch_loop._results = progress.sums.results(trainer.fit_loop.epoch_loop._results)
         self._run.protect(
             model=trainer.lightning_module,
             **_numbered("optimizer", trainer.optimizers),
             **_numbered("scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]),
             trainer=progress,
         )
-        windows.begin(self._batches(loader, windows), progress.gather)
+        run_loader.begin(self._batches(loader, run_loader), progress.gather)
         sources = import_module(f"{self._root}.trainer.connectors.data_connector")
-        trainer.fit_loop._data_source = sources._DataLoaderSource(windows, "train_dataloader")
+        trainer.fit_loop._data_source = sources._DataLoaderSource(run_loader, "train_dataloader")
 
-    def _loader(self) -> tuple[DataLoader[Any], Windows]:
-        """The user's loader, and the windows in its place."""
+    def _loader(self) -> tuple[DataLoader[Any], RunLoader]:
+        """Return the user's loader, and the loader of the run that replaces it."""
         trainer = self._trainer
         loader = trainer.fit_loop._data_source.dataloader()
         if not isinstance(loader, DataLoader):
-            raise _cannot(f"a {type(loader).__name__} to train from", "give one DataLoader of torch")
+            raise unsupported(f"a {type(loader).__name__} to train from", "give one DataLoader of torch")
         plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) is RandomSampler
         if not plain or loader.batch_size is None:
-            raise _cannot(
+            raise unsupported(
                 f"a loader with a {type(loader.sampler).__name__}",
-                "the run orders the samples; give DataLoader(..., shuffle=True) and no sampler",
+                "the run orders the samples; give DataLoader(..., shuffle=True) without a sampler",
             )
         parts = trainer.accumulate_grad_batches
         dataset: Any = loader.dataset
-        return loader, _Stateful(dataset, loader.batch_size * self._run.world_size * parts, parts)
+        return loader, _StatefulRunLoader(dataset, loader.batch_size * self._run.world_size * parts, parts)
 
-    def _batches(self, loader: DataLoader[Any], windows: Windows) -> Batches:
+    def _batches(self, loader: DataLoader[Any], run_loader: RunLoader) -> Batches:
         trainer = self._trainer
-        ends = (trainer.max_steps, trainer.fit_loop.max_epochs * windows.steps_per_epoch)
+        ends = (trainer.max_steps, trainer.fit_loop.max_epochs * run_loader.steps_per_epoch)
         return self._run.batches(
-            windows.dataset,
-            global_batch=windows.global_batch,
+            run_loader.dataset,
+            global_batch=run_loader.global_batch,
             steps=min(end for end in ends if end >= 0),
             seed=self._seed,
             num_workers=loader.num_workers,
-            collate_fn=windows.collate(loader.collate_fn),
+            collate_fn=run_loader.collate(loader.collate_fn),
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
-        """An epoch begins, or goes on: then its counters are as they were saved, and this is no restart.
+        """Restore the counters of an epoch that is resumed, without what Lightning does in a restart.
 
         In a restart Lightning counts again, leaves out or does twice what it may have done before a checkpoint of its
-        own: steps, schedules and validations. A snapshot of ours is of a boundary, where all of it is done.
+        own: steps, schedules and validations. A snapshot of a run is taken at a boundary, where all of it is done.
         """
         assert self._progress is not None
-        self._progress.put_back_loops()
+        self._progress.restore_loops()
         begin(fetcher)
-        _go_on(self._trainer.fit_loop)
+        _clear_restarting(self._trainer.fit_loop)
 
     def _run_all(self, run: Callable[[], None]) -> None:
         run()
-        assert self._windows is not None
-        self._windows.end(self._run)
+        assert self._run_loader is not None
+        self._run_loader.end(self._run)
 
 
-class _Stateful(Windows):
-    """Has a state, so that Lightning knows that it goes on where it was; the run knows where that is."""
+class _StatefulRunLoader(RunLoader):
+    """A loader with an empty state, so that Lightning lets it continue where it was; the run knows where that is."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        pass
 
 
 class LightningProgress:
@@ -216,8 +210,8 @@ class LightningProgress:
 
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
-        self.figures = Figures(trainer.lightning_module)
-        self._ranks = EachRank(run.rank, run.world_size, self.figures.take)
+        self.sums = RunningSums(trainer.lightning_module)
+        self._ranks = RankNumbers(run.rank, run.world_size, self.sums.take)
         self._loops: Mapping[str, Any] | None = None  # the restored loops, in the middle of an epoch
 
     def gather(self) -> None:
@@ -234,7 +228,7 @@ class LightningProgress:
             "datamodule": module.state_dict() if module is not None else {},
             "precision": trainer.precision_plugin.state_dict(),
             "monitored": dict(trainer._logger_connector._callback_metrics),
-            "figures": self.figures.names(),
+            "figures": self.sums.names(),
             "ranks": self._ranks.state_dict(),
         }
 
@@ -246,27 +240,27 @@ class LightningProgress:
         if loop.epoch_progress.current.processed < loop.epoch_progress.current.ready:
             self._loops = state["loops"]
         else:
-            _go_on(loop)  # the epoch is complete, so the next one starts
+            _clear_restarting(loop)  # the epoch is complete, so the next one starts
         self._call._call_callbacks_load_state_dict(trainer, state)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
         trainer.precision_plugin.load_state_dict(state["precision"])
         trainer._logger_connector._callback_metrics.update(state["monitored"])
-        self.figures.put_back(state["figures"], self._ranks.mine(state["ranks"]))
+        self.sums.restore(state["figures"], self._ranks.own(state["ranks"]))
 
-    def put_back_loops(self) -> None:
-        """Have the counters of the loops as they came back, once."""
+    def restore_loops(self) -> None:
+        """Set the counters of the loops to the restored ones, once."""
         if self._loops is not None:
             self._trainer.fit_loop.load_state_dict(self._loops)
         self._loops = None
 
 
-def _go_on(loop: Any) -> None:
-    """Have the loops go on as if they had never ended. With `max_steps` the outer one refuses to be told in public."""
+def _clear_restarting(loop: Any) -> None:
+    """Make the loops continue as if they had never ended; with `max_steps` the outer loop has no public way to do it."""
     loop._restarting = False
     loop.epoch_loop.restarting = False
 
 
 def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
-    """Things by name: the first by its plain name, others with a number."""
+    """Return things by name: the first under `name` alone, the others with a number."""
     return {name if not number else f"{name}_{number}": thing for number, thing in enumerate(things)}

@@ -12,8 +12,8 @@ import torch
 METRIC, LOGGED, COUNT = "metric", "logged", "_update_count"
 
 
-class Figures:
-    """The sums of one rank, as a row of numbers with a name for each sum."""
+class RunningSums:
+    """The running sums of one rank, as a row of numbers with a name for each sum."""
 
     def __init__(self, module: Any) -> None:
         self._device = module.device
@@ -23,11 +23,11 @@ class Figures:
 
     def results(self, before: Any) -> Any:
         """Return a collection of logged values that replaces Lightning's own and continues restored sums."""
-        go_on = self._go_on
+        continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
             def __setitem__(self, key: str, metric: Any) -> None:
-                go_on(key, metric)
+                continue_sum(key, metric)
                 super().__setitem__(key, metric)
 
         self._logged = Results(training=before.training)
@@ -42,8 +42,8 @@ class Figures:
         parts = [value.detach().to(self._device, torch.float64).reshape(-1) for _, value in self._sums()]
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 
-    def put_back(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
-        """Have a row back: metrics at once, logged values when they are logged next."""
+    def restore(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
+        """Restore a row: metrics at once, logged values when they are logged next."""
         place = 0
         for kind, owner, name in names:
             if kind == LOGGED:
@@ -68,21 +68,21 @@ class Figures:
         # By name: what is logged first differs between an attempt that resumed and one that did not.
         yield from (([LOGGED, *key], logged[key]) for key in sorted(logged))
 
-    def _go_on(self, owner: str, metric: Any) -> None:
-        """Something is logged for the first time in this attempt: go on with its sum, if it came back."""
+    def _continue(self, owner: str, metric: Any) -> None:
+        """Continue the restored sum of a value that is logged for the first time in this attempt."""
         for name, value in _tensors(metric):
             if (sum_ := self._waiting.pop((owner, name), None)) is not None:
                 setattr(metric, name, torch.tensor(sum_, dtype=torch.float64).to(value.dtype))
 
 
 def _tensors(metric: Any) -> list[tuple[str, torch.Tensor]]:
-    """The sums of a metric; one that keeps lists has none."""
+    """Return the sums of a metric, without states that are lists."""
     states = [(name, getattr(metric, name)) for name in metric._defaults]
     return [(name, value) for name, value in states if isinstance(value, torch.Tensor)]
 
 
 def _set(metric: Any, name: str, row: torch.Tensor) -> int:
-    """Set a sum of a metric from the beginning of a row; how many numbers that took."""
+    """Set a sum of a metric from the beginning of a row; return the number of values that it took."""
     if name == COUNT:
         metric._update_count = int(row[0])
         return 1

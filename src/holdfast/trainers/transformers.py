@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under a run: `protect(trainer)` before `trainer.train()`, and nothing else.
+"""An adapter for Hugging Face's Trainer: call `protect(trainer)` before `trainer.train()`.
 
     from holdfast.trainers.transformers import protect
 
@@ -6,29 +6,30 @@
     protect(trainer)
     trainer.train()
 
-The Trainer keeps its loop. Its batches are the windows of the run, so that a resume goes on with the very next batch;
-model, optimizer, scheduler, gradient scaler, the Trainer's state and running loss, and the state of callbacks that are
-`ExportableState` are saved through the run's store and come back bit by bit. A window is `per_device_train_batch_size`
-times the number of workers times `gradient_accumulation_steps`; samples that do not fill one wait for the next shuffle,
-as with `dataloader_drop_last`. The order of the samples and all random draws follow `data_seed`, or else `seed`.
+The Trainer keeps its loop. Its batches are the steps of the run, so that a resumed run continues with the very next
+batch; model, optimizer, scheduler, gradient scaler, the Trainer's state and running loss, and the state of callbacks
+that are `ExportableState` are saved in the run's store and restored bit for bit. The global batch is
+`per_device_train_batch_size` times the number of workers times `gradient_accumulation_steps`; samples that do not fill
+one wait for the next shuffle, as with `dataloader_drop_last`. The order of samples and all random draws follow
+`data_seed`, or `seed`.
 
-What breaks this is refused, each with the reason:
+Options that prevent exact recovery are refused, each with the reason:
 
-- `resume_from_checkpoint` and hyperparameter search: the run goes on from its own snapshots, and trains one model;
+- `resume_from_checkpoint` and hyperparameter search: the run resumes from its own snapshots, and trains one model;
 - `deepspeed`, `fsdp`, tensor, context and sequence parallelism, `device_map` over several devices, and several GPUs in
-  one process: a rank must hold the whole state, and train one part of a window;
-- `auto_find_batch_size`: windows would be of another size after a failure;
-- `train_sampling_strategy` other than `random`, and `split_batches`: the order and the sizes of batches are the run's;
+  one process: a rank must hold the whole state, and train one part of a step;
+- `auto_find_batch_size`: steps would have another size after a failure;
+- `train_sampling_strategy` other than `random`, and `split_batches`: the run decides the order and sizes of batches;
 - optimizers that step inside backward (LOMO, the layerwise ones): a step must be one boundary;
 - `enable_jit_checkpoint`: the run itself saves and stops when it is asked to;
-- datasets without a length and numbered samples; `--recovery` other than `restart`, because survivors of a lost worker
-  cannot mend the collectives of the Trainer.
+- datasets without a length and numbered samples; `--recovery` other than `restart`, because the surviving workers
+  cannot repair the collectives of the Trainer.
 
-Not exact, by their nature: times and speeds (`train_runtime` is that of the last attempt; past ones are left out of the
-`log_history` that comes back), callbacks that keep a state of their own and are no `ExportableState`, and files that
-the Trainer writes itself (`save_strategy`), which may be of steps that are then trained again. A callback's
-`on_train_begin` is called in every attempt, and `on_epoch_begin` in the middle of an epoch. Another number of workers
-may go on if the batch size is changed so that a window stays what it was.
+Not restored exactly: times and speeds (`train_runtime` is that of the last attempt; earlier ones are left out of the
+restored `log_history`), callbacks with a state of their own that are not `ExportableState`, and files that the Trainer
+writes itself (`save_strategy`), which may be of steps that are then trained again. A callback's `on_train_begin` is
+called in every attempt, and `on_epoch_begin` in the middle of an epoch. The run can resume with another number of
+workers if the batch size is changed so that the global batch stays the same.
 """
 
 import functools
@@ -45,12 +46,11 @@ from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
-from holdfast.trainers.per_rank import EachRank
-from holdfast.trainers.windows import Windows
+from holdfast.trainers.adapter import RankNumbers, RunLoader, unsupported
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
-# What of a TrainerState is progress; the rest is said by the script's arguments.
+# The fields of a TrainerState that are progress; the rest follows from the script's arguments.
 _PROGRESS = (
     "epoch",
     "global_step",
@@ -64,26 +64,28 @@ _CLOCKS = ("_runtime", "_per_second")
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Have this Trainer train as a part of the run this process belongs to; the same Trainer comes back."""
-    _check(trainer)
+    """Make `trainer` train as part of the run this process belongs to, and return it."""
+    if not hasattr(trainer, "_init_training_state"):
+        raise BadInput("protect() supports the Trainer of transformers 5.22 and later: update the package.")
+    for name, reason in _unsupported_options(trainer):
+        raise unsupported(name, reason)
     ranks.leave()  # Accelerate has formed a group: the run forms its own, which finds a lost peer
     run = attach(seed=trainer.args.seed)
-    _check_world(trainer, run)
+    if trainer.args.world_size != run.world_size:
+        raise BadInput(
+            f"the Trainer is configured for {trainer.args.world_size} of {run.world_size} workers: on CPUs give "
+            "TrainingArguments(use_cpu=True)."
+        )
+    if run.is_live:
+        raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
     trainer.__dict__.update(_Protection(trainer, run).methods())
     return trainer
 
 
-def _check(trainer: Any) -> None:
-    """Refuse what cannot be exact, in one line."""
-    if not hasattr(trainer, "_init_training_state"):
-        raise BadInput("protect() knows the Trainer of transformers 5.22 and later: update the package")
-    for name, why in _refused(trainer):
-        raise BadInput(f"a protected Trainer does not go with {name}: {why}")
-
-
-def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
+def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the options of the Trainer that prevent exact recovery, each with the reason."""
     args = trainer.args
-    whole = "every worker must hold the whole model: leave it out"
+    whole = "every worker must hold the whole model; leave it out"
     if getattr(trainer, "is_deepspeed_enabled", False) or args.deepspeed:
         yield "deepspeed", whole
     if getattr(trainer, "is_fsdp_enabled", False) or args.fsdp:
@@ -95,33 +97,20 @@ def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
     if args.n_gpu > 1:
         yield f"{args.n_gpu} GPUs in one process", "start a worker for each, with holdfast run --workers"
     if args.auto_find_batch_size:
-        yield "auto_find_batch_size", "windows would be of another size after a failure; give a batch size that fits"
+        yield "auto_find_batch_size", "steps would have another size after a failure; give a batch size that fits"
     if args.train_sampling_strategy != "random":
         yield f"train_sampling_strategy={args.train_sampling_strategy!r}", "the run orders the samples; leave it out"
     if args.accelerator_config.split_batches:
-        yield "split_batches", "the run divides a window among the workers; leave it out"
+        yield "split_batches", "the run divides a step among the workers; leave it out"
     if args.enable_jit_checkpoint:
         yield "enable_jit_checkpoint", "the run saves when it is asked to stop; leave it out"
     optimizer = str(getattr(args.optim, "value", args.optim))
     if "lomo" in optimizer or "layerwise" in optimizer:
-        yield f"optim={optimizer!r}", "it steps inside backward, where no boundary is; choose another"
+        yield f"optim={optimizer!r}", "it steps inside backward, where there is no boundary; choose another"
     if trainer.train_dataset is None:
         yield "train_dataset=None", "give it a dataset with a length and numbered samples"
     if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):
         yield "a model that was trained before", "call protect() before train(), once"
-
-
-def _check_world(trainer: Any, run: Run) -> None:
-    if trainer.args.world_size != run.world_size:
-        raise BadInput(
-            f"the Trainer counts {trainer.args.world_size} of {run.world_size} workers: on CPUs give "
-            "TrainingArguments(use_cpu=True)"
-        )
-    if run.is_live:
-        raise BadInput(
-            "a protected Trainer does not go with live recovery: survivors cannot mend the Trainer's own collectives; "
-            "choose --recovery restart"
-        )
 
 
 class _Protection:
@@ -129,16 +118,16 @@ class _Protection:
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer, self._run = trainer, run
-        self._windows: Windows | None = None
-        self._prepared: tuple[Any, Windows] | None = None
+        self._run_loader: RunLoader | None = None
+        self._prepared: tuple[Any, RunLoader] | None = None
         self._trained = 0  # steps of the first epoch that were trained before this attempt
         self._progress = TransformersProgress(trainer, run)
         self._original: dict[str, Callable[..., Any]] = {}
         trainer.accelerator.prepare_model = functools.partial(self._replicate, trainer.accelerator.prepare_model)
-        trainer.callback_handler.callbacks.insert(0, _Boundary(self._progress, self._where, run))
+        trainer.callback_handler.callbacks.insert(0, _Boundary(self._progress, self._trained_epochs, run))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """The Trainer's methods that are replaced, by name."""
+        """Return the replacements of the Trainer's methods, by name."""
         ours: dict[str, Callable[..., Any]] = {
             "train": self._train,
             "get_train_dataloader": self._loader,
@@ -154,15 +143,17 @@ class _Protection:
     def _train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **options: Any) -> Any:
         if resume_from_checkpoint or trial is not None:
             name = "resume_from_checkpoint" if resume_from_checkpoint else "a hyperparameter search"
-            raise BadInput(f"a protected Trainer does not go with {name}: the run goes on from its own snapshots")
+            raise unsupported(name, "the run resumes from its own snapshots, and trains one model")
         if self._prepared:
-            raise BadInput("train() was called before: a run trains once, over all its epochs")
+            raise BadInput("train() was called before: a run trains once, over all its epochs.")
         return self._original["train"](None, None, *args, **options)
 
-    def _loader(self) -> Windows:
+    def _loader(self) -> RunLoader:
         trainer = self._trainer
-        self._windows = Windows(trainer.train_dataset, self._global_batch, trainer.args.gradient_accumulation_steps)
-        return self._windows
+        self._run_loader = RunLoader(
+            trainer.train_dataset, self._global_batch, trainer.args.gradient_accumulation_steps
+        )
+        return self._run_loader
 
     @property
     def _global_batch(self) -> int:
@@ -170,7 +161,7 @@ class _Protection:
         return int(args.per_device_train_batch_size * self._run.world_size * args.gradient_accumulation_steps)
 
     def _replicate(self, prepare: Callable[..., Any], model: Any, *args: Any, **options: Any) -> Any:
-        """Have Accelerate do all it does with a model but wrap it; the run replicates it."""
+        """Let Accelerate prepare the model without wrapping it; the run replicates it."""
         if options.pop("evaluation_mode", False):
             return prepare(model, *args, evaluation_mode=True, **options)
         handler = self._trainer.accelerator.ddp_handler
@@ -178,11 +169,11 @@ class _Protection:
         return self._run.replicate(ready, **(handler.to_kwargs() if handler else {}))
 
     def _begin(self, max_steps: int, updates: int, epochs: int, _resume: Any, trial: Any) -> tuple[int, int]:
-        """Prepare all that is protected, have it back, and say with which epoch to begin."""
-        trainer, windows = self._trainer, self._windows
-        assert windows is not None
+        """Prepare what is protected, restore it, and return the epoch to begin with."""
+        trainer, run_loader = self._trainer, self._run_loader
+        assert run_loader is not None
         self._original["_init_training_state"](max_steps, updates, epochs, None, trial)
-        self._prepared = self._original["_prepare_for_training"](max_steps, windows, None)
+        self._prepared = self._original["_prepare_for_training"](max_steps, run_loader, None)
         self._run.protect(
             model=trainer.model,
             optimizer=trainer.optimizer.optimizer,
@@ -190,48 +181,48 @@ class _Protection:
             **({"scaler": scaler} if (scaler := trainer.accelerator.scaler) is not None else {}),
             trainer=self._progress,
         )
-        windows.begin(self._batches(windows, max_steps), self._progress.gather)
+        run_loader.begin(self._batches(run_loader, max_steps), self._progress.gather)
         if (done := trainer.state.global_step) == max_steps:
             return epochs, 0
         epoch, self._trained = divmod(done, updates)
         return epoch, 0
 
-    def _batches(self, windows: Windows, max_steps: int) -> Batches:
+    def _batches(self, run_loader: RunLoader, max_steps: int) -> Batches:
         trainer = self._trainer
         args = trainer.args
         collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
         return self._run.batches(
-            windows.dataset,
+            run_loader.dataset,
             global_batch=self._global_batch,
             steps=max_steps,
             seed=args.seed if args.data_seed is None else args.data_seed,
             num_workers=args.dataloader_num_workers,
-            collate_fn=windows.collate(collate),
+            collate_fn=run_loader.collate(collate),
         )
 
-    def _prepare(self, *_: Any) -> tuple[Any, Windows]:
+    def _prepare(self, *_: Any) -> tuple[Any, RunLoader]:
         assert self._prepared is not None
         return self._prepared
 
     def _batch_samples(self, batches: Iterator[Any], count: int, device: torch.device) -> tuple[list[Any], Any]:
-        """The next batches; none for the steps of this epoch that were trained before this attempt."""
+        """Return the next batches; none for the steps of this epoch that were trained before this attempt."""
         if self._trained:
             self._trained -= 1
             return [], None
-        progress.here.count_post()  # all ranks gather how many items there are
+        progress.here.count_post()  # all ranks gather the number of items
         samples: tuple[list[Any], Any] = self._original["get_batch_samples"](batches, count, device)
         return samples
 
-    def _where(self) -> float:
+    def _trained_epochs(self) -> float:
         """Return the number of epochs that are trained after the current step, with a fraction."""
-        assert self._windows is not None
-        assert self._windows.last is not None
-        at = self._windows.last
-        return at.epoch + (at.cursor + 1) / self._windows.steps_per_epoch
+        assert self._run_loader is not None
+        assert self._run_loader.last is not None
+        at = self._run_loader.last
+        return at.epoch + (at.cursor + 1) / self._run_loader.steps_per_epoch
 
     def _finish(self, *args: Any) -> Any:
-        assert self._windows is not None
-        self._windows.end(self._run)
+        assert self._run_loader is not None
+        self._run_loader.end(self._run)
         return self._original["_finalize_training"](*args)
 
     def _log(self, logs: dict[str, float], *args: Any) -> None:
@@ -249,21 +240,21 @@ class TransformersProgress:
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
-        self._ranks = EachRank(run.rank, run.world_size, self._sums)
+        self._ranks = RankNumbers(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
         """The number of steps trained before this attempt."""
 
     def gather(self) -> None:
-        """Before a boundary: tell all ranks this rank's running loss."""
+        """Gather the running losses of all ranks; called before a boundary."""
         self._ranks.gather()
 
     def begin(self) -> None:
-        """Go on where the Trainer has just set its sums to zero."""
+        """Restore the running sums, which the Trainer has just set to zero."""
         trainer, state = self._trainer, self._restored
         if state is None:
             return
-        loss, flos = self._ranks.mine(state["ranks"])
+        loss, flos = self._ranks.own(state["ranks"])
         trainer._tr_loss.fill_(float(loss))
         trainer.current_flos = float(flos)
         trainer._total_loss_scalar = state["total_loss"]
@@ -295,7 +286,9 @@ class TransformersProgress:
 
     @property
     def _callbacks(self) -> list[Any]:
-        return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
+        return [
+            callback for callback in self._trainer.callback_handler.callbacks if isinstance(callback, ExportableState)
+        ]
 
     def _sums(self) -> torch.Tensor:
         loss: torch.Tensor = self._trainer._tr_loss
@@ -305,8 +298,8 @@ class TransformersProgress:
 class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
     """A callback that runs before all others of the Trainer."""
 
-    def __init__(self, trainer: TransformersProgress, where: Callable[[], float], run: Run) -> None:
-        self._progress, self._where, self._run = trainer, where, run
+    def __init__(self, progress: TransformersProgress, trained_epochs: Callable[[], float], run: Run) -> None:
+        self._progress, self._trained_epochs, self._run = progress, trained_epochs, run
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Restore the running sums, which the Trainer has set to zero."""
@@ -314,7 +307,7 @@ class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not t
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Set the epoch to that of the run, because the Trainer counts only the batches of this attempt."""
-        state.epoch = self._where()
+        state.epoch = self._trained_epochs()
 
     def on_log(self, *_: Any, logs: Mapping[str, Any] | None = None, **__: Any) -> None:
         """Record the logged loss in the run's history."""
