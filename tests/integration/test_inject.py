@@ -22,7 +22,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train import inject
 from holdfast.train.inject import Injection
-from live_runs import LOOP, WORKERS, fingerprints, lived_through
+from live_runs import LOOP, WORKERS, fingerprints, run_with_live_recovery
 from supervisor_process import SUPPORT, Start, Supervisor
 
 INSIDE = [
@@ -73,13 +73,13 @@ def test_after_a_failure_at_any_point_a_restart_and_a_replay_are_exact(start: St
     assert_accounted_for(job, INSIDE)
     assert different(reference.out, job.out) == []
     within = [{"step": 12, "point": "backward=0.5", "targets": [0, 2]}]
-    job = lived_through(start, "replay", killed(within), **task)
+    job = run_with_live_recovery(start, "replay", killed(within), **task)
     assert_accounted_for(job, within)
     assert different(reference.out, job.out) == []
 
 
 def test_survivors_recover_forward_from_every_point(start: Start) -> None:
-    job = lived_through(start, "forward", killed(LIVED), **SEVERAL, epochs=19, patience=0.5)
+    job = run_with_live_recovery(start, "forward", killed(LIVED), **SEVERAL, epochs=19, patience=0.5)
     assert_accounted_for(job, LIVED)
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
     kept = {(event.what.step, event.what.kept, event.what.redone) for event in events(job.out, "regroup")}

@@ -16,7 +16,7 @@ from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import Settlement
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.scale_request import scale
-from live_runs import EPOCHS, LOOP, PATIENCE, WORKERS, fingerprints, lived_through
+from live_runs import EPOCHS, LOOP, PATIENCE, WORKERS, fingerprints, run_with_live_recovery
 from supervisor_process import Start, wait_until
 
 KILLS = [[1], [0], [1, 3]]
@@ -27,7 +27,7 @@ KILLS = [[1], [0], [1, 3]]
 def test_survivors_continue_in_their_processes_and_declare_exactly_the_lost_samples(
     start: Start, recovery: str, lost: list[int]
 ) -> None:
-    job = lived_through(start, recovery, [{"step": 12, "kind": "kill", "targets": lost}])
+    job = run_with_live_recovery(start, recovery, [{"step": 12, "kind": "kill", "targets": lost}])
     pids = {rank: {event.what.pid for event in events(job.out, "attempt", f"rank-{rank}")} for rank in range(WORKERS)}
     assert all(len(each) == 1 + (rank in lost) for rank, each in pids.items())
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
@@ -40,7 +40,7 @@ def test_survivors_continue_in_their_processes_and_declare_exactly_the_lost_samp
 
 
 def test_a_gradient_scaler_takes_a_dropped_step_for_an_overflow(start: Start) -> None:
-    job = lived_through(start, "skip", [{"step": 12, "kind": "kill", "targets": [2]}], scaler=True)
+    job = run_with_live_recovery(start, "skip", [{"step": 12, "kind": "kill", "targets": [2]}], scaler=True)
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
     assert failed_checks(job.out) == []
 
@@ -50,7 +50,7 @@ def test_a_replayed_step_is_the_exact_step(start: Start, lost: list[int]) -> Non
     how: dict[str, Any] = {"script": LOOP, "workers": WORKERS, "recovery": "replay", "save_every": 10}
     model = "wide" if 0 in lost else "normed"
     reference = start({"model": model, "epochs": EPOCHS}, out="reference", **how)
-    job = lived_through(start, "replay", [{"step": 12, "kind": "kill", "targets": lost}], model=model)
+    job = run_with_live_recovery(start, "replay", [{"step": 12, "kind": "kill", "targets": lost}], model=model)
     assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, job.out) == []
     assert not any(event.what.missing for event in events(job.out, "regroup"))

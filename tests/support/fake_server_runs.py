@@ -60,7 +60,7 @@ class Choice:
 
 
 def play_run(rng: random.Random, failing: float = 0.05) -> PlayedRun:
-    """A run in which at every moment somebody is lost with this chance."""
+    """Simulate a run that loses a process at every moment with the probability `failing`."""
     return _Play(rng, failing).play()
 
 

@@ -91,7 +91,7 @@ def when(what: Applied | Pushed | Dropped) -> tuple[int, int]:
     return what.iteration, what.round
 
 
-def told_dropped(files: Files) -> set[tuple[int, int]]:
+def dropped_rounds(files: Files) -> set[tuple[int, int]]:
     return {when(what_at(files, place)) for place in places(files, Dropped)}
 
 
@@ -101,7 +101,7 @@ def more_or_less(blocks: Samples) -> Samples:
 
 @forgery
 def a_round_not_applied(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
-    place = pick(rng, places(files, Applied, lambda what: when(what) not in told_dropped(files)))
+    place = pick(rng, places(files, Applied, lambda what: when(what) not in dropped_rounds(files)))
     return place and without(files, place)
 
 
@@ -120,7 +120,7 @@ def a_round_applied_to_other_blocks(rng: random.Random, run: PlayedRun, files: F
 @forgery
 def a_round_applied_by_another_node(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     nodes = [who for who in files if who.startswith("node-")]
-    place = pick(rng, places(files, Applied, lambda what: when(what) not in told_dropped(files)))
+    place = pick(rng, places(files, Applied, lambda what: when(what) not in dropped_rounds(files)))
     if place is None or len(nodes) < 2:
         return None
     other = rng.choice([node for node in nodes if node != place[0]])
@@ -157,7 +157,7 @@ def a_push_that_never_was(rng: random.Random, run: PlayedRun, files: Files) -> F
 @forgery
 def a_push_to_fewer_nodes(rng: random.Random, run: PlayedRun, files: Files) -> Files | None:
     often = Counter((*when(what_at(files, place)), what_at(files, place).part) for place in places(files, Pushed))
-    quiet = told_dropped(files)
+    quiet = dropped_rounds(files)
     place = pick(
         rng,
         places(files, Pushed, lambda it: it.nodes and often[(*when(it), it.part)] == 1 and when(it) not in quiet),
@@ -168,7 +168,7 @@ def a_push_to_fewer_nodes(rng: random.Random, run: PlayedRun, files: Files) -> F
 def one_push(rng: random.Random, files: Files, which: Callable[[Any], bool]) -> Place | None:
     """A push that was made once, in a round in which nothing was dropped."""
     often = Counter((*when(what_at(files, place)), what_at(files, place).part) for place in places(files, Pushed))
-    quiet = told_dropped(files)
+    quiet = dropped_rounds(files)
     once = places(files, Pushed, lambda it: often[(*when(it), it.part)] == 1 and when(it) not in quiet)
     return pick(rng, [place for place in once if which(what_at(files, place))])
 

@@ -13,7 +13,7 @@ EPOCHS = 8  # of 6 steps
 PATIENCE = 0.3  # seconds per step while workers are missing, so that replacements arrive before the last step
 
 
-def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
+def run_with_live_recovery(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
     job = start(
         {"epochs": EPOCHS, "patience": PATIENCE, **task},
         script=LOOP,
