@@ -139,7 +139,7 @@ class Link:
             if outdated():
                 raise Broken("the membership has changed while its group was built")  # the builder ends by itself
             time.sleep(POLL_SECONDS)
-        if builder.error:
+        if builder.ports is None:
             raise Broken(str(builder.error)) from builder.error
         self._group, self._ports = builder.group, builder.ports
         self.is_broken = False
@@ -156,7 +156,7 @@ class _GroupBuilder(threading.Thread):
         super().__init__(name="holdfast-group", daemon=True)
         self._store, self._rank, self._size = store, rank, size
         self.group: Any = None
-        self.ports: tuple[int, frozenset[int]] = (0, frozenset())
+        self.ports: tuple[int, frozenset[int]] | None = None  # None until the group is built
         self.error: Exception | None = None
         self.start()
 
