@@ -272,10 +272,10 @@ def test_distances_are_those_of_the_workload_between_present_and_saved_values() 
     shard.commit(when, [0], 0)
     lengths = np.sqrt([1, 1, 1, 1, 1, 2, 1, 2, 0, 3, 1])
     assert np.allclose(shard.distances(), lengths)
-    assert np.allclose(shard.norms(), lengths)
+    assert np.allclose(shard.block_info("relative").norms, lengths)
     shard.mark_saved(np.array([0, 5]), 1)
     assert np.allclose(shard.distances(), np.where(np.isin(EVERY, [0, 5]), 0, lengths))
-    assert np.allclose(shard.norms(), lengths)
+    assert np.allclose(shard.block_info("relative").norms, lengths)
 
 
 @pytest.mark.parametrize(

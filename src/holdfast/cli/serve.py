@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -80,17 +80,15 @@ def train(
     from holdfast.server.driver import serve as train_on_server
     from holdfast.server.settings import Settings
 
+    try:
+        part = Fraction(1 if policy == "full" else fraction)
+    except (ValueError, ZeroDivisionError):
+        raise BadInput(f"{fraction!r} is not a fraction: write 1/4 or 0.25.") from None
     settings = Settings(
         workload=workload,
         nodes=nodes,
         workers=workers,
-        policy=Policy(
-            ranking=policy,
-            interval=interval,
-            fraction=Fraction(1) if policy == "full" else _fraction(fraction),
-            seed=seed,
-            saves=saves,
-        ),
+        policy=Policy(ranking=policy, interval=interval, fraction=part, seed=seed, saves=saves),
         out=out.absolute(),
         store=str(out.absolute() / "checkpoints") if checkpoints is None else checkpoints,
         data=None if data is None else data.absolute(),
@@ -103,9 +101,8 @@ def train(
     with _bar(iterations) as report:
         outcome = train_on_server(settings, address, report)
     result = "converged" if outcome.converged else "did not converge"
-    say(
-        f"{result} after {outcome.iterations} iterations with a loss of {outcome.loss:.6g}; history in {settings.history}"
-    )
+    loss = f"a loss of {outcome.loss:.6g}"
+    say(f"{result} after {outcome.iterations} iterations with {loss}; history in {settings.history}")
     for failure in settings.failures:
         if failure.step >= outcome.iterations:
             say(f"no process was killed at iteration {failure.step}: the run had ended before")
@@ -130,13 +127,6 @@ def join(run: Run, nodes: Annotated[int, typer.Option(help="Number of nodes that
     say(f"{counted(nodes, 'node')} will join {run} at its next iteration")
 
 
-def _fraction(text: str) -> Fraction:
-    try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise BadInput(f"{text!r} is not a fraction: write 1/4 or 0.25.") from None
-
-
 def _failures(specs: list[str], iterations: int) -> "Schedule":
     from holdfast.faults.spec import parse_server
 
@@ -156,19 +146,14 @@ def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("starting", total=iterations)
 
         def report(status: "Status") -> None:
-            if status.loss is None:
-                return
-            description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {status.saves} saves, {status.failures} failures"
-            bars.update(task, completed=status.iteration, description=description)
+            if status.loss is not None:
+                counts = f"{status.saves} saves, {status.failures} failures"
+                description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {counts}"
+                bars.update(task, completed=status.iteration, description=description)
 
         yield report

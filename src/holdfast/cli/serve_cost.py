@@ -35,31 +35,23 @@ def _print_one(run: Served, measured: float | None) -> None:
     say(f"{run.workload}: {counted(run.iterations, 'iteration')} in {run.wall:.1f} s{loss}")
     saved = f"{counted(run.saves, 'save')} of {size(run.bytes)} together"
     say(f"checkpoints took {run.checkpoint_share:.1%} of the time of iterations: {saved}")
-    Console().print(_parts(run))
+    table = Table("part of an iteration", "milliseconds", "share", box=None)
+    total = sum(run.seconds.values()) or 1.0
+    for part, seconds in run.seconds.items():
+        table.add_row(part, f"{1000 * seconds / max(run.iterations, 1):.2f}", f"{seconds / total:.1%}")
+    Console().print(table)
     if run.failures:
         Console().print(_failures(run))
         say(_costs(run, measured))
 
 
-def _parts(run: Served) -> Table:
-    table = Table("part of an iteration", "milliseconds", "share", box=None)
-    total = sum(run.seconds.values()) or 1.0
-    for part, seconds in run.seconds.items():
-        table.add_row(part, f"{1000 * seconds / max(run.iterations, 1):.2f}", f"{seconds / total:.1%}")
-    return table
-
-
 def _failures(run: Served) -> Table:
     table = Table("lost", "iteration", "blocks lost", "restored", "perturbation", "continues after", box=None)
     for outage in run.failures:
-        table.add_row(
-            cell(", ".join(outage.members)),
-            str(outage.iteration),
-            str(outage.blocks),
-            str(outage.restored),
-            "unknown" if outage.size is None and outage.restored else f"{outage.size or 0:.4g}",
-            "" if outage.seconds is None else f"{outage.seconds:.2f} s",
-        )
+        counts = map(str, (outage.iteration, outage.blocks, outage.restored))
+        moved = "unknown" if outage.size is None and outage.restored else f"{outage.size or 0:.4g}"
+        seconds = "" if outage.seconds is None else f"{outage.seconds:.2f} s"
+        table.add_row(cell(", ".join(outage.members)), *counts, moved, seconds)
     return table
 
 
@@ -73,8 +65,5 @@ def _costs(run: Served, measured: float | None) -> str:
         theory = "no block was restored, so no cost is predicted"
     else:
         theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, measured from the losses)"
-    return f"iteration cost: {theory}" + (
-        "; give --reference RUN, a run without failures, to measure it"
-        if measured is None
-        else f"; measured {measured:.2f}"
-    )
+    hint = "give --reference RUN, a run without failures, to measure it"
+    return f"iteration cost: {theory}; {hint if measured is None else f'measured {measured:.2f}'}"

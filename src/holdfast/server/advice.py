@@ -32,8 +32,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in a history: seconds per iteration and per save of the whole state, and the rate of
-    convergence."""
+    """The costs measured in a history: seconds per iteration and per save of the whole state, and the rate."""
 
     workload: str
     nodes: int
@@ -48,9 +47,6 @@ class ServedCosts:
     noise: float  # iterations by which chance moves a crossing of the criterion
     failures: int
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class ServedPrice:
@@ -61,9 +57,6 @@ class ServedPrice:
     seconds: Estimate
     saving: SaveCosts
     interval: SaveInterval
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
@@ -139,20 +132,11 @@ def noise(losses: Sequence[float]) -> float:
 def _price(costs: ServedCosts, name: str, lost: Fraction, mtbf: float) -> ServedPrice:
     iterations = iterations_lost(costs.interval, float(lost), costs.rate, costs.noise)
     outage = costs.outage or OUTAGE
-    work = Estimate(
-        iterations.value * costs.step.value,
-        max(0.0, iterations.low) * costs.step.low,
-        iterations.high * costs.step.value,
-        INFERRED,
-    )
+    low, high = max(0.0, iterations.low) * costs.step.low, iterations.high * costs.step.value
+    work = Estimate(iterations.value * costs.step.value, low, high, INFERRED)
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
-    saving = SaveCosts(
-        step=costs.step.value,
-        stall=costs.stall.value,
-        mtbf=mtbf,
-        restart=outage.value,
-        back=min(1.0, iterations.value / whole),
-    )
+    back = min(1.0, iterations.value / whole)
+    saving = SaveCosts(step=costs.step.value, stall=costs.stall.value, mtbf=mtbf, restart=outage.value, back=back)
     return ServedPrice(name, iterations, outage + work, saving, best_interval(saving))
 
 
@@ -177,15 +161,7 @@ class ServedAdvice:
         return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "recovery": self.recovery,
-            "interval": self.interval,
-            "reasons": list(self.reasons),
-            "unknown": list(self.unknown),
-            "mtbf": self.mtbf.to_json(),
-            "prices": {name: price.to_json() for name, price in self.prices.items()},
-            "costs": self.costs.to_json(),
-        }
+        return asdict(self) | {"reasons": list(self.reasons), "unknown": list(self.unknown)}
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
@@ -194,7 +170,11 @@ def advise_served(history: Sequence[Event], question: Question | None = None) ->
     if question.workers is not None:
         raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")
     lost = question.lost or Fraction(1, costs.nodes)
-    mtbf = _mtbf(costs, question)
+    mtbf = estimate.mtbf(costs.nodes)
+    if question.mtbf is not None:
+        mtbf = Estimate.exact(question.mtbf, GIVEN)
+    elif question.mtbf_per_worker is not None:
+        mtbf = Estimate.exact(question.mtbf_per_worker / costs.nodes, GIVEN)
     prices = served_prices(costs, lost, mtbf.value)
     best = "full" if lost == 1 else "partial"
     return ServedAdvice(
@@ -206,14 +186,6 @@ def advise_served(history: Sequence[Event], question: Question | None = None) ->
         prices=prices,
         costs=costs,
     )
-
-
-def _mtbf(costs: ServedCosts, question: Question) -> Estimate:
-    if question.mtbf is not None:
-        return Estimate.exact(question.mtbf, GIVEN)
-    if question.mtbf_per_worker is not None:
-        return Estimate.exact(question.mtbf_per_worker / costs.nodes, GIVEN)
-    return estimate.mtbf(costs.nodes)
 
 
 def _reasons(
@@ -248,9 +220,7 @@ def _reasons(
 def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
     lines = []
     if costs.outage is None:
-        lines.append(
-            "No loss was recorded: the length of an interruption is an estimate from measurements of Ray, with a wide range."
-        )
+        lines.append("No loss was recorded: the length of an interruption is an estimate from measurements of Ray.")
     if mtbf.basis != GIVEN:
         lines.append(
             f"The failure rate is taken from {estimate.SOURCES['mtbf']}, for as many GPUs as there are nodes. "
@@ -258,10 +228,8 @@ def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
         )
     if costs.rate is None:
         lines.append(
-            "The rate of convergence is unknown, because the losses do not fall in every iteration. It is assumed to be slow, "
-            "where it hardly affects the result."
+            "The rate of convergence is unknown, because the losses do not fall in every iteration. It is assumed to "
+            "be slow, where it hardly affects the result."
         )
-    lines.append(
-        "A block that was never saved returns to its first value: such an early failure can cost more than starting over."
-    )
-    return lines
+    never_saved = "A block that was never saved returns to its first value"
+    return [*lines, f"{never_saved}: such an early failure can cost more than starting over."]

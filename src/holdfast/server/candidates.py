@@ -43,9 +43,18 @@ class Candidates:
             case AskTotal():
                 return Total.of(len(self._ids), total_distance(self._info))
             case AskSurvey(above, few):
-                return self._survey(self._above(above), few)
+                where = self._above(above)
+                numbers = [self._numbers(level, where) for level in range(3)]
+                found, sizes = len(numbers[0]), self._info.sizes
+                lowest, highest = (np.array([end(n) for n in numbers if found], np.uint64) for end in (np.min, np.max))
+                blocks = self._blocks(where) if found <= few else None
+                return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
             case AskHistogram(above, span, bins):
-                return self._histogram(self._inside(above, span), span, bins)
+                where = self._inside(above, span)
+                shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
+                which = shifted.view(np.int64)
+                values = np.bincount(which, weights=self._info.sizes[where], minlength=bins)  # exact up to 2**53
+                return Histogram(np.bincount(which, minlength=bins), values.astype(np.int64))
             case AskBlocks(above, span):
                 return self._blocks(self._inside(above, span))
 
@@ -60,30 +69,14 @@ class Candidates:
             chosen &= self._info.distances > verdict.above
         return np.asarray(self._ids[chosen])
 
-    def _survey(self, where: Where, few: int) -> Survey:
-        numbers = [self._numbers(level, where) for level in range(3)]
-        found = len(numbers[0])
-        lowest, highest = ([end(n) for n in numbers if found] for end in (np.min, np.max))
-        sizes = self._info.sizes
-        ends = np.array(lowest, np.uint64), np.array(highest, np.uint64)
-        blocks = self._blocks(where) if found <= few else None
-        return Survey(int(sizes.sum()), found, int(sizes[where].sum()), *ends, blocks)
-
     def _blocks(self, where: Where) -> CandidateBlocks:
         info = self._info
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
-    def _histogram(self, where: Where, span: Span, bins: int) -> Histogram:
-        shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
-        which, sizes = shifted.view(np.int64), self._info.sizes[where]
-        counts = np.bincount(which, minlength=bins)
-        values = np.bincount(which, weights=sizes, minlength=bins)  # whole numbers are exact up to 2**53
-        return Histogram(counts, values.astype(np.int64))
-
     def _inside(self, above: float, span: Span) -> Where:
         """Return the candidates in `span`; the last result is kept, since the next span usually lies in it."""
         known_above, known, where = self._within
-        if known_above != above or known is None or not _contains(known, span):
+        if known_above != above or known is None or not known.contains(span):
             where = self._above(above)
         for level, number in enumerate(span.prefix):
             where = _narrowed(where, self._numbers(level, where) == np.uint64(number))
@@ -125,15 +118,6 @@ def _codes(keys: Floats) -> Codes:
     keys[np.isnan(keys)] = np.nan
     bits = keys.view(np.uint64)
     return np.asarray(bits ^ ((keys.view(np.int64) >> 63).view(np.uint64) | _SIGN))
-
-
-def _contains(outer: Span, inner: Span) -> bool:
-    depth = outer.level
-    if inner.prefix[:depth] != outer.prefix or inner.level < depth:
-        return False
-    if inner.level > depth:
-        return outer.low <= inner.prefix[depth] <= outer.high
-    return outer.low <= inner.low and inner.high <= outer.high
 
 
 def _narrowed(where: Where, wanted: npt.NDArray[np.bool_]) -> Where:

@@ -65,7 +65,10 @@ class CheckpointCoordinator:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._pending: Future[ServerSave] | None = None
         self._given_up: dict[int, str] = {}
-        self._running = self._opened()
+        if self.exists:
+            self._running = RunningCheckpoint.open(self._store, self._blocks, writer="controller")
+        else:
+            self._running = RunningCheckpoint(self._store, self._blocks, "controller")
 
     @property
     def exists(self) -> bool:
@@ -80,18 +83,12 @@ class CheckpointCoordinator:
     def select(self, step: int) -> Selected:
         """Let nodes choose blocks after iteration `step`, and set them aside to be written."""
         policy = self._settings.policy.at(step)
-        selection = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
-        answers = self._members.ask(
-            "node", "save", dict.fromkeys(self._members.nodes, (step, selection.verdict, selection.credit))
-        )
-        self.credit = selection.credit
+        verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
+        answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))
         parts = answers.results
-        return Selected(
-            Samples.total(part.blocks for part in parts.values()),
-            sum(part.bytes for part in parts.values()),
-            {node: part.distance for node, part in parts.items() if part.distance is not None},
-            answers.missing,
-        )
+        blocks, size = Samples.total(part.blocks for part in parts.values()), sum(part.bytes for part in parts.values())
+        distances = {node: part.distance for node, part in parts.items() if part.distance is not None}
+        return Selected(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
         """Begin to write the blocks that nodes have set aside."""
@@ -122,7 +119,6 @@ class CheckpointCoordinator:
         return self._running.holding(ids)
 
     def close(self) -> None:
-        """Stop the commit thread."""
         self._threads.shutdown()
 
     def _while_looking(self, pending: "Future[ServerSave]") -> ServerSave:
@@ -135,9 +131,8 @@ class CheckpointCoordinator:
                 if pending.done():
                     raise
                 if time.monotonic() > deadline:
-                    raise StorageFailed(
-                        f"the store {self._settings.store} did not take a save within {PATIENCE:g} s: see what keeps it"
-                    ) from None
+                    waited = f"did not take a save within {PATIENCE:g} s"
+                    raise StorageFailed(f"the store {self._settings.store} {waited}: see what keeps it") from None
             lost = self._members.look()
             self._given_up.update({who.number: why for who, why in lost.items() if who.kind == "node"})
 
@@ -155,8 +150,3 @@ class CheckpointCoordinator:
         if answers.missing:
             raise NodesLost(answers.missing)
         return [answers.results[node] for node in sorted(answers.results)]
-
-    def _opened(self) -> RunningCheckpoint:
-        if generations(self._store):
-            return RunningCheckpoint.open(self._store, self._blocks, writer="controller")
-        return RunningCheckpoint(self._store, self._blocks, "controller")

@@ -20,8 +20,7 @@ OBJECTS = 512 << 20  # bytes of memory for messages between actors
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
-    """Run Ray embedded in this process, or connect to `address`; a Ray that is already running is used and left
-    running."""
+    """Run Ray embedded in this process, or connect to `address`; use a Ray that is already running."""
     ray = _ray()
     if address is not None:
         require_answer(address)
@@ -34,21 +33,23 @@ def cluster(address: str | None = None) -> Iterator[None]:
             _start(ray, address)
         yield
     finally:
-        started = _processes()
+        node = ray._private.worker._global_node
+        groups = () if node is None else node.all_processes.values()
+        started: list[Popen[bytes]] = [info.process for group in groups for info in group]  # without those of actors
         ray.shutdown()
-        for process in started:
-            _await_end(process)
+        for process in started:  # Ray has asked them to end, and does not wait
+            try:
+                process.wait(END_WITHIN)
+            except TimeoutExpired:
+                process.kill()
+                process.wait(END_WITHIN)
 
 
 def _start(ray: ModuleType, address: str | None) -> None:
     embedded = {"include_dashboard": False, "num_cpus": os.cpu_count(), "object_store_memory": OBJECTS}
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            **({} if address is not None else embedded),
-        )
+        options = {} if address is not None else embedded
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except Exception as error:  # Ray raises no narrower one
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise WorkerLost(f"Ray did not start: {why} If the machine is busy, try again; its logs say more") from error
@@ -84,27 +85,9 @@ def _ray() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise BadInput(
-            "The parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'."
-        ) from error
+        message = "The parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'."
+        raise BadInput(message) from error
     return ray
-
-
-def _processes() -> "list[Popen[bytes]]":
-    """Return the processes that Ray started here, without those of actors."""
-    from ray._private import worker
-
-    node = worker._global_node
-    return [] if node is None else [started.process for group in node.all_processes.values() for started in group]
-
-
-def _await_end(process: "Popen[bytes]") -> None:
-    """Wait for a process that Ray has asked to end; Ray itself does not wait."""
-    try:
-        process.wait(END_WITHIN)
-    except TimeoutExpired:
-        process.kill()
-        process.wait(END_WITHIN)
 
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
@@ -114,16 +97,12 @@ SETTINGS_FRAME = 4  # with which its other side answers
 def require_answer(address: str) -> None:
     """Raise BadInput if no Ray cluster answers at `address`: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
+    hint = "Give HOST:PORT as `ray start` prints it."
     try:
         with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:
             connection.sendall(GREETING)
             answer = connection.recv(9)
     except (OSError, ValueError, OverflowError) as error:
-        raise BadInput(
-            f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
-        ) from None
+        raise BadInput(f"there is no Ray cluster at {address}: {error}. {hint}") from None
     if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
-        raise BadInput(
-            f"there is no Ray cluster at {address}: the server there is not Ray. Give HOST:PORT as "
-            "`ray start` prints it"
-        )
+        raise BadInput(f"there is no Ray cluster at {address}: the server there is not Ray. {hint}")

@@ -47,19 +47,28 @@ class Controller:
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
         """Train until the loss is below the workload's criterion, or for the allowed number of iterations."""
-        self._take_over()
+        # Until a controller trains, another controller may have the history and the store open.
+        settings, members, record = self._settings, self._members, self._record
+        self._history = HistoryWriter(settings.history, "controller")
+        self._past = ControllerPast(self._history.path, settings)
+        self._struck = self._past.strikes()
+        self._coordinator = CheckpointCoordinator(settings, self._workload, members, record)
+        self._recovery = ServerRecovery(settings, members, self._coordinator, record, self._reinforce, self._strike_at)
+        self._rounds = Rounds(settings, self._workload, members, self._recovery, record, self._strike_at)
         gone = self._past.lost()
         for kind, actors in (("node", nodes), ("worker", workers)):
             for number, actor in actors.items():
                 if (member := Member(kind, number)) not in gone:
-                    self._members.admit(member, actor)
-        self._record(self._settings.announced(life, self._workload))
+                    members.admit(member, actor)
+        self._record(settings.announced(life, self._workload))
         iteration = self._begin() if life == 0 else self._resume()
         outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
-        self._finish_last_save()
+        saved = self._coordinator.settle()
+        if saved is not None and saved.lost:  # no later call would notice nodes that were lost in the last save
+            self._rounds.recover(members.lost("node", saved.lost))
         self._record(events.Done(life, outcome.iterations))
-        for kind, there in (("node", self._members.nodes), ("worker", self._members.workers)):
-            self._members.ask(kind, "close", dict.fromkeys(there, ()), 10.0)
+        for kind, there in (("node", members.nodes), ("worker", members.workers)):
+            members.ask(kind, "close", dict.fromkeys(there, ()), 10.0)
         self._coordinator.close()
         self._history.close()
         return outcome
@@ -73,19 +82,6 @@ class Controller:
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
         """Admit a new member at the next iteration, or at once if recovery waits for it."""
         self._arrivals.put((Member(kind, number), actor))
-
-    def _take_over(self) -> None:
-        """Open history and store. Until a controller trains, another controller may have them open."""
-        self._history = HistoryWriter(self._settings.history, "controller")
-        self._past = ControllerPast(self._history.path, self._settings)
-        self._coordinator = CheckpointCoordinator(self._settings, self._workload, self._members, self._record)
-        self._recovery = ServerRecovery(
-            self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
-        )
-        self._rounds = Rounds(
-            self._settings, self._workload, self._members, self._recovery, self._record, self._strike_at
-        )
-        self._struck = self._past.strikes()
 
     def _begin(self, version: int = 0) -> int:
         """Deal out the initial blocks and save all of them; no block can be lost before that."""
@@ -119,7 +115,12 @@ class Controller:
         members, recovery = self._members, self._recovery
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
         accounts: dict[int, Account] = answers.results
-        self._send_back(accounts)
+        joined = self._past.joined()
+        for node in [number for number, account in accounts.items() if not len(account.ids)]:
+            if (member := Member("node", node)) not in joined:  # it joined the lost controller: let it join again now
+                del accounts[node]
+                if (actor := members.dismiss(member)) is not None:
+                    self._arrivals.put((member, actor))
         newest = max((account.changed for account in accounts.values()), default=0)
         held = {node: account.ids for node, account in accounts.items()}
         lost = members.lost("node", answers.missing)
@@ -135,9 +136,11 @@ class Controller:
             open_round = self._past.iterations() * self._workload.rounds
         self._rounds.at(open_round)
         self._restore_progress()
-        self._record_joined()
         is_doubled = recovery.complete_moves(held, self._rounds.place, self._past.moves())
-        self._record_newest_save()
+        # The lost controller may have committed the newest save in the store without a record.
+        saved_at = self._coordinator.saved_at
+        blocks = np.flatnonzero(saved_at == saved_at.max()).tolist()
+        self._record(events.Commit(0, int(saved_at.max()), 0, found=True, blocks=blocks))
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
         self._chosen = last.chosen if last else -1
@@ -158,25 +161,15 @@ class Controller:
         self._rounds.recover(recovery.route())
         return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
-    def _send_back(self, accounts: dict[int, Account]) -> None:
-        """Let nodes that joined the lost controller, but received nothing, join again now."""
-        joined = self._past.joined()
-        for node in [n for n, account in accounts.items() if not len(account.ids)]:
-            if (member := Member("node", node)) not in joined:
-                del accounts[node]
-                self._arrivals.put((member, self._members.dismiss(member)))
-
-    def _record_joined(self) -> None:
-        """Record members that joined without a record by the lost controller."""
+    def _restore_progress(self) -> None:
+        """Restore the progress from the history; record the loss of the controller, and unrecorded new members."""
+        if (last := self._past.last()) is not None:
+            self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
+        self._status = self._status._replace(saves=self._past.saves())
+        self._recovery.failures = 1 + self._past.failures()
+        self._record(events.Lost(*self._rounds.place[:2], "controller", 0, "its process died"))
         for member in sorted({*self._members.all()} - self._past.joined()):
             self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
-
-    def _record_newest_save(self) -> None:
-        """Record the newest save in the store: the lost controller may have committed it without a record."""
-        saved_at = self._coordinator.saved_at
-        newest = int(saved_at.max())
-        blocks = np.flatnonzero(saved_at == newest).tolist()
-        self._record(events.Commit(0, newest, 0, found=True, blocks=blocks))
 
     def _record_dropped(self, nodes: list[int], when: When) -> None:
         """Record a round that surviving nodes applied and the lost `nodes` may not have applied."""
@@ -184,14 +177,6 @@ class Controller:
         if len(ids):
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
-
-    def _restore_progress(self) -> None:
-        """Restore the progress from the history, and record the loss of the controller."""
-        if (last := self._past.last()) is not None:
-            self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
-        self._status = self._status._replace(saves=self._past.saves())
-        self._recovery.failures = 1 + self._past.failures()
-        self._record(events.Lost(*self._rounds.place[:2], "controller", 0, "its process died"))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
         """Save what nodes had set aside without a commit: their caches count it as saved."""
@@ -269,24 +254,21 @@ class Controller:
     def _record_iteration(
         self, iteration: int, times: Times, loss: float, selected: Selected | None, waited: float
     ) -> None:
-        """Begin to write the selected blocks, and record the iteration."""
         began, step = time.perf_counter(), iteration + 1
         self._coordinator.poll()
-        if selected is not None:
-            self._write(step, selected)
+        if selected is not None:  # nodes write what they have set aside, while training continues
+            self._coordinator.write(step, selected.bytes)
+            self._strike_at("checkpoint")
+            lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
+            if lost:  # and recovery has not removed them meanwhile
+                self._rounds.recover(self._members.lost("node", lost))
         now = time.perf_counter()
         checkpoint = now - began + (waited if selected is not None else 0.0)
         seconds = now - times.began
-        self._record(
-            events.Iterate(iteration, loss, seconds, times.pull, times.compute, times.push, times.apply, checkpoint)
-        )
-        self._status = self._status._replace(
-            iteration=step,
-            loss=loss,
-            seconds=seconds,
-            saves=self._status.saves + (selected is not None),
-            failures=self._recovery.failures,
-        )
+        parts = times.pull, times.compute, times.push, times.apply
+        self._record(events.Iterate(iteration, loss, seconds, *parts, checkpoint))
+        saves, failures = self._status.saves + (selected is not None), self._recovery.failures
+        self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> Selected | None:
         """Let nodes choose what to save and set it aside, if a save is due that they have not chosen for."""
@@ -304,22 +286,7 @@ class Controller:
         self._record(events.Chosen(step, selected.blocks, selected.bytes, time.perf_counter() - began))
         return selected
 
-    def _write(self, step: int, selected: Selected) -> None:
-        """Let nodes write what they have set aside; training continues meanwhile."""
-        self._coordinator.write(step, selected.bytes)
-        self._strike_at("checkpoint")
-        lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
-        if lost:  # and recovery has not removed them meanwhile
-            self._rounds.recover(self._members.lost("node", lost))
-
-    def _finish_last_save(self) -> None:
-        """Wait for the last save; no later call would notice nodes that were lost in it."""
-        saved = self._coordinator.settle()
-        if saved is not None and saved.lost:
-            self._rounds.recover(self._members.lost("node", saved.lost))
-
     def _admit_arrivals(self) -> None:
-        """Admit members that have arrived since the last iteration."""
         while not self._arrivals.empty():
             member, actor = self._arrivals.get()
             self._members.admit(member, actor)

@@ -55,14 +55,9 @@ class Served:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers, and the values derived from them, as JSON values."""
-        predicted = prediction(self)
-        return {
-            **asdict(self),
-            "iterations": self.iterations,
-            "checkpoint_share": self.checkpoint_share,
-            "rate": None if (rate := contraction(self)) is None else asdict(rate),
-            "predicted_cost": predicted,
-        }
+        rate = None if (fitted := contraction(self)) is None else asdict(fitted)
+        derived = {"iterations": self.iterations, "checkpoint_share": self.checkpoint_share, "rate": rate}
+        return {**asdict(self), **derived, "predicted_cost": prediction(self)}
 
 
 def is_served(history: Sequence[Event]) -> bool:
@@ -104,8 +99,8 @@ def _outages(lines: Sequence[Event]) -> list[Outage]:
         if isinstance(what, Struck):
             began = event.time if began is None else began
         elif isinstance(what, Lost):
-            if _is_repeated(what, gone):
-                continue
+            if (what.kind, what.number) in gone and not what.blocks and what.kind != "controller":
+                continue  # a later controller repeats a loss that was recorded before
             gone.add((what.kind, what.number))
             began = event.time if began is None else began
             if current is None:
@@ -117,11 +112,6 @@ def _outages(lines: Sequence[Event]) -> list[Outage]:
         if current is not None:
             _add(current, what)
     return outages
-
-
-def _is_repeated(what: Lost, gone: set[tuple[str, int]]) -> bool:
-    """Return True if a later controller repeats a loss that was recorded before."""
-    return (what.kind, what.number) in gone and not what.blocks and what.kind != "controller"
 
 
 def _add(outage: Outage, what: What) -> None:
@@ -162,18 +152,13 @@ def _distance(run: Served, c: float) -> float:
     moves by D c^k (c^-a - 1). If all blocks have the same part in D, the restored blocks have moved by the root of the
     mean square of that, and the history records how far they moved.
     """
-    moved = [
-        (float(outage.size or 0.0), c**outage.iteration * _moved(c, outage.ages, run.blocks))
-        for outage in run.failures
-        if outage.size is not None and outage.ages
-    ]
-    size, unit = (float(np.sqrt(sum(pair[at] ** 2 for pair in moved))) for at in (0, 1))
-    return size / unit if unit else float("inf")
-
-
-def _moved(c: float, ages: Sequence[int], blocks: int) -> float:
-    back: Floats = c ** -np.asarray(ages, np.float64) - 1
-    return float(np.sqrt(np.sum(back**2) / blocks))
+    sizes = units = 0.0  # squares, summed
+    for outage in run.failures:
+        if outage.size is not None and outage.ages:
+            back: Floats = c ** -np.asarray(outage.ages, np.float64) - 1
+            sizes += outage.size**2
+            units += float(np.sum((c**outage.iteration * back) ** 2)) / run.blocks
+    return float(np.sqrt(sizes / units)) if units else float("inf")
 
 
 def prediction(run: Served) -> float | None:
@@ -195,9 +180,8 @@ def measured_cost(run: Served, reference: Served) -> float | None:
     """
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
-        raise BadInput(
-            f"--reference is a run of {reference.workload}, not of {run.workload}. Give a run of the same workload."
-        )
+        other = f"--reference is a run of {reference.workload}, not of {run.workload}"
+        raise BadInput(f"{other}. Give a run of the same workload.")
     if None in lows:
         return None
     level = max(run.criterion, *(low for low in lows if low is not None))

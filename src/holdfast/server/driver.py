@@ -121,18 +121,15 @@ class _Driver:
             ray.kill(self._controllers[0])
             return
         self._report(status)
-        self._stand_by(status.iteration)
+        # A lost controller is replaced once training continues; before, its successor would compete for the cores.
+        if len(self._controllers) == 1 and status.iteration > self._iteration:
+            self._controllers.append(self._new_controller())
+        self._iteration = max(status.iteration, self._iteration)
         if status.wanted is not None and status.wanted[2] != self._request:
             kind, count, self._request = status.wanted
             self._welcome(kind, count)
         elif wanted := self._join_request.take():
             self._welcome("node", wanted)
-
-    def _stand_by(self, iteration: int) -> None:
-        """Start a standby controller after a loss, once training continues; before, it would compete for the cores."""
-        if len(self._controllers) == 1 and iteration > self._iteration:
-            self._controllers.append(self._new_controller())
-        self._iteration = max(iteration, self._iteration)
 
     def _welcome(self, kind: str, count: int) -> None:
         for number in self._start(kind, count):
@@ -193,7 +190,6 @@ class _Driver:
                 waiting[self._make(*member)] = member
 
     def _end(self) -> None:
-        """End all actors."""
         import ray
         from ray.exceptions import RayError
 

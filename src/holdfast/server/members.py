@@ -38,7 +38,6 @@ class Answers(NamedTuple):
 
 
 def call(actor: "ActorHandle[Any]", method: str, *arguments: object) -> "ObjectRef[Any]":
-    """Begin a call."""
     return getattr(actor, method).remote(*arguments)  # type: ignore[no-any-return]
 
 
@@ -79,12 +78,11 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
         results[who] = ray.get(ref)
     except RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, BlocksMoved):
-            results[who] = cause
-            return
         if isinstance(cause, HoldfastError):
             raise type(cause)(*cause.args) from None
-        raise
+        if not isinstance(cause, BlocksMoved):
+            raise
+        results[who] = cause
     except RayError as error:  # the process or the machine is lost
         missing[who] = reason(error)
 
@@ -111,26 +109,21 @@ class ServerMembers:
         self._suspects: dict[Member, str] = {}
 
     def admit(self, member: Member, actor: "ActorHandle[Any]") -> None:
-        """Add a member."""
         self._of(member.kind)[member.number] = actor
         self._detector.watch(member, time.monotonic())
 
     def expel(self, member: Member) -> None:
         """Remove a member and end its process, if it still runs."""
-        actor = self._of(member.kind).pop(member.number, None)
-        self._detector.forget(member)
-        self._suspects.pop(member, None)
-        self._beats = {ref: who for ref, who in self._beats.items() if who != member}
-        if actor is not None:
+        if (actor := self.dismiss(member)) is not None:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
 
-    def dismiss(self, member: Member) -> "ActorHandle[Any]":
+    def dismiss(self, member: Member) -> "ActorHandle[Any] | None":
         """Remove a member that can be admitted again; return its actor."""
         self._detector.forget(member)
         self._suspects.pop(member, None)
         self._beats = {ref: who for ref, who in self._beats.items() if who != member}
-        return self._of(member.kind).pop(member.number)
+        return self._of(member.kind).pop(member.number, None)
 
     def settle(self) -> None:
         """Use short deadlines: all members have done each of their tasks once."""
@@ -138,7 +131,6 @@ class ServerMembers:
             self._detector.settle(member)
 
     def all(self) -> list[Member]:
-        """Return all members."""
         return [Member("node", n) for n in self.nodes] + [Member("worker", n) for n in self.workers]
 
     def ask(
@@ -148,15 +140,16 @@ class ServerMembers:
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
-        """Begin to call some members."""
         actors = self._of(kind)
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> Answers:
         """Wait for calls that have begun; members that are lost meanwhile are missing in the answers."""
-        return gather(
-            calls, lambda: {who.number: why for who, why in self.look().items() if who.kind == kind}, patience
-        )
+
+        def given_up() -> dict[int, str]:
+            return {who.number: why for who, why in self.look().items() if who.kind == kind}
+
+        return gather(calls, given_up, patience)
 
     def look(self) -> dict[Member, str]:
         """Collect heartbeats, send due ones, and return the members that seem to be lost, with the reasons.

@@ -82,7 +82,7 @@ class ServerRecovery:
     def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
         """Let a new node take over its share of blocks from the others; return members that are lost meanwhile."""
         before = self.map
-        self.map = before.with_node(node, self._rng())
+        self.map = before.with_node(node, np.random.default_rng((self._settings.seed, before.version + 1)))
         given = before.split(self.map.held_by(node))
         answers = self._members.ask("node", "give", {donor: (self.map.version, ids) for donor, ids in given.items()})
         adopted = self._members.ask("node", "adopt", {node: (self.map.version, *answers.results.values())})
@@ -93,10 +93,6 @@ class ServerRecovery:
         for donor, ids in given.items():
             self._record(events.Moved(place.iteration, donor, node, self.map.version, ids.tolist()))
         return self.hold_by_map(place) or self.route()
-
-    def hold_by_map(self, place: RoundPlace) -> dict[Member, str]:
-        """Let every node drop and load blocks as the map demands; return members that are lost."""
-        return self._hold(place, everything=False)
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
         """Return True if two nodes hold the same block: the controller died while one gave it to the other.
@@ -109,17 +105,14 @@ class ServerRecovery:
             doubled |= bool(len(moved_away))
             for target, moved in self.map.split(moved_away).items():
                 if (donor, target) not in recorded:
-                    what = events.Moved(place.iteration, donor, target, self.map.version, moved.tolist())
-                    self._record(what)
+                    self._record(events.Moved(place.iteration, donor, target, self.map.version, moved.tolist()))
         return doubled
 
     def require(self, kind: str) -> None:
         """Ensure that at least one member of `kind` exists; if all are lost, request as many as at the start."""
-        there, count = (
-            (self._members.nodes, self._settings.nodes)
-            if kind == "node"
-            else (self._members.workers, self._settings.workers)
-        )
+        there, count = self._members.workers, self._settings.workers
+        if kind == "node":
+            there, count = self._members.nodes, self._settings.nodes
         if not there and not self._reinforce(kind, count, NEW_WITHIN):
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
@@ -144,20 +137,18 @@ class ServerRecovery:
         everything = self._settings.recovery == "full" and bool(np.isin(self.map.owners, list(lost)).any())
         if self._members.nodes:
             gone = [node for node in self.map.nodes if node not in self._members.nodes]
-            self.map = self.map.without(gone, self._rng())
-        else:
-            self._replace_all_nodes()
+            self.map = self.map.without(gone, np.random.default_rng((self._settings.seed, self.map.version + 1)))
+        else:  # all nodes are lost, so new ones take over all blocks
+            self.require("node")
+            nodes, version = sorted(self._members.nodes), self.map.version + 1
+            self.map = first_map(len(self.map.owners), nodes, self._settings.seed, version)
         self._strike("recovery")
-        return self._hold(place, everything=everything, lost=lost)
+        return self.hold_by_map(place, everything=everything, lost=lost)
 
-    def _replace_all_nodes(self) -> None:
-        """Let new nodes take over all blocks, because all nodes are lost."""
-        self.require("node")
-        seed = self._settings.seed
-        self.map = first_map(len(self.map.owners), sorted(self._members.nodes), seed, self.map.version + 1)
-
-    def _hold(self, place: RoundPlace, *, everything: bool, lost: Mapping[int, str] | None = None) -> dict[Member, str]:
-        """Let all nodes hold their blocks by the new map, and load what they lack."""
+    def hold_by_map(
+        self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
+    ) -> dict[Member, str]:
+        """Let every node drop and load blocks (or load `everything`) as the map demands; return lost members."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -192,9 +183,6 @@ class ServerRecovery:
         nodes = self.distances if everything else lost
         known = [self.distances[node] for node in nodes if node in self.distances]
         return float(np.sqrt(np.sum(np.square(known)))) if len(known) == len(nodes) else None
-
-    def _rng(self) -> np.random.Generator:
-        return np.random.default_rng((self._settings.seed, self.map.version + 1))
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:

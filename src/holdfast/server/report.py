@@ -65,12 +65,11 @@ def _lead(runs: Sequence[ServedRun]) -> str:
 
 
 def _checks(run: ServedRun) -> list[Statement]:
+    claims = [(finding, finding.check.replace("_", " ")) for finding in run.findings or ()]
     return [
-        Statement(
-            verdict=finding.verdict, claim=finding.check.replace("_", " "), source="audit", measured=finding.because
-        )
-        for finding in run.findings or ()
-    ]  # fmt: skip
+        Statement(verdict=finding.verdict, claim=claim, source="audit", measured=finding.because)
+        for finding, claim in claims
+    ]
 
 
 def _audits(runs: Sequence[ServedRun]) -> list[Statement]:
@@ -89,13 +88,12 @@ def _audits(runs: Sequence[ServedRun]) -> list[Statement]:
 def _numbers(cost: Served) -> list[Number]:
     milliseconds = 1000 * sum(cost.seconds.values()) / max(cost.iterations, 1)
     last = next((loss for loss in reversed(cost.losses) if loss is not None), None)
+    blocks_lost = sum(failure.blocks for failure in cost.failures)
     numbers = [
         Number("iterations", f"{cost.iterations:,}", f"of {milliseconds:.1f} ms each"),
         Number("wall clock", duration(cost.wall)),
         Number("waiting for saves", f"{cost.checkpoint_share:.1%}", f"of an iteration, {counted(cost.saves, 'save')}"),
-        Number(
-            "failures", f"{len(cost.failures)}", f"{sum(failure.blocks for failure in cost.failures):,} blocks lost"
-        ),
+        Number("failures", f"{len(cost.failures)}", f"{blocks_lost:,} blocks lost"),
     ]
     if last is not None:
         numbers.insert(0, Number("loss", f"{last:.5g}", f"criterion {cost.criterion:.5g}"))
@@ -137,32 +135,20 @@ def _pictures(runs: Sequence[ServedRun]) -> Iterator[Picture]:
 
 def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
     columns = [*PARTS, "other"]
+    times: list[list[Cell]] = []
+    for run in runs:
+        milliseconds = (1000 * run.cost.seconds[part] / max(run.cost.iterations, 1) for part in columns)
+        times.append([run.name, run.cost.iterations, run.cost.saves, *milliseconds])
     yield Table(
         title="Parts of an iteration, milliseconds",
         columns=[Column("run"), Column("iterations"), Column("saves"), *(Column(part, ".2f") for part in columns)],
-        rows=[
-            [
-                run.name,
-                run.cost.iterations,
-                run.cost.saves,
-                *(1000 * run.cost.seconds[part] / max(run.cost.iterations, 1) for part in columns),
-            ]
-            for run in runs
-        ],
+        rows=times,
     )
-    rows: list[list[Cell]] = [
-        [
-            run.name,
-            ", ".join(failure.members),
-            failure.iteration,
-            failure.blocks,
-            failure.restored,
-            failure.size,
-            failure.seconds,
-        ]
-        for run in runs
-        for failure in run.cost.failures
-    ]
+    rows: list[list[Cell]] = []
+    for run in runs:
+        for failure in run.cost.failures:
+            lost, counts = ", ".join(failure.members), (failure.iteration, failure.blocks, failure.restored)
+            rows.append([run.name, lost, *counts, failure.size, failure.seconds])
     if rows:
         names = ("run", "lost", "iteration", "blocks lost", "restored", "perturbation")
         yield Table(title="Failures", columns=[*map(Column, names), Column("continues after, s", ".2f")], rows=rows)

@@ -1,5 +1,4 @@
-"""Rounds of a run: workers compute and push, nodes apply; after the last round of an iteration workers measure the
-loss.
+"""Rounds of a run: workers compute and push, nodes apply; after an iteration's last round workers measure the loss.
 
 With staleness, parts of the input advance independently, but not too far ahead of the slowest. Nodes then apply pushes
 as they come; each block counts the rounds of every part, so a push is applied once. Pushes to lost blocks are a part of
@@ -165,8 +164,7 @@ class StaleRounds:
                 self._told += 1
                 return StaleIteration(self._told - 1, self._turns.pop(self._told - 1))
             self._begin(parts(), until)
-            lost = self._look()
-            if lost:
+            if lost := self._look():
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
@@ -198,8 +196,5 @@ class StaleRounds:
 
     def _given_up(self) -> dict[int, str]:
         suspects = self._members.look()
-        return {
-            part: suspects[Member("worker", worker)]
-            for part, (worker, _) in self._running.items()
-            if Member("worker", worker) in suspects
-        }
+        members = {part: Member("worker", worker) for part, (worker, _) in self._running.items()}
+        return {part: suspects[member] for part, member in members.items() if member in suspects}

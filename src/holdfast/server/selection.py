@@ -39,6 +39,13 @@ class Span(NamedTuple):
         """The index of the number, of a place's three, that lies between `low` and `high`."""
         return len(self.prefix)
 
+    def contains(self, other: "Span") -> bool:
+        """Return True if every place of `other` is in this span."""
+        if other.prefix[: self.level] != self.prefix or other.level < self.level:
+            return False
+        low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
+        return self.low <= low and high <= self.high
+
     def shift(self, bins: int) -> int:
         """Return how many low bits to drop so that at most `bins` bins remain."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
@@ -63,30 +70,27 @@ class Total(NamedTuple):
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "Total":
         """Encode a sum; one that is not finite has no bytes."""
-        return cls(blocks, *map(_as_bytes, (moved.numerator, moved.denominator) if moved is not None else (0, 0)))
+        above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
+        sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
+        packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))
+        return cls(blocks, *(np.frombuffer(number, np.uint8) for number in packed))
 
     @property
     def moved(self) -> Fraction | None:
         """The sum of the distances; None if it is not finite."""
-        below = _from_bytes(self.denominator)
-        return Fraction(_from_bytes(self.numerator), below) if below else None
+        above, below = (int.from_bytes(number.tobytes(), "little") for number in (self.numerator, self.denominator))
+        return Fraction(above, below) if below else None
 
 
 class AskSurvey(NamedTuple):
-    """A question: the number of blocks that moved further than `above`, and the range of their places.
-
-    If there are no more than `few`, the blocks themselves.
-    """
+    """A question: the number and places of blocks that moved further than `above`; up to `few`, the blocks too."""
 
     above: float
     few: int
 
 
 class Survey(NamedTuple):
-    """The values of all blocks of a node, the number and values of its candidates, and the range of their places.
-
-    `blocks` are the candidates themselves, if they are few.
-    """
+    """The values of all blocks of a node, and its candidates: number, values, places, and if few, the blocks."""
 
     values: int
     candidates: int
@@ -134,14 +138,6 @@ class SaveUpTo(NamedTuple):
     last: Place
 
 
-def _as_bytes(number: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(number.to_bytes((number.bit_length() + 7) // 8, "little"), np.uint8)
-
-
-def _from_bytes(array: npt.NDArray[np.uint8]) -> int:
-    return int.from_bytes(array.tobytes(), "little")
-
-
 Question: TypeAlias = AskTotal | AskSurvey | AskHistogram | AskBlocks
 Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
 
@@ -184,8 +180,7 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
     """Find the cut by histograms: a few rounds of at most `bins` counts per node, then the few blocks around the cut.
 
-    A round divides the remaining range by at least half of `bins`, which is 2 or more. There are no rounds if the first
-    answers contain all candidates.
+    A round divides the remaining range by at least half of `bins`, which is 2 or more.
     """
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))

@@ -40,20 +40,11 @@ Method = TypeVar("Method")
 
 
 class Kept(NamedTuple):
-    """The blocks that a node has set aside to be saved, their bytes, and the distance of its other blocks from their
-    saves."""
+    """The blocks that a node has set aside to be saved, and the distance of its other blocks from their saves."""
 
     blocks: Samples
     bytes: int
     distance: float | None  # None if the policy does not look at distances
-
-
-class _Unwritten(NamedTuple):
-    """Saved values of blocks that are not written yet."""
-
-    ids: Ids
-    saved_at: Ids
-    saved: Arrays
 
 
 class FetchedBlocks(NamedTuple):
@@ -101,7 +92,7 @@ class ServerNode:
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
         self._candidates: tuple[int, BlockInfo, Candidates] | None = None
-        self._to_write: _Unwritten | None = None
+        self._to_write: tuple[Ids, Ids, Arrays] | None = None  # blocks, the iterations of their saves, and the values
         self._total = 0
         self._credit, self._chosen = Fraction(0), -1
 
@@ -113,8 +104,7 @@ class ServerNode:
     @_in_turn
     def begin(self, ids: Ids, map_version: int) -> None:
         """Hold the blocks `ids` with their initial values."""
-        state = self._start()
-        values = cast(Arrays, self._workload.blocks.pack(state, ids))
+        values = cast(Arrays, self._workload.blocks.pack(self._start(), ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), map_version)
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
 
@@ -140,8 +130,7 @@ class ServerNode:
             counted = tuple(part for part in parts if part in pushed)
             again = self._received.pop(self._shard.number(when), 0) - len(counted)
             blocks = Samples.of(applied.ids)
-            self._history.append(events.Applied(when.iteration, when.round, map_version, blocks, counted, again))
-            self._history.flush()
+            self._record(events.Applied(when.iteration, when.round, map_version, blocks, counted, again))
         return time.perf_counter() - began
 
     @_in_turn
@@ -150,8 +139,7 @@ class ServerNode:
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
-            self._history.append(events.Applied(when.iteration, when.round, map_version, blocks, (part,)))
-            self._history.flush()
+            self._record(events.Applied(when.iteration, when.round, map_version, blocks, (part,)))
         return len(changed)
 
     @_in_turn
@@ -177,28 +165,26 @@ class ServerNode:
         known = self._settings.policy.at(step).ranking in MEASURED or not left.any()
         distance = float(np.sqrt(np.sum(info.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
-        self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
+        self._to_write = ids, np.full(len(ids), step), values
         kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), distance)
-        self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
-        self._history.flush()
+        self._record(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         return kept
 
     @_in_turn
     def keep(self, ids: Ids) -> None:
         """Set the saved values of `ids` aside again, because they may not have reached the store."""
         given = self._shard.give(ids)
-        self._to_write = _Unwritten(given.ids, given.saved_at, given.saved)
+        self._to_write = given.ids, given.saved_at, given.saved
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
         """Write what was set aside into segments, which are valid once the controller has committed them."""
-        saved, blocks = self._to_write, self._workload.blocks
-        if saved is None or not len(saved.ids):
+        if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:
             self._start()
-        who = f"node-{self._number}"
-        return write_segments(self._store, blocks, who, sequence, saved.ids, saved.saved_at, saved.saved, self._total)
+        blocks, who = self._workload.blocks, f"node-{self._number}"
+        return write_segments(self._store, blocks, who, sequence, *self._to_write, self._total)
 
     def survivors(self) -> Arrays | None:
         """Return the input of the workload's rule for blocks that were never saved; None without any block."""
@@ -217,7 +203,7 @@ class ServerNode:
     ) -> FetchedBlocks:
         """Hold exactly the blocks `ids` by a new map: missing ones, or all, are loaded from the running checkpoint.
 
-        With `said`, the survivors' summaries, blocks that were never saved get new values by the workload's rule.
+        With `summaries` of the survivors, blocks that were never saved get new values by the workload's rule.
         """
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
@@ -225,20 +211,17 @@ class ServerNode:
         self._candidates = None
         if len(lacking):
             values = cast(Arrays, load_blocks(self._store, self._workload.blocks, segments, lacking))
-            saved_at = _saved_at(len(self._workload.blocks), segments)[lacking]
+            all_saved_at = np.zeros(len(self._workload.blocks), np.int64)
+            for segment in segments:  # the last segment that has a block is its newest save
+                all_saved_at[segment.ids] = segment.saved_at
+            saved_at = all_saved_at[lacking]
             holding = restored(lacking, values, saved_at, version)
-            if summaries is not None:
-                self._renew(holding, summaries)
+            if summaries is not None and len(never := np.flatnonzero(saved_at == 0)):
+                self._renew(holding, never, summaries)
             self._shard.adopt(holding, map_version)
-            restored_now = (
-                *divmod(version, self._workload.rounds),
-                self._number,
-                map_version,
-                lacking.tolist(),
-                saved_at.tolist(),
-            )
-            self._history.append(events.Restored(*restored_now, time.perf_counter() - began))
-            self._history.flush()
+            place, blocks = divmod(version, self._workload.rounds), lacking.tolist()
+            seconds = time.perf_counter() - began
+            self._record(events.Restored(*place, self._number, map_version, blocks, saved_at.tolist(), seconds))
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
         return FetchedBlocks(lacking, saved_at)
 
@@ -267,7 +250,6 @@ class ServerNode:
         return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
 
     def close(self) -> None:
-        """Close the history."""
         self._history.close()
 
     @ray.method(concurrency_group="health")
@@ -280,25 +262,18 @@ class ServerNode:
         """Kill this process, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _renew(self, holding: Holding, summaries: Arrays) -> None:
-        """Give new values to blocks that were never saved; their saved values are unchanged."""
-        never = holding.saved_at == 0
-        if not never.any():
-            return
+    def _record(self, what: events.What) -> None:
+        self._history.append(what)
+        self._history.flush()
+
+    def _renew(self, holding: Holding, never: Ids, summaries: Arrays) -> None:
+        """Give new values to blocks that were `never` saved; their saved values are unchanged."""
         iteration = int(holding.versions[0]) // self._workload.rounds
         fresh = rule_of(self._workload).fresh(holding.ids[never], summaries, iteration, self._settings.seed)
         layout = BlockLayout(self._workload.blocks, holding.ids)
-        put(holding.values, layout.places(np.flatnonzero(never)), fresh)
+        put(holding.values, layout.places(never), fresh)
 
     def _start(self) -> Arrays:
         state = self._workload.start(self._settings.seed)
         self._total = int(block_bytes(self._workload.blocks, state).sum())
         return state
-
-
-def _saved_at(count: int, segments: Sequence[Segment]) -> Ids:
-    """Return the iteration of each block in the last segment that has it."""
-    result = np.zeros(count, np.int64)
-    for segment in segments:
-        result[segment.ids] = segment.saved_at
-    return result

@@ -13,7 +13,6 @@ from holdfast.faults.schedule import Schedule
 from holdfast.workloads.divided import Divided
 from holdfast.workloads.registry import load_workload
 
-KINDS = ("node", "worker", "controller")
 POINTS = ("boundary", "apply", "checkpoint", "recovery")
 
 
@@ -42,15 +41,22 @@ class Settings:
             raise BadInput(f"--staleness must be at least 0 (got {self.staleness}).")
         if self.recovery not in RECOVERIES:
             raise BadInput(f"--restore must be one of {', '.join(RECOVERIES)} (got {self.recovery!r}).")
+        members = {"node": self.nodes, "worker": self.workers, "controller": 1}
         for failure in self.failures:
-            self._check(failure.kind, failure.targets, failure.point)
+            kind, point = failure.kind, failure.point
+            if kind not in members or point not in POINTS:
+                raise BadInput(
+                    f"Cannot kill {kind!r} at {point!r}: choose a node, a worker or the controller, at the boundary, "
+                    "apply, checkpoint or recovery, such as kill@7:checkpoint,node=1."
+                )
+            if wrong := [target for target in failure.targets if not 0 <= target < members[kind]]:
+                there = f"there are {members[kind]} at the start, numbered from 0"
+                raise BadInput(f"cannot kill {kind} {wrong[0]}: {there}.")
 
     def load(self) -> Divided:
-        """Load the workload and its data."""
         return load_workload(self.workload, self.data)
 
     def open(self) -> Store:
-        """Open the checkpoint store."""
         return store_at(self.store)
 
     def announced(self, life: int, workload: Divided) -> Serve:
@@ -77,14 +83,3 @@ class Settings:
     def history(self) -> Path:
         """The folder of the histories."""
         return self.out / "history"
-
-    def _check(self, kind: str, targets: tuple[int, ...], point: str) -> None:
-        if kind not in KINDS or point not in POINTS:
-            raise BadInput(
-                f"Cannot kill {kind!r} at {point!r}: choose a node, a worker or the controller, at the boundary, apply, "
-                "checkpoint or recovery, such as kill@7:checkpoint,node=1."
-            )
-        there = {"node": self.nodes, "worker": self.workers, "controller": 1}[kind]
-        for target in targets:
-            if not 0 <= target < there:
-                raise BadInput(f"cannot kill {kind} {target}: there are {there} at the start, numbered from 0")

@@ -40,13 +40,6 @@ class AppliedCommit(NamedTuple):
     behind: Ids  # miss an earlier round, and are unchanged
 
 
-class _Waiting(NamedTuple):
-    """A push that waits for the commit of its round, and the version of the map by which it was sent."""
-
-    push: Push
-    map_version: int
-
-
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
     """Return saved blocks as a holding that continues with round `version`; also used before the first round."""
     copies = {name: array.copy() for name, array in values.items()}
@@ -65,9 +58,10 @@ class Shard:
         self._summary: Arrays | None = None  # of these values, once a worker has asked
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
-        self._changed = -1
+        self.changed = -1  # the version of the map with which the holdings last changed
         self._seen: dict[int, Ids] = {}
-        self._inbox: dict[int, dict[int, _Waiting]] = {}
+        # By round and worker, a push that waits for the commit, and the version of the map by which it was sent.
+        self._inbox: dict[int, dict[int, tuple[Push, int]]] = {}
 
     @property
     def ids(self) -> Ids:
@@ -83,16 +77,6 @@ class Shard:
     def saved_at(self) -> Ids:
         """The iteration of each block's value in the cache."""
         return self._saved_at.copy()
-
-    @property
-    def sizes(self) -> Ids:
-        """The number of values in each block, without companions."""
-        return self._layout.blocks.sizes
-
-    @property
-    def changed(self) -> int:
-        """The version of the map with which the holdings last changed; requests by an older map are refused."""
-        return self._changed
 
     def number(self, when: When) -> int:
         """Return the number of a round, counted from the start of the run."""
@@ -115,8 +99,8 @@ class Shard:
         """
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
-        if waits.any() and (kept is None or kept.map_version < map_version):
-            self._inbox.setdefault(self.number(when), {})[worker] = _Waiting(push, map_version)
+        if waits.any() and (kept is None or kept[1] < map_version):
+            self._inbox.setdefault(self.number(when), {})[worker] = push, map_version
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: When) -> tuple[int, ...]:
@@ -130,7 +114,7 @@ class Shard:
         due, before = self._versions == number, self._versions > number
         result = AppliedCommit(self.ids[due], self.ids[before], self.ids[~(due | before)])
         waiting = self._inbox.get(number, {})
-        self._apply(when, due, [waiting[worker].push for worker in workers if worker in waiting])
+        self._apply(when, due, [waiting[worker][0] for worker in workers if worker in waiting])
         self._versions[due] = number + 1
         self._inbox = {later: pushes for later, pushes in self._inbox.items() if later > number}
         return result
@@ -166,7 +150,7 @@ class Shard:
     def require_map(self, map_version: int) -> None:
         """Refuse requests by older maps from now on: blocks that are given away must not change here."""
         self._require_recent(map_version)
-        self._changed = map_version
+        self.changed = map_version
 
     def give(self, ids: Ids) -> Holding:
         """Return a copy of the blocks `ids` and all that is known of them; `drop` them once another node has them."""
@@ -181,19 +165,18 @@ class Shard:
             nothing = _part(self._blocks, self._holding(), np.zeros(len(stays), bool))
             self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, map_version)
 
-    def distances(self) -> Floats:
-        """Return the distance of each block from its saved value, in the workload's norm."""
-        return self._apart_from(self._cache)
-
-    def norms(self) -> Floats:
-        """Return the distance of each block from zero, in the workload's norm."""
-        return self._apart_from({name: np.zeros_like(array) for name, array in self._values.items()})
+    def distances(self, others: Arrays | None = None) -> Floats:
+        """Return the distance of each block from its saved value, or from `others`, in the workload's norm."""
+        if not len(self.ids):
+            return np.zeros(0)
+        return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
         """Return what a policy needs of the blocks here; values that its ranking does not read are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
-        norms = self.norms() if ranking == "relative" else nothing
+        zeros = {name: np.zeros_like(array) for name, array in self._values.items()}
+        norms = self.distances(zeros) if ranking == "relative" else nothing
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
@@ -239,11 +222,6 @@ class Shard:
             add(total, layout.places(position[wanted]), part)
         return total
 
-    def _apart_from(self, others: Arrays) -> Floats:
-        if not len(self.ids):
-            return np.zeros(0)
-        return self._workload.norm(self._layout.blocks, self._values, others)
-
     def _holding(self) -> Holding:
         return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
@@ -259,9 +237,9 @@ class Shard:
             worker: np.concatenate([part.seen.get(worker, part.versions) for part in (stays, arriving)])[order]
             for worker in {**stays.seen, **arriving.seen}
         }
-        self._changed = map_version
+        self.changed = map_version
         self._inbox = {
-            number: {worker: waiting for worker, waiting in pushes.items() if waiting.map_version >= map_version}
+            number: {worker: waiting for worker, waiting in pushes.items() if waiting[1] >= map_version}
             for number, pushes in self._inbox.items()
         }
 
@@ -276,16 +254,14 @@ class Shard:
         position = self._layout.positions(ids)
         if (position < 0).any():
             missing = int(ids[position < 0][0])
-            raise BlocksMoved(
-                f"block {missing} is not on this node, which holds {len(self.ids)} others: use the newest map"
-            )
+            others = f"which holds {len(self.ids)} others"
+            raise BlocksMoved(f"block {missing} is not on this node, {others}: use the newest map")
         return position
 
     def _require_recent(self, map_version: int) -> None:
-        if map_version < self._changed:
-            raise BlocksMoved(
-                f"the map of version {map_version} is older than this node's blocks, of version {self._changed}"
-            )
+        if map_version < self.changed:
+            newer = f"this node's blocks, of version {self.changed}"
+            raise BlocksMoved(f"the map of version {map_version} is older than {newer}")
 
 
 def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:

@@ -4,6 +4,7 @@
 run's folder, written by a user and taken by the driver.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,6 @@ from holdfast import events
 from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
-
-NAME = "join"
 
 
 class Status(NamedTuple):
@@ -38,7 +37,7 @@ class JoinRequest:
     """A request for more nodes; one at a time."""
 
     def __init__(self, out: Path) -> None:
-        self._path = out / NAME
+        self._path = out / "join"
 
     def write(self, nodes: int) -> None:
         """Request `nodes` more nodes."""
@@ -62,14 +61,14 @@ def summary(run: Path) -> list[str]:
     plan = next(what for what in recorded if isinstance(what, events.Serve))
     iterations = [what for what in recorded if isinstance(what, events.Iterate)]
     lost = [what for what in recorded if isinstance(what, events.Lost)]
-    nodes, workers = _count(recorded, "node"), _count(recorded, "worker")
+    joined = Counter(what.kind for what in recorded if isinstance(what, events.Joined))
+    gone = Counter(what.kind for what in lost)
+    nodes, workers = plan.nodes + joined["node"] - gone["node"], plan.workers + joined["worker"] - gone["worker"]
     lines = [f"{plan.workload}: {plan.blocks} blocks on {nodes} nodes, {workers} workers"]
     if iterations:
         last = iterations[-1]
-        lines.append(
-            f"iteration {last.iteration + 1}: loss {last.loss:.6g} (criterion {plan.criterion:.6g}), "
-            f"{last.seconds * 1000:.0f} ms an iteration"
-        )
+        loss, milliseconds = f"loss {last.loss:.6g} (criterion {plan.criterion:.6g})", f"{last.seconds * 1000:.0f} ms"
+        lines.append(f"iteration {last.iteration + 1}: {loss}, {milliseconds} an iteration")
     saves = [what for what in recorded if isinstance(what, events.Commit)]
     if saves:
         lines.append(f"{len(saves)} saves, the last after iteration {saves[-1].step}")
@@ -94,10 +93,3 @@ def _events(run: Path) -> list[events.What]:
     if not any(isinstance(what, events.Serve) for what in recorded):
         raise BadInput(f"The run in {run} has not begun to train. Try again in a moment.")
     return recorded
-
-
-def _count(lines: list[events.What], kind: str) -> int:
-    plan = next(what for what in lines if isinstance(what, events.Serve))
-    joined = sum(isinstance(what, events.Joined) and what.kind == kind for what in lines)
-    lost = sum(isinstance(what, events.Lost) and what.kind == kind for what in lines)
-    return (plan.nodes if kind == "node" else plan.workers) + joined - lost

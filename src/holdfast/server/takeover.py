@@ -37,13 +37,13 @@ class ControllerPast:
         struck = [what for what in self._all("struck") if isinstance(what, events.Struck)]
         return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in struck}
 
-    def iterations(self) -> int:
-        """Return the number of finished iterations."""
-        return max((what.iteration + 1 for what in self._iterations()), default=0)
-
     def last(self) -> events.Iterate | None:
         """Return the last recorded iteration."""
-        return next(reversed([*self._iterations()]), None)
+        return next(reversed([what for what in self._all("iterate") if isinstance(what, events.Iterate)]), None)
+
+    def iterations(self) -> int:
+        """Return the number of finished iterations."""
+        return 0 if (last := self.last()) is None else last.iteration + 1
 
     def saves(self) -> int:
         """Return how often blocks were chosen to be saved."""
@@ -52,9 +52,6 @@ class ControllerPast:
     def failures(self) -> int:
         """Return how often a node, a worker or a controller was lost."""
         return sum(1 for _ in self._all("lost"))
-
-    def _iterations(self) -> Iterator[events.Iterate]:
-        return (what for what in self._all("iterate") if isinstance(what, events.Iterate))
 
     def _all(self, kind: str) -> Iterator[events.What]:
         return (event.what for event in recall(self._path, kind))

@@ -121,7 +121,6 @@ class Worker:
         return WorkerRound(compute=time.perf_counter() - began, measures=measures)
 
     def close(self) -> None:
-        """Close the history."""
         self._history.close()
 
     @ray.method(concurrency_group="health")
@@ -163,9 +162,11 @@ class Worker:
         version = self._map_now().version
         answers = self._gathered({node: call(self._nodes[node], "pull", version, ids) for node, ids in asked.items()})
         self._has_summaries = any(summary for _, summary in answers.values())
-        return together([(route.places, answers[route.node][0]) for route in routes]), _summed(
-            [answers[node][1] for node in sorted(answers)]
-        )
+        summed: Arrays = {}
+        for node in sorted(answers):
+            summary = answers[node][1]
+            summed = {name: summed[name] + value if name in summed else value for name, value in summary.items()}
+        return together([(route.places, answers[route.node][0]) for route in routes]), summed
 
     def _push(self, when: When, part: int, push: Push, method: str) -> None:
         routes, version = self._routed("push", part, when.round, push.ids), self._map_now().version
@@ -183,10 +184,9 @@ class Worker:
         version = self._map_now().version
         changed = dict.fromkeys(calls, "the map has changed")
         answers = gather(calls, lambda: changed if self._newest > version else dict(self._gone), PATIENCE)
-        if self._newest > version or any(isinstance(answer, BlocksMoved) for answer in answers.results.values()):
-            raise _BrokenOff({})
-        if answers.missing:
-            raise _BrokenOff(answers.missing)
+        moved = any(isinstance(answer, BlocksMoved) for answer in answers.results.values())
+        if self._newest > version or moved or answers.missing:
+            raise _BrokenOff({} if self._newest > version or moved else answers.missing)
         return answers.results
 
     def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
@@ -201,11 +201,3 @@ class Worker:
     def _map_now(self) -> PartitionMap:
         assert self._map is not None
         return self._map
-
-
-def _summed(summaries: Sequence[Arrays]) -> Arrays:
-    """Add up the summaries of nodes, in this order."""
-    total: Arrays = {}
-    for summary in summaries:
-        total = {name: total[name] + value if name in total else value for name, value in summary.items()}
-    return total

@@ -53,15 +53,7 @@ def worst_rate(distances: npt.ArrayLike) -> Rate:
 
 
 # The sums of 1, t, t², log s and t log s, where t ≤ 0 counts steps from now, as they become when now is one step later.
-_ONE_STEP_ON = np.array(
-    [
-        [1, 0, 0, 0, 0],
-        [-1, 1, 0, 0, 0],
-        [1, -2, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [0, 0, 0, -1, 1],
-    ]
-)
+_ONE_STEP_ON = np.array([[1, 0, 0, 0, 0], [-1, 1, 0, 0, 0], [1, -2, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, -1, 1]])
 
 
 class OnlineRate:

@@ -178,11 +178,7 @@ class MatrixFactorization(DividedDefaults):
 # (Jester 2+: more users, 150 jokes, sparser) and the first iteration on ours would pass it, so the criterion is ours: just
 # above a plateau at 3,102, on which runs from some starts stay for up to 150 iterations. Runs take 20 ± 9 iterations to it;
 # to 3,092, one above the best of rank 5, they take 40 ± 22, and a failure costs 3. Generated: ours likewise.
-SETTINGS: dict[str, tuple[int, float]] = {
-    "movielens": (20, 9.2e2),
-    "jester": (5, 3.103e3),
-    "generated": (5, 1.45e2),
-}
+SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5, 3.103e3), "generated": (5, 1.45e2)}
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:

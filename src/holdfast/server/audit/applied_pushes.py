@@ -1,7 +1,7 @@
 """Check that every round reached every block once, and that every push was applied once or declared dropped."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from holdfast.events import Applied, Pushed
@@ -21,7 +21,10 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
     if ledger.plan.staleness:
         return applied_as_they_came(ledger)
     for number in sorted({*range(finished), *ledger.applied, *replay.dropped}):
-        if because := _wrong_round(ledger, number, finished):
+        tenure, applied = in_force(replay.tenures, number), ledger.applied.get(number, {})
+        because = "it was applied after the run had ended" if replay.done and number >= finished else None
+        because = because or _other_blocks(tenure, applied) or _other_map(replay.tenures, tenure, applied)
+        if because := because or _undeclared_round(ledger, number, tenure, is_finished=number < finished):
             return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
     if because := _out_of_order(ledger):
         return "fail", because
@@ -39,23 +42,10 @@ def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
     return silent
 
 
-def _wrong_round(ledger: ServedLedger, number: int, finished: int) -> str | None:
-    tenure, applied = in_force(ledger.replay.tenures, number), ledger.applied.get(number, {})
-    if ledger.replay.done and number >= finished:
-        return "it was applied after the run had ended"
-    return (
-        _other_blocks(tenure, applied)
-        or _other_map(ledger.replay.tenures, tenure, applied)
-        or _undeclared_round(ledger, number, tenure, is_finished=number < finished)
-    )
-
-
 def _out_of_order(ledger: ServedLedger) -> str | None:
     """Return a node that recorded a round after a later one: all nodes wait for each other after every round."""
     for writer in ledger.writers:
-        rounds = (
-            [what for what in ledger.events_of(*writer) if isinstance(what, Applied)] if writer.kind == "node" else []
-        )
+        rounds = [what for what in ledger.events_of(*writer) if isinstance(what, Applied) and writer.kind == "node"]
         for before, after in pairwise(rounds):
             if ledger.number(after) < ledger.number(before):
                 later = f"iteration {before.iteration} round {before.round}"
@@ -67,11 +57,7 @@ def _other_blocks(tenure: Tenure, applied: Mapping[int, Sequence[Applied]]) -> s
     for node, events in applied.items():
         held = tenure.held.get(node, Samples())
         if (changed := Samples.total(event.blocks for event in events)) != held:
-            which = (
-                f"{changed.count} of the {held.count}"
-                if changed.count < held.count
-                else f"{changed.count} instead of the {held.count}"
-            )
+            which = f"{changed.count} {'of' if changed.count < held.count else 'instead of'} the {held.count}"
             which = f"other than the {held.count}" if changed.count == held.count else which
             return f"node-{node} applied it to {which} blocks that it held"
     return None
@@ -93,17 +79,14 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_f
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
     if dropped:
         declared = Samples.total(event.blocks for event in dropped)
-        parts = _of(tenure, silent & lost), _of(tenure, (lost & set(tenure.held)) - silent)
-        if not adds_up(declared, *parts):
+        missing = [tenure.held[node] for node in silent & lost]
+        applied = [tenure.held[node] for node in (lost & set(tenure.held)) - silent]
+        if not adds_up(declared, missing, applied):
             return "the blocks declared dropped are not those of the nodes lost in it"
         silent -= lost
     if silent and is_finished:
         return f"node-{min(silent)} never applied it, but nothing is declared dropped"
     return None
-
-
-def _of(tenure: Tenure, nodes: Iterable[int]) -> list[Samples]:
-    return [tenure.held[node] for node in nodes if node in tenure.held]
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
@@ -140,10 +123,8 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
             if worker != part and (gone is None or number < gone):
                 return "fail", f"worker-{worker} pushed from part {part}, but worker-{part} is not recorded as lost"
             taken |= {part} if worker != part else set()
-    return (
-        "pass",
-        f"{counted(len(taken), 'part')} of the input taken over" if taken else "every worker had its own part",
-    )
+    changes = f"{counted(len(taken), 'part')} of the input taken over"
+    return "pass", changes if taken else "every worker had its own part"
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
@@ -164,21 +145,15 @@ def _wrong_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mappi
             if ServerWriter("worker", part) not in ledger.writers:
                 raise CannotTell(f"there is no history of worker-{part}")
             return f"it was applied, but nothing was pushed from part {part}"
-        if because := _unlike(ledger, number, pushed[part]):
-            return because
-        if strange := set(pushed[part].nodes) - set(tenure.held):
+        final = pushed[part]
+        for worker, push in ledger.pushed[number, part]:
+            if push.version == final.version and (push.blocks, set(push.nodes)) != (final.blocks, set(final.nodes)):
+                return f"worker-{worker} pushed other blocks from part {part} than another worker"
+        if strange := set(final.nodes) - set(tenure.held):
             return f"part {part} was pushed to node-{min(strange)}, which held no blocks"
-        if because := _misdirected(tenure, pushed[part]):
+        if because := _misdirected(tenure, final):
             return because
-    return _misapplied(ledger, number, pushed) or _undeclared_push(ledger, number, tenure, pushed)
-
-
-def _unlike(ledger: ServedLedger, number: int, final: Pushed) -> str | None:
-    """Return an error if two workers pushed different blocks of one part by the same map."""
-    for worker, push in ledger.pushed[number, final.part]:
-        if push.version == final.version and (push.blocks, set(push.nodes)) != (final.blocks, set(final.nodes)):
-            return f"worker-{worker} pushed other blocks from part {final.part} than another worker"
-    return None
+    return _misapplied(ledger, number, tenure, pushed)
 
 
 def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
@@ -191,23 +166,17 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
     return None
 
 
-def _misapplied(ledger: ServedLedger, number: int, pushed: Mapping[int, Pushed]) -> str | None:
+def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
+    """Check that every push was applied by the nodes that received it, or declared dropped."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)
         if applied != due:
-            return f"node-{node} applied pushes from parts {_named(applied)}, but received {_named(due)}"
-    return None
-
-
-def _undeclared_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
+            parts, received = (", ".join(map(str, parts)) or "none" for parts in (applied, due))
+            return f"node-{node} applied pushes from parts {parts}, but received {received}"
     declared = {part for dropped in ledger.replay.dropped.get(number, ()) for part in dropped.parts}
     silent = lacking(ledger, number, tenure)
     for part, push in pushed.items():
         if silent & set(push.nodes) and part not in declared:
             return f"the push from part {part} to node-{min(silent)} was neither applied nor declared dropped"
     return None
-
-
-def _named(parts: list[int]) -> str:
-    return ", ".join(map(str, parts)) or "none"

@@ -63,13 +63,6 @@ class Ownership:
         self.owners = drawn.owners.astype(np.int64)
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
-    def declare_lost(self, ids: Blocks, open_round: int, *, everything: bool) -> None:
-        """Record that `ids` are lost before `open_round`; with `everything`, all blocks must be restored."""
-        self.is_declared_lost[ids] = True
-        self.open_round = open_round
-        if everything:
-            self.has_come_back[:] = False
-
     def restore(self, node: int, ids: Blocks, version: int) -> None:
         """Give blocks that came back from their saves to `node`."""
         self.owners[ids] = node

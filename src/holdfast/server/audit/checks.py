@@ -1,7 +1,6 @@
 """The checks of a run on the parameter server, in the order in which findings are shown."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.server.audit import applied_pushes, stale_rounds
@@ -21,25 +20,15 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
     replay, plan = ledger.replay, ledger.plan
     if replay.done is None:
         return "unknown", f"the run is not done: {counted(replay.iterations, 'iteration')} recorded"
+    ended = "the controller ended after"
     if replay.done.step != replay.iterations:
-        return (
-            "fail",
-            f"the controller ended after {replay.done.step} iterations, but {replay.iterations} are recorded",
-        )
+        return "fail", f"{ended} {replay.done.step} iterations, but {replay.iterations} are recorded"
     if replay.is_converged:
-        return (
-            "pass",
-            f"the loss {replay.loss:.6g} is below {plan.criterion:.6g} after {counted(replay.iterations, 'iteration')}",
-        )
+        below = f"the loss {replay.loss:.6g} is below {plan.criterion:.6g}"
+        return "pass", f"{below} after {counted(replay.iterations, 'iteration')}"
     if replay.iterations == plan.iterations:
-        return (
-            "pass",
-            f"all {counted(plan.iterations, 'iteration')} allowed are done; the criterion is not reached",
-        )
-    return (
-        "fail",
-        f"the controller ended after {replay.iterations} of {plan.iterations} iterations, above the criterion",
-    )
+        return "pass", f"all {counted(plan.iterations, 'iteration')} allowed are done; the criterion is not reached"
+    return "fail", f"{ended} {replay.iterations} of {plan.iterations} iterations, above the criterion"
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
@@ -85,10 +74,8 @@ def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
         return "unknown", "the newest save of each block is not recorded"
     if replay.unsaved and ledger.plan.recovery == "fresh":
         saved, fresh = replay.restored - replay.unsaved, counted(replay.unsaved, "block")
-        return (
-            "pass",
-            f"{counted(saved, 'block')} restored, each from its newest save; {fresh} had none and got new values",
-        )
+        newest = f"{counted(saved, 'block')} restored, each from its newest save"
+        return "pass", f"{newest}; {fresh} had none and got new values"
     return "pass", f"{counted(replay.restored, 'block')} restored, each from its newest save"
 
 
@@ -109,24 +96,17 @@ def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
 def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
     """Check that the controller and every node and worker that took part have a history."""
     plan, present = ledger.plan, set(ledger.writers)
-    needed = {ServerWriter("node", n) for n in range(plan.nodes)} | {
-        ServerWriter("worker", n) for n in range(plan.workers)
-    }
-    needed |= {ServerWriter("node", node) for tenure in ledger.replay.tenures for node in tenure.held}
+    nodes = {*range(plan.nodes), *(node for tenure in ledger.replay.tenures for node in tenure.held)}
+    needed = {ServerWriter("node", n) for n in nodes} | {ServerWriter("worker", n) for n in range(plan.workers)}
     if absent := sorted(needed - present):
         names = ", ".join(f"{writer.kind}-{writer.number}" for writer in absent[:SHOWN])
         return "unknown", f"there is no history of {names}: collect the histories of all machines"
     ever = ledger.replay.members.ever
-    strangers = [
-        writer for writer in ledger.writers if writer.kind != "controller" and writer.number not in ever[writer.kind]
-    ]
-    for writer in strangers:
-        if len(ledger.events_of(writer.kind, writer.number)) > 1:  # more than that it opened its file
-            return "fail", f"{writer.kind}-{writer.number} has a history, but never joined"
-    return (
-        "pass",
-        f"the histories of the controller, {counted(len(ever['node']), 'node')} and {counted(len(ever['worker']), 'worker')}",
-    )
+    for kind, number in ledger.writers:
+        if kind != "controller" and number not in ever[kind] and len(ledger.events_of(kind, number)) > 1:
+            return "fail", f"{kind}-{number} has a history, but never joined"
+    members = f"{counted(len(ever['node']), 'node')} and {counted(len(ever['worker']), 'worker')}"
+    return "pass", f"the histories of the controller, {members}"
 
 
 def one_plan(ledger: ServedLedger) -> tuple[Verdict, str]:
@@ -142,8 +122,7 @@ def one_plan(ledger: ServedLedger) -> tuple[Verdict, str]:
     )
 
 
-Check: TypeAlias = Callable[[ServedLedger], tuple[Verdict, str]]
-CHECKS: Mapping[str, Check] = {
+CHECKS: Mapping[str, Callable[[ServedLedger], tuple[Verdict, str]]] = {
     check.__name__: check
     for check in (
         history_is_readable,

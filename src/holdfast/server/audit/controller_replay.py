@@ -6,7 +6,7 @@ Anything that cannot be right is kept as text under its topic; the checks turn t
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,27 +21,20 @@ from holdfast.server.audit.committed_saves import CommittedSaves, SaveChoice
 Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
-class NodeHistory(NamedTuple):
-    """The choices (by iteration) and the restores that one node recorded."""
+class Recorded:
+    """Lines that a replay compares with: the controller's choices and restores, and those of every node."""
 
-    chosen: Mapping[int, Sequence[Samples]]
-    restores: Sequence[Restored]
-
-
-class Recorded(NamedTuple):
-    """Lines that a replay compares with: the iterations chosen for, the restores, and what every node recorded."""
-
-    chosen: set[int]
-    restored: set[tuple[int, int]]  # node and map version
-    nodes: Mapping[int, NodeHistory]
-
-    def chosen_by(self, node: int, iteration: int) -> Sequence[Samples]:
-        """Return the choices that `node` recorded for the save of `iteration`."""
-        return self.nodes[node].chosen.get(iteration, ()) if node in self.nodes else ()
-
-    def restores_of(self, node: int) -> Sequence[Restored]:
-        """Return the restores that `node` recorded."""
-        return self.nodes[node].restores if node in self.nodes else ()
+    def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
+        self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
+        self.restored = {(what.node, what.version) for what in lines if isinstance(what, Restored)}
+        self.chosen_by: defaultdict[tuple[int, int], list[Samples]] = defaultdict(list)  # by node and iteration
+        self.restores_of: defaultdict[int, list[Restored]] = defaultdict(list)
+        for node, own in nodes.items():
+            for what in own:
+                if isinstance(what, Chosen):
+                    self.chosen_by[node, what.iteration].append(what.blocks)
+                elif isinstance(what, Restored):
+                    self.restores_of[node].append(what)
 
 
 class ReplayedMembers:
@@ -50,15 +43,11 @@ class ReplayedMembers:
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
         self.present = {kind: set(members) for kind, members in self.ever.items()}
+        self.nodes = self.present["node"]
         self.workers_lost: dict[int, int] = {}  # by worker, the number of the first round without it
         self.struck: set[tuple[str, int]] = set()  # killed on purpose, and not recorded as lost yet
         self.to_receive: set[int] = set()  # nodes that have joined and must receive blocks
         self.to_lose: set[int] = set()  # nodes whose blocks are recorded as lost, so the nodes must be lost too
-
-    @property
-    def nodes(self) -> set[int]:
-        """The nodes that take part now."""
-        return self.present["node"]
 
 
 class Replay:
@@ -77,9 +66,8 @@ class Replay:
         self.iterations = self.restored = self.unsaved = 0
         self.loss: float | None = None
         self.done: Done | None = None
-        self.is_taken_over = (
-            False  # after a controller was lost, until the next iteration: it may not have recorded all
-        )
+        # True after a controller was lost, until the next iteration: it may not have recorded everything.
+        self.is_taken_over = False
         self._life = -1
 
     @property
@@ -105,18 +93,16 @@ class Replay:
             self._complain("ends", f"two controllers started as number {what.attempt}")
         self._life, self.done = what.attempt, None  # a controller may die between its last line and its answer
         self.members.struck.discard(("controller", 0))
-        if self._life:
-            self.is_taken_over = True
-            self._take_unrecorded()
-
-    def _take_unrecorded(self) -> None:
-        """Take the choices and restores that nodes recorded and the lost controller did not."""
+        if not self._life:
+            return
+        # Take the choices and restores that nodes recorded and the lost controller did not.
+        self.is_taken_over = True
         step, nodes = self.iterations + 1, self.members.nodes
-        by_node = {node: chosen[0] for node in nodes if (chosen := self._recorded.chosen_by(node, step))}
+        by_node = {node: chosen[0] for node in nodes if (chosen := self._recorded.chosen_by.get((node, step)))}
         if by_node and step not in self._recorded.chosen | self.saves.committed:
             self.saves.choose(step, SaveChoice(self.ownership.owners.copy(), by_node))
         for node in sorted(nodes):
-            for restore in self._recorded.restores_of(node):
+            for restore in self._recorded.restores_of[node]:
                 if (node, restore.version) not in self._recorded.restored and self._may_follow(restore):
                     self._restore_to(node, restore)
 
@@ -172,16 +158,24 @@ class Replay:
             lost_in = f"iteration {what.iteration} round {what.round}"
             self._complain("losses", f"{node}, lost in {lost_in}, cannot have waited for round {what.version}")
         self.losses.append(what)
-        ownership.declare_lost(ids, what.version, everything=self.plan.recovery == "full")
+        ownership.is_declared_lost[ids] = True
+        ownership.open_round = what.version
+        if self.plan.recovery == "full":
+            ownership.has_come_back[:] = False
 
     def _is_open(self, number: int) -> bool:
         """Return True if round `number` belongs to the iteration that is under way."""
-        rounds = self.plan.rounds
-        return self.iterations * rounds <= number <= (self.iterations + 1) * rounds
+        return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
     def _restore(self, what: Restored) -> None:
-        if self._restore_to(what.node, what):
-            self._compare_with_node(what)
+        """Restore blocks by the controller's line, which the node must have recorded as well."""
+        if not self._restore_to(what.node, what):
+            return
+        own = [restore for restore in self._recorded.restores_of[what.node] if restore.version == what.version]
+        saves = set(zip(what.blocks, what.saved_at, strict=False))
+        if not any(r.node == what.node and set(zip(r.blocks, r.saved_at, strict=False)) == saves for r in own):
+            recorded = f"node-{what.node} recorded {'other blocks or saves' if own else 'nothing'}"
+            self._complain("restores", f"{recorded} for the controller's restore by map {what.version}")
 
     def _restore_to(self, node: int, what: Restored) -> bool:
         """Restore blocks to `node`; return False if the line cannot be read."""
@@ -196,35 +190,16 @@ class Replay:
         goes_back = (ownership.owners[ids] == node) & ~ownership.has_come_back[ids]  # by full recovery
         if len(kept := ids[~(lost | goes_back)]):
             self._complain("losses", f"block {kept[0]} came back to node-{node}, but its loss is not recorded")
-        self._check_saves(node, ids, np.asarray(what.saved_at, np.int64))
+        saved_at, newest = np.asarray(what.saved_at, np.int64), self.saves.saved_at[ids]
+        if len(differing := np.flatnonzero(saved_at != newest)) and self.saves.unclear is None:
+            block, used, expected = (int(array[differing[0]]) for array in (ids, saved_at, newest))
+            came_back = f"block {block} came back to node-{node} from the save of iteration {used}"
+            self._complain("restores", f"{came_back}, but the newest committed save is of iteration {expected}")
         ownership.restore(node, ids, what.version)
         self.restored += len(ids)
         self.unsaved += sum(saved_at == 0 for saved_at in what.saved_at)
         self.went_back.add(what.version)
         return True
-
-    def _check_saves(self, node: int, ids: Blocks, saved_at: Blocks) -> None:
-        newest = self.saves.saved_at[ids]
-        if len(differing := np.flatnonzero(saved_at != newest)) and self.saves.unclear is None:
-            block, used, expected = (int(array[differing[0]]) for array in (ids, saved_at, newest))
-            self._complain(
-                "restores",
-                f"block {block} came back to node-{node} from the save of iteration {used}, but the newest committed "
-                f"save is of iteration {expected}",
-            )
-
-    def _compare_with_node(self, what: Restored) -> None:
-        """Complain unless the node recorded the same restore as the controller."""
-        own = [restore for restore in self._recorded.restores_of(what.node) if restore.version == what.version]
-        if not any(
-            (restore.node, set(zip(restore.blocks, restore.saved_at, strict=False)))
-            == (what.node, set(zip(what.blocks, what.saved_at, strict=False)))
-            for restore in own
-        ):
-            recorded = "other blocks or saves" if own else "nothing"
-            self._complain(
-                "restores", f"node-{what.node} recorded {recorded} for the controller's restore by map {what.version}"
-            )
 
     def _move(self, what: Moved) -> None:
         self._continue()
@@ -236,9 +211,8 @@ class Replay:
             self._complain("owners", f"block {others[0]} moved from node-{what.source}, which did not hold it")
         is_late = what.version < ownership.version or what.iteration != self.iterations
         if what.target not in self.members.nodes or is_late:
-            self._complain(
-                "owners", f"blocks moved to node-{what.target} by map {what.version}, in which it has no place"
-            )
+            moved = f"blocks moved to node-{what.target} by map {what.version}"
+            self._complain("owners", f"{moved}, in which it has no place")
         ownership.move(what.target, ids, what.version, self.iterations * self.plan.rounds)
         self.gave[what.source] = what.version
 
@@ -260,7 +234,7 @@ class Replay:
             self._complain("saves", f"blocks were chosen for iteration {step}, when no save was due")
         by_node: dict[int, Samples] = {}
         for node in sorted(self.members.nodes):
-            chosen = self._recorded.chosen_by(node, step)
+            chosen = self._recorded.chosen_by[node, step]
             if len(chosen) != 1 and node not in lost_soon:
                 self._complain("saves", f"node-{node} chose {len(chosen)} times for the save of iteration {step}")
             by_node |= {node: chosen[0]} if chosen else {}
@@ -271,8 +245,12 @@ class Replay:
 
     def _commit(self, what: Commit) -> None:
         self.saves.commits += not what.found
-        if what.step == 0 and not self.tenures:
-            self._begin()
+        if what.step == 0 and not self.tenures:  # all blocks are dealt out, and saved before the first iteration
+            try:
+                self.ownership.deal(self.members.nodes, self.plan.seed)
+            except BadInput as error:
+                raise CannotTell(f"the first owners of blocks cannot be computed: {error}") from error
+            self.saves.saved_at[:] = 0
         if not what.blocks:
             if what.step:
                 self.saves.commit_unclear(what.step)
@@ -285,14 +263,6 @@ class Replay:
         if because := self.saves.commit(what.step, ids):
             self._complain("saves", because)
 
-    def _begin(self) -> None:
-        """Deal out all blocks, which are saved as they are before the first iteration."""
-        try:
-            self.ownership.deal(self.members.nodes, self.plan.seed)
-        except BadInput as error:
-            raise CannotTell(f"the first owners of blocks cannot be computed: {error}") from error
-        self.saves.saved_at[:] = 0
-
     def _drop(self, what: Dropped) -> None:
         self._continue()
         number = what.iteration * self.plan.rounds + what.round
@@ -303,7 +273,10 @@ class Replay:
 
     def _iterate(self, what: Iterate) -> None:
         self._continue()
-        self._require_shares()
+        waiting = self.members.to_receive & self.members.nodes
+        if idle := waiting - set(self.ownership.owners.tolist()):
+            self._complain("owners", f"node-{min(idle)} joined, but received no blocks")
+        self.members.to_receive.clear()
         if what.iteration != self.iterations:
             self._complain("ends", f"iteration {what.iteration} was done where {self.iterations} was due")
         if self.is_converged:
@@ -345,18 +318,10 @@ class Replay:
         # Where pushes are applied as they come, some may have been applied by a map that no round ended with.
         self.ownership.close(keep_all=self.plan.staleness > 0)
 
-    def _require_shares(self) -> None:
-        """Complain about nodes that have joined and hold no block."""
-        waiting = self.members.to_receive & self.members.nodes
-        if idle := waiting - set(self.ownership.owners.tolist()):
-            self._complain("owners", f"node-{min(idle)} joined, but received no blocks")
-        self.members.to_receive.clear()
-
     def _require_committed(self) -> None:
         if waiting := self.saves.waiting():
-            self._complain(
-                "saves", f"the blocks that node-{waiting[1]} chose for iteration {waiting[0]} were never committed"
-            )
+            chosen = f"the blocks that node-{waiting[1]} chose for iteration {waiting[0]}"
+            self._complain("saves", f"{chosen} were never committed")
 
     def _ids(self, blocks: Sequence[int], topic: Topic, subject: str) -> Blocks | None:
         ids = numbers(blocks, self.plan.blocks)
@@ -384,23 +349,15 @@ HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
     """Follow all lines of the controller, next to what each node recorded."""
-    recorded = Recorded(
-        chosen={what.iteration for what in lines if isinstance(what, Chosen)},
-        restored={(what.node, what.version) for what in lines if isinstance(what, Restored)},
-        nodes={node: _node_history(own) for node, own in nodes.items()},
-    )
-    replay = Replay(plan, _policy(plan), recorded)
+    try:
+        fraction = Fraction(plan.fraction)
+        policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
+    except (BadInput, ValueError, ZeroDivisionError) as error:
+        raise CannotTell(f"the controller's plan has a policy that cannot save anything: {error}") from error
+    replay = Replay(plan, policy, Recorded(lines, nodes))
     for what, lost_soon in zip(lines, _lost_soon(lines), strict=True):
         replay.take(what, lost_soon)
     return replay
-
-
-def _node_history(lines: Sequence[What]) -> NodeHistory:
-    chosen: defaultdict[int, list[Samples]] = defaultdict(list)
-    for what in lines:
-        if isinstance(what, Chosen):
-            chosen[what.iteration].append(what.blocks)
-    return NodeHistory(chosen, [what for what in lines if isinstance(what, Restored)])
 
 
 def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
@@ -414,11 +371,3 @@ def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
         elif isinstance(what, Lost) and what.kind == "node":
             lost = lost | {what.number}
     return result[::-1]
-
-
-def _policy(plan: Serve) -> Policy:
-    try:
-        fraction = Fraction(plan.fraction)
-        return Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
-    except (BadInput, ValueError, ZeroDivisionError) as error:
-        raise CannotTell(f"the controller's plan has a policy that cannot save anything: {error}") from error

@@ -6,41 +6,44 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from holdfast.events import (
-    Applied,
-    Chosen,
-    Commit,
-    Done,
-    Dropped,
-    Event,
-    Iterate,
-    Joined,
-    Lost,
-    Malformed,
-    Moved,
-    Open,
-    Other,
-    Pushed,
-    Restored,
-    Serve,
-    Struck,
-    What,
-)
+from holdfast import events
 from holdfast.finding import CannotTell, where
 from holdfast.history.log import Torn
 from holdfast.server.audit.controller_replay import Replay, replay_controller
 
 # The events that each kind of process writes.
 WRITES: Mapping[str, tuple[type, ...]] = {
-    "controller": (Serve, Iterate, Chosen, Commit, Struck, Lost, Restored, Dropped, Joined, Moved, Done),
-    "node": (Applied, Chosen, Restored),
-    "worker": (Pushed,),
+    "controller": (
+        events.Serve,
+        events.Iterate,
+        events.Chosen,
+        events.Commit,
+        events.Struck,
+        events.Lost,
+        events.Restored,
+        events.Dropped,
+        events.Joined,
+        events.Moved,
+        events.Done,
+    ),
+    "node": (events.Applied, events.Chosen, events.Restored),
+    "worker": (events.Pushed,),
 }
-# Larger than any run; a forged plan may contain any number.
-_BLOCKS = 1 << 27
-_MEMBERS = 1 << 20
-ANYBODY = (Open, Other, Malformed)
-SERVED = (Serve, Iterate, Pushed, Applied, Chosen, Struck, Lost, Restored, Dropped, Joined, Moved)
+_BLOCKS, _MEMBERS = 1 << 27, 1 << 20  # larger than any run; a forged plan may contain any number
+ANYBODY = (events.Open, events.Other, events.Malformed)
+SERVED = (
+    events.Serve,
+    events.Iterate,
+    events.Pushed,
+    events.Applied,
+    events.Chosen,
+    events.Struck,
+    events.Lost,
+    events.Restored,
+    events.Dropped,
+    events.Joined,
+    events.Moved,
+)
 
 
 class ServerWriter(NamedTuple):
@@ -67,45 +70,41 @@ class ServedLedger:
         self.events = 0
         self.wrong: list[str] = []  # lines that are wrong
         self.is_served = False
-        self._events: defaultdict[ServerWriter, list[What]] = defaultdict(list)
+        self._events: defaultdict[ServerWriter, list[events.What]] = defaultdict(list)
 
-    def take(self, event: Event, file: str | None = None) -> None:
+    def take(self, event: events.Event, file: str | None = None) -> None:
         """Add an event, read from the file called `file` if it was read from a file."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):
             self.wrong.append(f"{file}.jsonl has a line by {who}")
         writer = writer_of(who)
-        if isinstance(what, Malformed):
+        if isinstance(what, events.Malformed):
             self.wrong.append(f"{what.kind:.40} of {who}{where(what, file)}: {what.why}")
         elif writer is None or not isinstance(what, ANYBODY + WRITES[writer.kind]):
             self.wrong.append(f"{who} cannot have written {event.kind:.40}")
         if writer is not None:
-            self._add(writer, who, what)
-
-    def _add(self, writer: ServerWriter, who: str, what: What) -> None:
-        lines = self._events[writer]
-        if not lines and not isinstance(what, Open):
-            self.wrong.append(f"{who} wrote before it opened its history")
-        lines.append(what)
-        self.is_served = self.is_served or isinstance(what, SERVED)
+            if not self._events[writer] and not isinstance(what, events.Open):
+                self.wrong.append(f"{who} wrote before it opened its history")
+            self._events[writer].append(what)
+            self.is_served = self.is_served or isinstance(what, SERVED)
 
     @property
     def writers(self) -> Sequence[ServerWriter]:
         """The processes that have a history."""
         return sorted(self._events)
 
-    def events_of(self, kind: str, number: int = 0) -> Sequence[What]:
+    def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
         """Return the events of one process, in order."""
         return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property
-    def plans(self) -> Sequence[Serve]:
+    def plans(self) -> Sequence[events.Serve]:
         """The plan of every controller."""
-        return [what for what in self.events_of("controller") if isinstance(what, Serve)]
+        return [what for what in self.events_of("controller") if isinstance(what, events.Serve)]
 
     @property
-    def plan(self) -> Serve:
+    def plan(self) -> events.Serve:
         """The plan of the first controller."""
         if not self.plans:
             raise CannotTell("there is no history of the controller, which has the plan")
@@ -118,22 +117,22 @@ class ServedLedger:
         return plan
 
     @cached_property
-    def applied(self) -> Mapping[int, Mapping[int, Sequence[Applied]]]:
+    def applied(self) -> Mapping[int, Mapping[int, Sequence[events.Applied]]]:
         """The applied pushes, by round and node."""
-        applied: defaultdict[int, defaultdict[int, list[Applied]]] = defaultdict(lambda: defaultdict(list))
+        applied: defaultdict[int, defaultdict[int, list[events.Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
             for what in self._events[writer]:
-                if isinstance(what, Applied) and writer.kind == "node":
+                if isinstance(what, events.Applied) and writer.kind == "node":
                     applied[self.number(what)][writer.number].append(what)
         return applied
 
     @cached_property
-    def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, Pushed]]]:
+    def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
         """The pushes, by round and part of the input, each with its worker."""
-        pushed: defaultdict[tuple[int, int], list[tuple[int, Pushed]]] = defaultdict(list)
+        pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
-                if isinstance(what, Pushed) and writer.kind == "worker":
+                if isinstance(what, events.Pushed) and writer.kind == "worker":
                     pushed[self.number(what), what.part].append((writer.number, what))
         return pushed
 
@@ -143,7 +142,7 @@ class ServedLedger:
         if absent := held - {writer.number for writer in self.writers if writer.kind == "node"}:
             raise CannotTell(f"there is no history of node-{min(absent)}")
 
-    def number(self, what: Applied | Pushed | Dropped) -> int:
+    def number(self, what: events.Applied | events.Pushed | events.Dropped) -> int:
         """Return the number of a round, counted from the start of the run."""
         return what.iteration * self.plan.rounds + what.round
 

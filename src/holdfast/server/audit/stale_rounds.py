@@ -4,7 +4,7 @@ These checks use the order in which each node applied pushes, because the clocks
 pushes the same blocks in a round whenever the round is repeated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from holdfast.events import Applied, Pushed
@@ -75,7 +75,11 @@ def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
     """Check that every push was applied once to each of its blocks, or again after the block was restored."""
     replay, rounds, count = ledger.replay, ledger.plan.rounds, 0
     ledger.require_nodes()
-    applied = _by_part(ledger)
+    applied: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
+    for number, by_node in ledger.applied.items():
+        for node, events in by_node.items():
+            for event in events:
+                applied.setdefault((number, event.parts[0] if event.parts else -1), []).append((node, event))
     for number in range(replay.iterations * rounds):
         for part in range(ledger.plan.workers):
             pushes = ledger.pushed.get((number, part), ())
@@ -83,15 +87,6 @@ def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
                 return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
             count += 1
     return ("pass" if count else "unknown"), f"{count} {'push' if count == 1 else 'pushes'}, applied as they came"
-
-
-def _by_part(ledger: ServedLedger) -> Mapping[tuple[int, int], Applications]:
-    by_part: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
-    for number, by_node in ledger.applied.items():
-        for node, events in by_node.items():
-            for event in events:
-                by_part.setdefault((number, event.parts[0] if event.parts else -1), []).append((node, event))
-    return by_part
 
 
 def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: Applications) -> str | None:
@@ -102,24 +97,22 @@ def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: A
     blocks = pushes[0].blocks
     if any(push.blocks != blocks for push in pushes):
         return f"part {part} was pushed again for other blocks"
-    stays = [what.blocks for node, what in applied if not _may_be_undone(ledger, node, what)]
-    undone = [what.blocks for node, what in applied if _may_be_undone(ledger, node, what)]
+    stays: list[Samples] = []
+    undone: list[Samples] = []
+    for node, what in applied:
+        (undone if _may_be_undone(ledger, node, what) else stays).append(what.blocks)
     if len(undone) > MOST:
         raise CannotTell(f"the push from part {part} was applied and lost more than {MOST} times")
     if adds_up(blocks, stays, undone):
         return None
     reached = Samples.total([*stays, *undone]).count
-    if reached > blocks.count and any(_is_split(ledger, node, what) for node, what in applied):
+    moved_since = any(ledger.replay.gave.get(node, -1) > what.version for node, what in applied)
+    if reached > blocks.count and ledger.replay.losses and moved_since:
         raise CannotTell(
             f"the push from part {part} was applied to blocks of which some moved to a node that joined and some "
             "were lost; the history does not record which"
         )
     return f"the push from part {part} for {blocks.count} blocks was applied to {reached}, counting repetitions"
-
-
-def _is_split(ledger: ServedLedger, node: int, what: Applied) -> bool:
-    """Return True if some of the blocks moved to another node since, before nodes were lost."""
-    return bool(ledger.replay.losses) and ledger.replay.gave.get(node, -1) > what.version
 
 
 def _may_be_undone(ledger: ServedLedger, node: int, what: Applied) -> bool:
