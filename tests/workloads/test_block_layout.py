@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Blocks, Ids, along, ragged, whole
 from holdfast.errors import BadInput
-from holdfast.workloads.block_layout import BlockSlices, added, together
+from holdfast.workloads.block_layout import BlockSlices, together
 from holdfast.workloads.workload import Arrays
 
 STATE: Arrays = {
@@ -48,13 +48,15 @@ def test_blocks_dealt_to_several_sides_come_together_to_the_bit(ids: Ids, seed: 
     owner = np.random.default_rng(seed).integers(3, size=len(ids))
     sides = [ids[owner == side] for side in range(3) if np.any(owner == side)]
     assert same(together([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
-    assert same(added([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
+    assert same(together([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides], summed=True), packed(ids))
 
 
 @given(ids=some_blocks, data=st.data())
 def test_blocks_of_two_sides_are_added_up(ids: Ids, data: st.DataObject) -> None:
     other = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
-    total = added([(BlockSlices(BLOCKS, ids, ids), packed(ids)), (BlockSlices(BLOCKS, ids, other), packed(other))])
+    total = together(
+        [(BlockSlices(BLOCKS, ids, ids), packed(ids)), (BlockSlices(BLOCKS, ids, other), packed(other))], summed=True
+    )
     expected = {name: value.copy() for name, value in STATE.items()}
     twice = {name: np.asarray(value + value) for name, value in packed(other).items()}
     BLOCKS.unpack(twice, other, expected)
@@ -63,14 +65,16 @@ def test_blocks_of_two_sides_are_added_up(ids: Ids, data: st.DataObject) -> None
 
 def test_a_push_may_be_wider_than_the_block_and_leave_out_companions() -> None:
     sums = {"rows": np.ones((2, 4))}
-    total = added([(BlockSlices(BLOCKS, ALL[:3], ALL[:2]), sums), (BlockSlices(BLOCKS, ALL[:3], ALL[1:3]), sums)])
+    total = together(
+        [(BlockSlices(BLOCKS, ALL[:3], ALL[:2]), sums), (BlockSlices(BLOCKS, ALL[:3], ALL[1:3]), sums)], summed=True
+    )
     assert total["rows"].tolist() == [[1] * 4, [2] * 4, [1] * 4]
     assert list(total) == ["rows"]
 
 
 def test_a_push_for_an_array_without_such_blocks_is_refused() -> None:
     with pytest.raises(BadInput, match="Array 'texts' belongs to none of the blocks that it was pushed for"):
-        added([(BlockSlices(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})])
+        together([(BlockSlices(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})], summed=True)
 
 
 def test_a_block_that_is_not_there_is_refused() -> None:

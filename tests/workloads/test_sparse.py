@@ -26,7 +26,7 @@ def test_products_are_those_of_the_dense_matrix(
     matrix = sparse(dense.shape, where[:, 0], where[:, 1], dense[where[:, 0], where[:, 1]])
     right, left = rng.normal(size=(columns, width, trials)), rng.normal(size=(rows, width, trials))
     np.testing.assert_allclose(matrix.times(right), np.einsum("ij,jkt->ikt", dense, right), atol=1e-12)
-    np.testing.assert_allclose(matrix.transposed_times(left), np.einsum("ij,ikt->jkt", dense, left), atol=1e-12)
+    np.testing.assert_allclose(matrix.transposed.times(left), np.einsum("ij,ikt->jkt", dense, left), atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40)])
@@ -38,4 +38,4 @@ def test_a_trial_has_the_same_result_to_the_last_bit_in_every_stack(shape: tuple
     for lane in range(7):
         alone = slice(lane, lane + 1)
         assert np.array_equal(matrix.times(right)[..., alone], matrix.times(right[..., alone]))
-        assert np.array_equal(matrix.transposed_times(left)[..., alone], matrix.transposed_times(left[..., alone]))
+        assert np.array_equal(matrix.transposed.times(left)[..., alone], matrix.transposed.times(left[..., alone]))

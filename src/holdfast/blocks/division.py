@@ -62,12 +62,11 @@ def whole(
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
-    return Blocks(
-        tuple(
-            Family(name, None, np.array([0, 1]), _size(_get(state, name)), tuple(companions.get(name, ())))
-            for name in chosen
-        )
-    )._checked(state)
+    families = []
+    for name in chosen:
+        size = _size(_get(state, name))
+        families.append(Family(name, None, np.array([0, 1]), size, tuple(companions.get(name, ()))))
+    return Blocks(tuple(families))._checked(state)
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
@@ -89,9 +88,8 @@ def ragged(
     dim = dim % len(value.shape)
     cuts = np.asarray(bounds, dtype=np.int64)
     if len(cuts) < 1 or cuts[0] != 0 or cuts[-1] != value.shape[dim] or np.any(np.diff(cuts) < 0):
-        raise BadInput(
-            f"bounds of array {array!r} must rise from 0 to its length {value.shape[dim]} along dimension {dim}"
-        )
+        length = f"its length {value.shape[dim]} along dimension {dim}"
+        raise BadInput(f"bounds of array {array!r} must rise from 0 to {length}.")
     row_size = _size(value) // max(value.shape[dim], 1)
     return Blocks((Family(array, dim, cuts, row_size, tuple(companions)),))._checked(state)
 
@@ -171,7 +169,19 @@ Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
     """Return the length of the difference of each block, without companions."""
-    return np.concatenate([_family_distances(f, a[f.array], b[f.array]) for f in blocks.families])
+    distances: list[Floats] = []
+    for family in blocks.families:
+        square = (_numpy(a[family.array]).astype(np.float64) - _numpy(b[family.array]).astype(np.float64)) ** 2
+        if family.dim is None:
+            distances.append(np.array([np.sqrt(square.sum())]))
+            continue
+        rows = square.sum(axis=tuple(d for d in range(square.ndim) if d != family.dim))
+        filled = np.diff(family.bounds) > 0  # an empty block has not moved, but reduceat would return a wrong sum
+        sums = np.zeros(len(family))
+        if filled.any():
+            sums[filled] = np.add.reduceat(rows, family.bounds[:-1][filled])
+        distances.append(np.sqrt(sums))
+    return np.concatenate(distances)
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
@@ -179,19 +189,6 @@ def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)
-
-
-def _family_distances(family: Family, a: Array, b: Array) -> Floats:
-    square = (_numpy(a).astype(np.float64) - _numpy(b).astype(np.float64)) ** 2
-    if family.dim is None:
-        return np.array([np.sqrt(square.sum())])
-    others = tuple(d for d in range(square.ndim) if d != family.dim)
-    rows = square.sum(axis=others)
-    filled = np.diff(family.bounds) > 0  # an empty block has not moved, but reduceat would return a wrong sum
-    sums = np.zeros(len(family))
-    if filled.any():
-        sums[filled] = np.add.reduceat(rows, family.bounds[:-1][filled])
-    return np.asarray(np.sqrt(sums))
 
 
 def _take(value: Array, family: Family, rows: Ids) -> Array:

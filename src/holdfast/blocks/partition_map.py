@@ -40,9 +40,8 @@ class PartitionMap:
         """Return the next map after losing nodes: their blocks go, at random, to the nodes with the fewest."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
-            raise BadInput(
-                f"all of the nodes {', '.join(map(str, self.nodes))} are lost, so no node can take their blocks."
-            )
+            nodes = ", ".join(map(str, self.nodes))
+            raise BadInput(f"all of the nodes {nodes} are lost, so no node can take their blocks.")
         orphans = np.flatnonzero(np.isin(self.owners, [node for node in self.nodes if node in lost]))
         owners = self.owners.copy()
         owners[rng.permutation(orphans)] = np.repeat(left, _evened(self._sizes(left), len(orphans), rng))

@@ -43,9 +43,8 @@ def _chunk_sum(values: Floats) -> Fraction:
     where = exponents - _SMALLEST
     high = np.bincount(where, weights=mantissas >> _LOW, minlength=_EXPONENTS)
     low = np.bincount(where, weights=mantissas & (2**_LOW - 1), minlength=_EXPONENTS)
-    total = sum(
-        ((int(high[i]) << _LOW) + int(low[i])) << int(i) for i in np.flatnonzero((high != 0) | (low != 0)).tolist()
-    )
+    used = np.flatnonzero((high != 0) | (low != 0)).tolist()
+    total = sum(((int(high[i]) << _LOW) + int(low[i])) << i for i in used)
     return Fraction(total, 2 ** (53 - _SMALLEST))
 
 
@@ -71,8 +70,7 @@ def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
     """Rank by distance per value since the last save (SCAR); ties go to the longest unsaved, then to the lowest number.
 
-    The budget is counted in values, so this choice removes most of the squared perturbation per written value. Ranked
-    by whole blocks, the largest block would always use up the budget.
+    The budget is counted in values, so this choice removes most of the squared perturbation per written value.
     """
     return _ranked(-distance_per_value(info), info.saved_at)
 
@@ -135,8 +133,6 @@ RANKINGS: dict[str, Ranking] = {
     "relative": relative,
     "threshold": threshold,
 }
-
-
 SAVES = {
     "regular": "every r·C steps, so that the last block may be saved for the first time after step C",
     "early": "after steps 1, 2, 4, ... and C an equal part, longest unsaved first: the bytes of one interval, and no more",
@@ -172,10 +168,8 @@ class Policy:
         if self.ranking == "full" and self.fraction != 1:
             raise BadInput(f"Policy 'full' saves all blocks: its fraction must be 1 (got {self.fraction}).")
         if self.period < 1:
-            raise BadInput(
-                f"Saving {self.fraction} of the state every {self.period} steps is more than one save per step. "
-                f"Raise the interval to {1 / self.fraction} or more."
-            )
+            often = f"Saving {self.fraction} of the state every {self.period} steps is more than one save per step"
+            raise BadInput(f"{often}. Raise the interval to {1 / self.fraction} or more.")
 
     @property
     def period(self) -> Fraction:
@@ -210,11 +204,7 @@ class Policy:
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
-        """Choose the blocks to save after `step`, within r times the state plus the budget that is left over.
-
-        Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy
-        writes the same number of values.
-        """
+        """Choose the blocks to save after `step`, within r times the state plus what earlier saves left or overspent."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before

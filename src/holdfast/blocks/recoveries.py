@@ -42,10 +42,7 @@ def recovery(name: str) -> Recovery:
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the lost blocks that get new values: with `fresh`, the ones that were never saved since the start.
-
-    The workload's rule uses the surviving state, so if all blocks are lost, all go back to their first values.
-    """
+    """Return the lost blocks that get new values: with `fresh`, the ones never saved, unless all blocks are lost."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)

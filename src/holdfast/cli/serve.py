@@ -141,7 +141,6 @@ def _failures(specs: list[str], iterations: int) -> "Schedule":
 
 @contextmanager
 def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
-    """Show a progress bar on stderr if that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 

@@ -89,7 +89,6 @@ class Candidates:
         return _ALL if above == -np.inf else np.flatnonzero(self._info.distances > above)
 
     def _numbers(self, level: int, where: Where) -> Codes:
-        """Return one of the three rank numbers of the blocks at `where`."""
         return self._first[where] if level == 0 else (self._info.saved_at, self._ids)[level - 1][where].view(np.uint64)
 
 

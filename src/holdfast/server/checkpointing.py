@@ -33,10 +33,7 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """A finished save. `lost` are the nodes whose part is missing.
-
-    The parts of the other nodes are committed, except in the first save, which must have all blocks.
-    """
+    """A finished save without the parts of `lost` nodes; the first save, of all blocks, is committed only if whole."""
 
     iteration: int
     bytes: int

@@ -162,7 +162,6 @@ class Controller:
         return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
     def _restore_progress(self) -> None:
-        """Restore the progress from the history; record the loss of the controller, and unrecorded new members."""
         if (last := self._past.last()) is not None:
             self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
         self._status = self._status._replace(saves=self._past.saves())
@@ -295,7 +294,6 @@ class Controller:
                 self._rounds.recover(self._recovery.join(member.number, self._rounds.place))
 
     def _reinforce(self, kind: str, count: int, seconds: float) -> bool:
-        """Request new members from the driver and wait for them; return True if one has come."""
         self._requests += 1
         self._status = self._status._replace(wanted=(kind, count, self._requests))
         deadline = time.monotonic() + seconds

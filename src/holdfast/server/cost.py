@@ -174,10 +174,7 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` a run reached the criterion; None without losses.
-
-    If one did not reach the criterion, the level is the lowest loss that both reached.
-    """
+    """Return how many iterations later than `reference` a run reached the criterion, or a loss that both reached."""
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"

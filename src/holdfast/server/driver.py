@@ -34,15 +34,13 @@ def serve(
     """Train a workload on a parameter server, from its first iteration to its last."""
     _check(settings)
     if address is None:
-        require_room(
-            settings.nodes + settings.workers, ACTOR, "nodes and workers", "use fewer, or a cluster (--address)"
-        )
+        members, hint = settings.nodes + settings.workers, "use fewer, or a cluster (--address)"
+        require_room(members, ACTOR, "nodes and workers", hint)
     with cluster(address):
         return _Driver(settings, report).run()
 
 
 def _check(settings: Settings) -> None:
-    """Raise an error for settings that cannot work, before anything is started."""
     workload = settings.load()
     if settings.recovery == "fresh":
         rule_of(workload)
@@ -83,7 +81,6 @@ class _Driver:
             self._end()
 
     def _watch(self) -> "ServerOutcome":
-        """Supervise the controller until it is done, restarting it if needed."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -127,11 +124,8 @@ class _Driver:
         self._iteration = max(status.iteration, self._iteration)
         if status.wanted is not None and status.wanted[2] != self._request:
             kind, count, self._request = status.wanted
-            self._welcome(kind, count)
-        elif wanted := self._join_request.take():
-            self._welcome("node", wanted)
-
-    def _welcome(self, kind: str, count: int) -> None:
+        else:
+            kind, count = "node", self._join_request.take()
         for number in self._start(kind, count):
             self._controllers[0].welcome.remote(kind, number, self._actors[kind][number])
 
@@ -165,7 +159,6 @@ class _Driver:
         return made.remote(self._settings)
 
     def _await_start(self) -> None:
-        """Wait for all members; a member that dies while starting is started again."""
         import ray
         from ray.exceptions import RayActorError
 

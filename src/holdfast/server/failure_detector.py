@@ -59,11 +59,7 @@ class Detector(Generic[Member]):
             self._asked[member], self._heard[member] = None, now
 
     def silent(self, now: float) -> dict[Member, str]:
-        """Return the members whose deadline has passed, with the reason. Call it often, after all `heard` calls.
-
-        If this method was not called for a while, because this process was suspended, members get that time in
-        addition.
-        """
+        """Return the members whose deadline has passed, and why; time in which this process slept does not count."""
         gap = 0.0 if self._looked is None else now - self._looked - self._interval
         self._looked = now
         if gap > 0:

@@ -88,10 +88,11 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
 
 
 def reason(error: RayError) -> str:
-    """Return why a call failed, in a few words."""
-    return {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"}.get(
-        type(error).__name__, f"Ray reports {type(error).__name__}"
+    known, name = (
+        {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"},
+        type(error).__name__,
     )
+    return known.get(name, f"Ray reports {name}")
 
 
 PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer heartbeats meanwhile

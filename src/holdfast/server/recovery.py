@@ -95,10 +95,7 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Return True if two nodes hold the same block: the controller died while one gave it to the other.
-
-        Such moves are completed, and recorded unless `recorded` has the pair of nodes.
-        """
+        """Record moves that a lost controller left half done; return True if two nodes hold the same block."""
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -125,7 +122,6 @@ class ServerRecovery:
         self._members.expel(member)
 
     def _reassign(self, lost: Mapping[int, str], place: RoundPlace) -> dict[Member, str]:
-        """Assign the blocks of lost nodes to other nodes; return members that are lost meanwhile."""
         if not any(node in self.map.nodes for node in lost):
             return {}
         self._coordinator.settle(lost)

@@ -33,7 +33,6 @@ class Times:
         self.pull = self.compute = self.push = self.apply = 0.0
 
     def add(self, turns: Iterable[WorkerRound]) -> None:
-        """Add a round that workers have computed."""
         turns = list(turns)
         self.pull += max(turn.pull for turn in turns)
         self.compute += max(turn.compute for turn in turns)
@@ -92,9 +91,8 @@ class Rounds:
                 return
             if self.recover(self._found(answers.results, answers.missing)):
                 todo = set(range(self._settings.workers))
-        raise WorkerLost(
-            f"round {when.round} of iteration {when.iteration} failed {TRIES} times, but no lost member was found."
-        )
+        tried = f"round {when.round} of iteration {when.iteration} failed {TRIES} times"
+        raise WorkerLost(f"{tried}, but no lost member was found.")
 
     def commit(self, when: When) -> float:
         """Let nodes apply a round; pushes to blocks of a node that is lost now are recorded as dropped."""

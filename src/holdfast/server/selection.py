@@ -178,10 +178,7 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Find the cut by histograms: a few rounds of at most `bins` counts per node, then the few blocks around the cut.
-
-    A round divides the remaining range by at least half of `bins`, which is 2 or more.
-    """
+    """Find the cut by histograms of at most `bins` counts per node, then from the few blocks around the cut."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)
@@ -248,7 +245,6 @@ def _selection(policy: Policy, above: float, budget: Fraction, spent: Cut) -> Se
 
 
 def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
-    """Return the range of each of the three numbers over all candidates' places."""
     surveyed = [survey for survey in surveys if survey.candidates]
     lowest, highest = (np.array([getattr(s, end) for s in surveyed], np.uint64) for end in ("lowest", "highest"))
     return [(int(lowest[:, i].min()), int(highest[:, i].max())) for i in range(3)] if surveyed else []
@@ -262,7 +258,6 @@ Kind = TypeVar("Kind")
 
 
 def _all(kind: type[Kind], answers: Sequence[Answer]) -> list[Kind]:
-    """Return the answers of all nodes, which must be of type `kind`."""
     wrong = next((answer for answer in answers if not isinstance(answer, kind)), None)
     if wrong is not None:
         raise TypeError(f"a node answered with a {type(wrong).__name__} where a {kind.__name__} was asked for")

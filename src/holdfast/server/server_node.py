@@ -228,8 +228,7 @@ class ServerNode:
     @_in_turn
     def give(self, map_version: int, ids: Ids) -> Holding:
         """Return a copy of blocks for another node; requests by older maps are refused from now on."""
-        self._shard.require_map(map_version)
-        return self._shard.give(ids)
+        return self._shard.give(ids, map_version)
 
     @_in_turn
     def adopt(self, map_version: int, *holdings: Holding) -> None:
@@ -245,7 +244,6 @@ class ServerNode:
 
     @_in_turn
     def account(self) -> Account:
-        """Return the state of this node for a controller that takes over."""
         shard = self._shard
         return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
 

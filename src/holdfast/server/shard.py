@@ -93,10 +93,7 @@ class Shard:
         return self._summary
 
     def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Store a worker's push until its round is committed; return the blocks that still wait for that round.
-
-        A push by a newer map replaces one by an older map; repeating a push changes nothing.
-        """
+        """Store a worker's push until its round is committed; return the blocks that still wait for that round."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -120,10 +117,7 @@ class Shard:
         return result
 
     def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's push at once, for runs with staleness; return the changed blocks.
-
-        A block applies each round of a worker once, in rising order; a repeated or late push is ignored.
-        """
+        """Apply a worker's push at once (with staleness), each round of a block once; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -147,13 +141,11 @@ class Shard:
         stays = ~np.isin(self.ids, arriving.ids)
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
-    def require_map(self, map_version: int) -> None:
-        """Refuse requests by older maps from now on: blocks that are given away must not change here."""
-        self._require_recent(map_version)
-        self.changed = map_version
-
-    def give(self, ids: Ids) -> Holding:
-        """Return a copy of the blocks `ids` and all that is known of them; `drop` them once another node has them."""
+    def give(self, ids: Ids, map_version: int | None = None) -> Holding:
+        """Return a copy of the blocks `ids`; if they are given away by a new map, requests by older ones are refused."""
+        if map_version is not None:
+            self._require_recent(map_version)
+            self.changed = map_version
         here = np.isin(self.ids, self.ids[self._found(ids)])
         return _part(self._blocks, self._holding(), here)
 
@@ -180,10 +172,7 @@ class Shard:
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
-        """Make the present values of blocks their saved ones as of `iteration`; return them packed.
-
-        Asked again for the same iteration it returns the same values, even if the blocks have changed.
-        """
+        """Make the present values of blocks their saved ones as of `iteration`, once; return the saved ones, packed."""
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
         places = self._layout.places(new)
@@ -193,7 +182,6 @@ class Shard:
         return values if len(new) == len(found) else take(self._cache, self._layout.places(found))
 
     def _apply(self, when: When, due: np.ndarray, pushes: list[Push]) -> None:
-        """Change the blocks that are `due` by the sum of `pushes`."""
         pushed = np.zeros(len(due), bool)
         for push in pushes:
             position = self._layout.positions(push.ids)
@@ -210,7 +198,6 @@ class Shard:
             put(self._values, places, held)
 
     def _sum(self, ids: Ids, pushes: list[Push]) -> Arrays:
-        """Add up what was pushed for the blocks `ids`, in the order of the pushes."""
         layout = self._layouts.of(ids)
         total = room(layout, {name: array for push in pushes for name, array in push.values.items()})
         for push in pushes:
@@ -265,7 +252,6 @@ class Shard:
 
 
 def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
-    """Copy the `wanted` blocks of a holding."""
     places = BlockLayout(blocks, holding.ids).places(np.flatnonzero(wanted))
     return Holding(
         holding.ids[wanted],

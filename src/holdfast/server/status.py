@@ -86,9 +86,8 @@ def require_running(run: Path) -> None:
 def _events(run: Path) -> list[events.What]:
     path = run / "history" / "controller.jsonl"
     if not path.is_file():
-        raise BadInput(
-            f"There is no parameter server run in {run}. Name the folder given to `holdfast serve train --out`."
-        )
+        hint = "Name the folder given to `holdfast serve train --out`."
+        raise BadInput(f"There is no parameter server run in {run}. {hint}")
     recorded = [event.what for event in read_history(path).events]
     if not any(isinstance(what, events.Serve) for what in recorded):
         raise BadInput(f"The run in {run} has not begun to train. Try again in a moment.")

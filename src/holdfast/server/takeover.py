@@ -38,11 +38,9 @@ class ControllerPast:
         return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in struck}
 
     def last(self) -> events.Iterate | None:
-        """Return the last recorded iteration."""
         return next(reversed([what for what in self._all("iterate") if isinstance(what, events.Iterate)]), None)
 
     def iterations(self) -> int:
-        """Return the number of finished iterations."""
         return 0 if (last := self.last()) is None else last.iteration + 1
 
     def saves(self) -> int:

@@ -53,8 +53,6 @@ class _BrokenOff(Exception):
 
 
 class _Route(NamedTuple):
-    """The blocks of one node among those that are pulled or pushed."""
-
     node: int
     ids: Ids
     places: BlockSlices
@@ -110,7 +108,6 @@ class Worker:
         return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
 
     def measure(self, parts: Sequence[int]) -> WorkerRound:
-        """Measure the loss of `parts` of the input."""
         began, measures = time.perf_counter(), {}
         try:
             for part in parts:
@@ -180,7 +177,6 @@ class Worker:
         self._history.flush()
 
     def _gathered(self, calls: dict[int, Any]) -> dict[int, Any]:
-        """Return the answers of all nodes, or break off the round."""
         version = self._map_now().version
         changed = dict.fromkeys(calls, "the map has changed")
         answers = gather(calls, lambda: changed if self._newest > version else dict(self._gone), PATIENCE)

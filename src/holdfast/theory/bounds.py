@@ -37,9 +37,7 @@ def iteration_cost_bound(
     log_distance = np.log(_positive("distance to the optimum", distance))
     lengths, at = _sizes(sizes), np.asarray(steps, dtype=np.float64)
     if not np.all(at >= 0):
-        raise BadInput(
-            f"iterations are counted from 0, so none is perturbed at {np.min(at):g}: give steps of 0 or more"
-        )
+        raise BadInput(f"Iterations are counted from 0, so give steps of 0 or more (got {np.min(at):g}).")
     with np.errstate(divide="ignore"):  # log 0 = -inf: a perturbation of size 0 adds nothing
         terms = np.log(np.atleast_1d(lengths)) - at * log_c[..., np.newaxis]
     log_ratio = np.logaddexp.reduce(terms, axis=-1) - log_distance
@@ -99,7 +97,11 @@ def sgd_iterations(
     """
     _positive("distance to the optimum", distance)
     _positive("epsilon", epsilon)
-    perturbation = _by_step(sizes, steps)
+    if len(sizes) != len(steps):
+        raise BadInput(f"{len(sizes)} sizes and {len(steps)} steps do not pair: give one step for each perturbation")
+    perturbation: defaultdict[int, float] = defaultdict(float)  # by the triangle inequality, sizes at one step add up
+    for size, step in zip(_sizes(sizes).tolist(), steps, strict=True):
+        perturbation[step] += size
     last = max(perturbation, default=-1)
     norm, since = distance, math.inf
     for k in range(limit + 1):
@@ -126,9 +128,8 @@ def sgd_cost_bound(
     """Return the iteration cost (4) for SGD: the bound's iterations with these perturbations minus those without."""
     without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
     if math.isinf(without):
-        raise BadInput(
-            f"even unperturbed, the bound is not below {epsilon} after {limit} iterations: raise one of the two"
-        )
+        reached = f"the bound is not below {epsilon} after {limit} iterations"
+        raise BadInput(f"even unperturbed, {reached}: raise one of the two")
     return sgd_iterations(alpha, gradient, distance, epsilon, sizes=sizes, steps=steps, limit=limit) - without
 
 
@@ -149,9 +150,8 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
     """
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
-        raise BadInput(
-            f"lost blocks {ids.min()}..{ids.max()} are not all among the {len(distances)} blocks, numbered from 0"
-        )
+        there = f"the {len(distances)} blocks, numbered from 0"
+        raise BadInput(f"lost blocks {ids.min()}..{ids.max()} are not all among {there}")
     # Zeros, not a selection: the same sum in the same order, so that rounding cannot break Theorem 4.1.
     moved = np.zeros(len(distances))
     moved[ids] = distances[ids]
@@ -159,10 +159,7 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
-    """Compute Theorem 4.2: E‖δ'‖² = p‖δ‖² if every block is lost with probability p.
-
-    Losses need not be independent; m of n blocks, drawn uniformly, is p = m/n exactly.
-    """
+    """Compute Theorem 4.2: E‖δ'‖² = p‖δ‖² if every block is lost with probability p, independently or not."""
     if not 0 <= p <= 1:
         raise BadInput(f"The lost fraction p must be between 0 and 1 (got {p}).")
     return p * float(np.sum(np.square(distances)))
@@ -174,17 +171,6 @@ def _norm(distances: Floats, order: float) -> float:
     if order == 2:
         return float(np.sqrt(np.sum(np.square(distances))))
     return float(np.linalg.norm(distances, order)) if distances.size else 0.0
-
-
-def _by_step(sizes: Sequence[float], steps: Sequence[int]) -> dict[int, float]:
-    """Return the total size at each step: by the triangle inequality, sizes at one step add up."""
-    if len(sizes) != len(steps):
-        raise BadInput(f"{len(sizes)} sizes and {len(steps)} steps do not pair: give one step for each perturbation")
-    _sizes(sizes)
-    total: defaultdict[int, float] = defaultdict(float)
-    for size, step in zip(sizes, steps, strict=True):
-        total[step] += size
-    return total
 
 
 def _contraction(c: npt.ArrayLike) -> Floats:

@@ -32,8 +32,7 @@ def reduced_precision(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floati
 
 
 def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Round y to a mantissa of `bits` bits, including the leading one; nearest, ties to even. The exponent keeps its
-    range."""
+    """Round y to a mantissa of `bits` bits, including the leading one; nearest, ties to even."""
     if bits < 1:
         raise BadInput(f"a mantissa of {bits} bits holds no number: give 1 or more")
     limits = np.finfo(y.dtype)
@@ -48,8 +47,7 @@ def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
 def staleness(
     gradient: Callable[[Floats, Shard], Floats], iterates: Sequence[Floats], shards: Sequence[Shard], delays: Ids
 ) -> Floats:
-    """Return the δ of example 2.2: the mean gradient of M machines at iterates `delays[m]` ago, minus that at the
-    newest.
+    """Return the δ of example 2.2: the mean gradient of machines at iterates `delays` ago, minus that at the newest.
 
     `gradient(x, shard)` is the mean gradient over one machine's shard; shards are equally large, so their mean at x is
     the true gradient. A delay beyond the first iterate uses the first. The result is a gradient: a step of learning

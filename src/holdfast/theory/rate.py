@@ -43,8 +43,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the smallest c for which (3) holds along the whole trajectory, max d[k+1]/d[k], and its effective
-    distance."""
+    """Return the smallest c for which (3) holds along the whole trajectory, max d[k+1]/d[k], and its distance."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
@@ -73,19 +72,15 @@ class OnlineRate:
     def observe(self, step_length: float) -> None:
         """Add the length of the newest step; a length of 0 is ignored."""
         if not 0 <= step_length < math.inf:
-            raise BadInput(
-                f"The length of a step must be finite and not negative (got {step_length}): the iteration has diverged."
-            )
+            allowed = "The length of a step must be finite and not negative"
+            raise BadInput(f"{allowed} (got {step_length}): the iteration has diverged.")
         if step_length > 0:
             log = math.log(step_length)
             self._sums = self._age @ self._sums + [1.0, 0.0, 0.0, log, 0.0]
 
     @property
     def rate(self) -> Rate | None:
-        """The rate c and the distance from the newest state, or None before two steps were observed.
-
-        If steps do not shrink, c is 1 or more and the distance is infinite.
-        """
+        """The rate c and the distance from the newest state, infinite if steps do not shrink; None before two steps."""
         one, t, tt, log, t_log = (float(total) for total in self._sums)
         spread = one * tt - t**2
         if spread <= 0:

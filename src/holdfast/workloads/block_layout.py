@@ -5,7 +5,7 @@ packed dict need not have every array of its blocks: a worker may push nothing f
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,7 +83,6 @@ def take(values: Arrays, places: Places) -> Arrays:
 
 
 def put(values: Arrays, places: Places, part: Arrays) -> None:
-    """Write packed blocks to `places`."""
     for family, rows in places:
         for name in family.members:
             if name in part:
@@ -91,7 +90,6 @@ def put(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def add(values: Arrays, places: Places, part: Arrays) -> None:
-    """Add packed blocks to the values at `places`."""
     for family, rows in places:
         for name in family.members:
             if name in part:
@@ -143,10 +141,7 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockSlices:
-    """The positions of the blocks `wanted` among the blocks `packed`, which contain them; both rise.
-
-    Finding the positions takes longer than using them, so callers that exchange the same blocks every iteration keep it.
-    """
+    """The positions of the blocks `wanted` among the blocks `packed`; kept, because finding them takes long."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.layout = BlockLayout(blocks, packed)
@@ -154,35 +149,19 @@ class BlockSlices:
         if (positions < 0).any():
             raise BadInput(f"Block {wanted[positions < 0][0]} is not among the {len(packed)} packed blocks.")
         self.everything = len(wanted) == len(packed)
-        self._places = self.layout.places(positions)
-        self.names = {name for family, _ in self._places for name in family.members}
+        self.places = self.layout.places(positions)
+        self.names = {name for family, _ in self.places for name in family.members}
 
     def take(self, arrays: Arrays) -> Arrays:
         """Return these blocks alone, packed: a copy, or the arrays themselves if there are no other blocks."""
-        return arrays if self.everything else take(arrays, self._places)
+        return arrays if self.everything else take(arrays, self.places)
 
     def put(self, values: Arrays, arrays: Arrays) -> None:
-        """Write these blocks, packed, into `arrays`."""
-        put(arrays, self._places, values)
-
-    def add(self, values: Arrays, arrays: Arrays) -> None:
-        """Add these blocks, packed, to `arrays`."""
-        add(arrays, self._places, values)
+        put(arrays, self.places, values)
 
 
-def together(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
-    """Join blocks from several sources that have no block in common."""
-    return _combined(pieces, BlockSlices.put)
-
-
-def added(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
-    """Add up blocks from several sources, in this order; they may have blocks in common."""
-    return _combined(pieces, BlockSlices.add)
-
-
-def _combined(
-    pieces: Sequence[tuple[BlockSlices, Arrays]], write: Callable[[BlockSlices, Arrays, Arrays], None]
-) -> Arrays:
+def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
+    """Join blocks from several sources; with `summed`, blocks in common are added up, in this order."""
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}
@@ -191,5 +170,6 @@ def _combined(
         if strange := set(missing) - slices.names:
             raise BadInput(f"Array {min(strange)!r} belongs to none of the blocks that it was pushed for.")
         whole |= room(slices.layout, missing)
-        write(slices, values, whole)
+        write = add if summed else put
+        write(whole, slices.places, values)
     return whole

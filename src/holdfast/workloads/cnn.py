@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, whole
@@ -58,11 +57,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """The network, with Adam's state and the average of every parameter; the loss is the mean cross-entropy.
-
-    Trials are advanced one after the other: the matrices of a single trial keep a core busy, and trials cannot affect
-    each other. So a stack has one lane.
-    """
+    """The network, with Adam's state and the average of every parameter; the loss is the mean cross-entropy."""
 
     data: LabeledData
     architecture: Architecture
@@ -78,7 +73,6 @@ class ConvolutionalNetwork(DividedDefaults):
 
     @property
     def name(self) -> str:
-        """`cnn-` and the data set; the partition does not change the training."""
         return f"cnn-{self.data.name}"
 
     @cached_property
@@ -130,13 +124,11 @@ class ConvolutionalNetwork(DividedDefaults):
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return the first values: units at zero would not learn, and survivors adapted to units near their first
-        values."""
+        """Return the first values: units at zero would not learn, and survivors adapted to units near these."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
     def rounds(self) -> int:
-        """One round per batch."""
         return self.batches
 
     def part(self, worker: int, workers: int) -> "_Part":
@@ -145,7 +137,6 @@ class ConvolutionalNetwork(DividedDefaults):
         return _Part(self, share(self.batch, worker, workers), evaluated)
 
     def pulls(self, part: "_Part", round: int) -> Ids:
-        """Return all parameters."""
         return self._everything
 
     def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
@@ -155,23 +146,20 @@ class ConvolutionalNetwork(DividedDefaults):
             return Push(np.zeros(0, np.int64), {})
         with part.network(len(which)) as network:
             network.parameters.fill(pulled)
-            self._differentiate(network, which)
+            network.load(self.data.x, which)
+            network.differentiate(self.data.y[which])
             network.gradient.flat *= np.float32(len(which) / self.batch)
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Do a step of Adam; the average is that of the rounds up to this one.
-
-        So a row that is restored in the middle of an iteration has its old average for the rounds that it missed.
-        """
+        """Do a step of Adam; the average is that of the rounds of this iteration, up to this one."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
             bounds = np.arange(len(count) + 1) * gradient[0].size
             average *= np.float32(when.round)
-            update(
-                held[name].reshape(-1), mean, square, average.reshape(-1), writable(gradient).reshape(-1), bounds, count
-            )
+            slopes = writable(gradient).reshape(-1)
+            update(held[name].reshape(-1), mean, square, average.reshape(-1), slopes, bounds, count)
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
@@ -189,7 +177,8 @@ class ConvolutionalNetwork(DividedDefaults):
             buffer.fill({name: state[name + suffix] for name in shapes})
         counts = np.concatenate([state[f"{name}.count"] for name in shapes])
         for which in self.samples(iteration, stream):
-            self._differentiate(network, which)
+            network.load(self.data.x, which)
+            network.differentiate(self.data.y[which])
             parameters, gradient = network.parameters.flat, network.gradient.flat
             update(parameters, mean.flat, square.flat, average.flat, gradient, self._row_bounds, counts)
         average.flat /= self.batches
@@ -200,18 +189,16 @@ class ConvolutionalNetwork(DividedDefaults):
             for name, values in buffer.copy().items()
         } | {f"{name}.count": counts[rows[i] : rows[i + 1]] for i, name in enumerate(shapes)}
 
-    def _differentiate(self, network: "Network", which: Ids) -> None:
-        """Compute, in the network, the gradient of the mean cross-entropy of the images `which`."""
-        network.load(self.data.x, which)
-        network.differentiate(self.data.y[which])
-
     def _evaluate(self, network: "Network", state: Arrays, batches: Ids) -> float:
         """Return the part of the mean cross-entropy of `batches` under the averaged parameters."""
         network.parameters.fill({name: state[f"{name}.average"] for name in self.architecture.shapes})
         total = 0.0
         for which in batches:
             network.load(self.data.x, which)
-            total += _cross_entropy(network.scores().numpy(), self.data.y[which])
+            scores, labels = network.scores().numpy(), self.data.y[which]
+            highest, truth = scores.max(axis=0), scores[labels, np.arange(len(labels))]
+            losses = np.log(np.exp(scores - highest).sum(axis=0)) + highest - truth
+            total += float(losses.sum(dtype=np.float64))
         return total / self.evaluated
 
     @cached_property
@@ -220,12 +207,10 @@ class ConvolutionalNetwork(DividedDefaults):
 
     @property
     def _evaluated(self) -> Ids:
-        """The images on which the loss is measured, one batch in each row."""
         return np.arange(self.evaluated).reshape(-1, self.batch)
 
     @cached_property
     def _row_bounds(self) -> Ids:
-        """The bounds of all rows (slices along the first dimension) in a flat buffer."""
         sizes = [np.full(shape[0], prod(shape[1:])) for shape in self.architecture.shapes.values()]
         return np.append(0, np.cumsum(np.concatenate(sizes)))
 
@@ -255,11 +240,6 @@ class _Part:
             if batch not in self._networks:
                 self._networks[batch] = Network(self._workload.architecture, batch)
             yield self._networks[batch]
-
-
-def _cross_entropy(scores: npt.NDArray[np.float32], labels: Ids) -> float:
-    highest, truth = scores.max(axis=0), scores[labels, np.arange(len(labels))]
-    return float((np.log(np.exp(scores - highest).sum(axis=0)) + highest - truth).sum(dtype=np.float64))
 
 
 # The network, batches of an iteration, images evaluated and criterion of each data set. On MNIST:

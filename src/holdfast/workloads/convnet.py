@@ -42,11 +42,10 @@ class Architecture:
             "full2": (fourth, third),
             "full3": (self.classes, fourth),
         }
-        return {
-            f"{layer}.{part}": size
-            for layer, shape in weights.items()
-            for part, size in (("weight", shape), ("bias", shape[:1]))
-        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, shape in weights.items():
+            shapes |= {f"{layer}.weight": shape, f"{layer}.bias": shape[:1]}
+        return shapes
 
 
 Reals: TypeAlias = npt.NDArray[np.float32]
@@ -73,21 +72,15 @@ class Buffer:
         self.parts = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
     def fill(self, arrays: Mapping[str, Reals]) -> None:
-        """Copy the values of `arrays`."""
         for name, part in self.parts.items():
             part.numpy()[...] = arrays[name]
 
     def copy(self) -> dict[str, Reals]:
-        """Return the values as separate arrays."""
         return {name: part.numpy().copy() for name, part in self.parts.items()}
 
 
 class Convolution:
-    """A convolution, 2×2 max pooling and ReLU.
-
-    The four positions of a pooling window are a separate axis in all large arrays; rows and columns that no window
-    covers are never computed.
-    """
+    """A convolution, 2×2 max pooling and ReLU; the four positions of a pooling window are an axis of large arrays."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor, side: int, batch: int, *, stride: int = 1, pad: int = 0
@@ -168,13 +161,10 @@ class Network:
             slope = self.parameters.parts[f"{layer}.weight"].T @ slope
             if layer != "full1":  # the convolution below full1 knows itself where its ReLU is zero
                 _silence(slope.numpy(), value.numpy())
-        self._two.backward(
-            slope.numpy().reshape(self._two.output.shape), gradient["conv2.weight"], gradient["conv2.bias"]
-        )
+        of_two, of_one = slope.numpy().reshape(self._two.output.shape), self._between.reshape(self._one.output.shape)
+        self._two.backward(of_two, gradient["conv2.weight"], gradient["conv2.bias"])
         self._two.backward_to(self._between)
-        self._one.backward(
-            self._between.reshape(self._one.output.shape), gradient["conv1.weight"], gradient["conv1.bias"]
-        )
+        self._one.backward(of_one, gradient["conv1.weight"], gradient["conv1.bias"])
 
 
 def _room(*shape: int) -> Reals:
@@ -240,8 +230,7 @@ def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
 
 @njit(cache=True)
 def _pool(sums: Any, bias: Any, output: Any, winner: Any) -> None:
-    """Compute the maximum of four, the bias and ReLU, and the index of the maximum (the first if equal, 4 where ReLU is
-    0)."""
+    """Compute the maximum of four, the bias, ReLU, and the index of the maximum (the first if equal, 4 if ReLU is 0)."""
     for c in range(len(sums)):
         a, b, d, e = sums[c, 0], sums[c, 1], sums[c, 2], sums[c, 3]
         shift, out, won = bias[c], output[c], winner[c]

@@ -115,9 +115,8 @@ def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
         return {"words": corpus.words, "bounds": corpus.bounds, "vocabulary": np.array([corpus.vocabulary])}
 
     arrays = kept(path, Path(__file__), make)
-    return Corpus(
-        name, arrays["words"].astype(np.int32), arrays["bounds"].astype(np.int64), int(arrays["vocabulary"][0])
-    )
+    words, bounds = arrays["words"].astype(np.int32), arrays["bounds"].astype(np.int64)
+    return Corpus(name, words, bounds, int(arrays["vocabulary"][0]))
 
 
 def _generated(_: Locate) -> Corpus:
@@ -127,14 +126,11 @@ def _generated(_: Locate) -> Corpus:
     lengths = rng.integers(100, 200, documents)
     by_topic = rng.dirichlet(np.full(vocabulary, 0.1), topics)
     mixtures = rng.dirichlet(np.full(topics, 0.3), documents) @ by_topic
-    words = [
-        rng.choice(vocabulary, length, p=mixture / mixture.sum())
-        for length, mixture in zip(lengths, mixtures, strict=True)
-    ]
+    pairs = zip(lengths, mixtures, strict=True)
+    words = [rng.choice(vocabulary, length, p=mixture / mixture.sum()) for length, mixture in pairs]
     return _numbered("generated", np.concatenate(words), lengths)
 
 
-# Every corpus by name.
 CORPORA: dict[str, Callable[[Locate], Corpus]] = {
     "newsgroups20": _newsgroups,
     "reuters": _reuters,
@@ -159,10 +155,8 @@ def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
     kept[[number[word] for word in ENGLISH_STOP_WORDS if word in number]] = False
     chosen = kept[words]
     if not chosen.any():
-        raise BadInput(
-            f"{path} is a corpus without words: none is in {_DOCUMENTS} documents or more of {len(lengths)}, "
-            "stop words aside. Name another."
-        )
+        rare = f"none is in {_DOCUMENTS} documents or more of {len(lengths)}, stop words aside"
+        raise BadInput(f"{path} is a corpus without words: {rare}. Name another.")
     return _numbered(name, words[chosen], np.bincount(owner[chosen], minlength=len(lengths)))
 
 
@@ -185,9 +179,8 @@ def own_words(post: str) -> str:
     # The footer is what follows the last line that is blank or of hyphens.
     last = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].strip().strip("-")), 0)
     lines = lines[:last] if last else body.split("\n")
-    return "\n".join(
-        line for line in lines if not line.startswith(_QUOTED) and not any(phrase in line for phrase in _QUOTING)
-    )
+    own = (line for line in lines if not line.startswith(_QUOTED) and not any(phrase in line for phrase in _QUOTING))
+    return "\n".join(own)
 
 
 _STORY = re.compile(r"<REUTERS ([^>]*)>(.*?)</REUTERS>", re.DOTALL)
@@ -218,7 +211,6 @@ _DAMAGE = (tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFEr
 
 
 def _texts(path: Path, wanted: Callable[[PurePosixPath], bool]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every wanted file in an archive or a folder."""
     try:
         for name, content in _files(path, wanted):
             yield name, content.decode("latin-1")

@@ -41,10 +41,7 @@ class LabeledData:
 def load(
     name: str, data: str | os.PathLike[str] | None = None, split: str = "train", progress: Progress | None = None
 ) -> LabeledData:
-    """Load a data set by name from `data`, $HOLDFAST_DATA or the cache, or download it.
-
-    A data set that was published whole has one split, "train".
-    """
+    """Load a data set by name from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in DATASETS:
         raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
     splits = DATASETS[name]
@@ -53,7 +50,8 @@ def load(
     return splits[split](lambda file: obtain(file, data, progress))
 
 
-def _mnist_file(stem: str, sha256: str) -> DataFile:
+def _mnist_file(name: str, sha256: str) -> DataFile:
+    stem = f"{name}-ubyte"
     homes = ("http://yann.lecun.com/exdb/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist")
     return DataFile(
         dataset="mnist",
@@ -64,14 +62,10 @@ def _mnist_file(stem: str, sha256: str) -> DataFile:
     )
 
 
-TRAIN_IMAGES = _mnist_file(
-    "train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
-)
-TRAIN_LABELS = _mnist_file(
-    "train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
-)
-TEST_IMAGES = _mnist_file("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
-TEST_LABELS = _mnist_file("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
+TRAIN_IMAGES = _mnist_file("train-images-idx3", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609")
+TRAIN_LABELS = _mnist_file("train-labels-idx1", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")
+TEST_IMAGES = _mnist_file("t10k-images-idx3", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
+TEST_LABELS = _mnist_file("t10k-labels-idx1", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 COVTYPE = DataFile(
     dataset="covtype",
     folders=("covtype", "."),
@@ -114,9 +108,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
 
 
-NUMERIC = 10  # CoverType's measurements; its other 44 features are one-hot
-FEATURES = 54
-COVERS = 7
+NUMERIC, FEATURES, COVERS = 10, 54, 7  # CoverType's measurements, all features with 44 one-hot ones, and classes
 
 
 def _covtype(obtain: Obtain) -> LabeledData:

@@ -31,11 +31,7 @@ class When(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's update of the blocks `ids`, which rise.
-
-    For each array that changes, one row for every row of these blocks; `compute` and `apply` agree on the width and
-    meaning of a row. Arrays that only nodes change, such as an optimizer's moments, are left out.
-    """
+    """A worker's update of the blocks `ids`, which rise: for each array that workers change, rows of any meaning."""
 
     ids: Ids
     values: Arrays
@@ -61,11 +57,7 @@ class Divided(Workload, Protocol):
         """Return a worker's push; pushes for the same block are added up, in the order of the workers."""
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Change blocks in place by the sum of what was pushed for them; both are packed alike.
-
-        The blocks are any subset of those that some worker has pushed, so the change of a block must not depend on the
-        others.
-        """
+        """Change blocks, each by itself, in place by the sum of what was pushed for them; both are packed alike."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
         """Return the loss of this worker's part of the input."""
@@ -101,8 +93,5 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a contiguous array, copied if it is read-only, as arrays received over a network are.
-
-    Compiled functions are compiled again for read-only arrays, which takes seconds.
-    """
+    """Return a contiguous writable array: for read-only ones, as received over a network, code is compiled again."""
     return np.require(array, requirements=["C", "W"])

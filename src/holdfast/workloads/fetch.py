@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,10 +31,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file of a data set: its possible names and folders, and the URLs of its official copy.
-
-    The first folder and the first name are those of the official copy, and the checksum is its checksum.
-    """
+    """One file of a data set; its first folder, its first name and its checksum are those of the official copy."""
 
     dataset: str
     folders: tuple[str, ...]  # below a data folder; "." is the data folder itself
@@ -52,10 +48,7 @@ class _Refused(Exception):
 
 
 def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
-    """Return the path of a data file, from `data`, $HOLDFAST_DATA or the cache, or download it.
-
-    A download shows as a task of `progress`, or as a separate bar if stderr is a terminal.
-    """
+    """Return the path of a data file, from `data`, $HOLDFAST_DATA or the cache, or download it, shown in `progress`."""
     cache = cache_folder()
     folders = [folder for folder in (data_folder(data), cache) if folder is not None]
     for folder in folders:
@@ -96,12 +89,10 @@ def fetch(file: DataFile, cache: Path, progress: Progress | None = None) -> Path
     """Download a file into the cache: complete and with the right checksum, or not at all."""
     final = file.at_home_in(cache)
     if progress is None:
-        with _bar() as own:
-            return _fetch(file, final, own)
-    return _fetch(file, final, progress)
-
-
-def _fetch(file: DataFile, final: Path, progress: Progress) -> Path:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as own:
+            return fetch(file, cache, own)
     refusals = []
     for url in file.urls:
         try:
@@ -109,10 +100,9 @@ def _fetch(file: DataFile, final: Path, progress: Progress) -> Path:
         except _Refused as error:
             refusals.append(f"{url}: {error}")
         except OSError as error:
-            raise StorageFailed(
-                f"cannot keep {final.name} in {final.parent}: {error.strerror or error}. "
-                "Free space or fix permissions there, or set $XDG_CACHE_HOME to another folder."
-            ) from error
+            hint = "Free space or fix permissions there, or set $XDG_CACHE_HOME to another folder."
+            reason = error.strerror or error
+            raise StorageFailed(f"cannot keep {final.name} in {final.parent}: {reason}. {hint}") from error
         else:
             return final
     raise _Refused("; ".join(refusals) or "there is no address to fetch it from")
@@ -125,6 +115,7 @@ def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
     try:
         with os.fdopen(descriptor, "wb") as out:
             digest = _download(url, out, progress)
+            out.flush()
             os.fsync(out.fileno())
         if digest != sha256:
             raise _Refused(f"sha256 is {digest[:12]}, expected {sha256[:12]}")
@@ -135,7 +126,6 @@ def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
 
 
 def _download(url: str, out: BinaryIO, progress: Progress) -> str:
-    """Copy the response to `out` and return its sha256."""
     digest = hashlib.sha256()
     task = progress.add_task(url.rsplit("/", 1)[-1], total=None)
     try:
@@ -143,7 +133,6 @@ def _download(url: str, out: BinaryIO, progress: Progress) -> str:
             out.write(chunk)
             digest.update(chunk)
             progress.update(task, total=total, advance=len(chunk))
-        out.flush()
     finally:
         progress.remove_task(task)
     return digest.hexdigest()
@@ -167,12 +156,6 @@ def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
         raise _Refused(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 Named = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.int32]]
 WORTH = 1 << 20  # bytes of a file: a smaller one is read at once
 
@@ -181,22 +164,19 @@ def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
     """Return what `make` makes of a file, from the cache if possible; an unusable cache is ignored."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
-    path = cache_folder() / "prepared" / f"{_digest(source, code)}.npz"
-    with suppress(OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        return _read(path)
+    digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))
+    path = cache_folder() / "prepared" / f"{hashlib.sha256(digests).hexdigest()[:32]}.npz"
+    unusable = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+    with suppress(*unusable), path.open("rb") as file, np.load(file) as stored:
+        return {name: stored[name] for name in stored.files}
     arrays = make()
     with suppress(OSError):
         _put(path, arrays)
     return arrays
 
 
-def _read(path: Path) -> Named:
-    with path.open("rb") as file, np.load(file) as file_arrays:
-        return {name: file_arrays[name] for name in file_arrays.files}
-
-
 def _put(path: Path, arrays: Named) -> None:
-    """Write the arrays to `place` atomically, because several processes may do so at once."""
+    """Write the arrays to `path` atomically, because several processes may do so at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     temporary = Path(name)
@@ -206,7 +186,3 @@ def _put(path: Path, arrays: Named) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _digest(*files: Path) -> str:
-    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:32]

@@ -51,9 +51,7 @@ def sweep(
 ) -> None:
     """Draw every token's topic given all others, in place, in the order of the corpus.
 
-    The tokens may be some neighbouring documents, the first of whose tokens is token `first` of the corpus: a token
-    draws with the number that belongs to its place in the corpus.
-
+    The tokens may be some neighbouring documents, whose first token is token `first` of the corpus.
     `topics` has a row for each token, `counts` for each word and topic how many tokens, plus 1, and `totals` for each
     topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is the result of
     `reciprocals`. Every draw is from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k +
@@ -69,7 +67,9 @@ def sweep(
         _open(state, document, share, reciprocal, np.uint64(bounds[d]), np.uint64(bounds[d + 1]), width)
         for i in range(bounds[d], bounds[d + 1]):
             word, at = np.uint64(words[i]) * row, np.uint64(i) * width
-            _prefetch_row(state[1], np.uint64(words[min(i + _AHEAD, len(words) - 1)]) * row, row)
+            soon = np.uint64(words[min(i + _AHEAD, len(words) - 1)]) * row
+            for near in range(soon, soon + row, np.uint64(CACHE_LINE // counts.itemsize)):
+                prefetch(state[1], near)  # type: ignore[call-arg]
             for lane in range(len(lanes)):
                 uniform[lane] = uniform_number(first + i, keys[0, lane], keys[1, lane])
             _count(state, document, share, reciprocal, word, at, width, -1)
@@ -78,10 +78,7 @@ def sweep(
 
 
 def reciprocals(tokens: int, vocabulary: int) -> Table:
-    """Return 1 / (n + V) for every possible size n of a topic: a look-up instead of two divisions per token.
-
-    Topics grow and shrink slowly, so the entries in use stay in the cache.
-    """
+    """Return 1 / (n + V) for every possible size n of a topic: a look-up instead of two divisions per token."""
     return (1 / (np.arange(tokens + 1) + vocabulary)).astype(np.float32)
 
 
@@ -123,12 +120,6 @@ def _count(state, document, share, reciprocal, word, at, width, sign):  # type: 
         totals[k] += sign
         share[k] = document[k] * reciprocal[np.uint64(totals[k])]
         counts[word + k] += sign
-
-
-@njit(cache=True, inline="always")
-def _prefetch_row(counts, first, row):  # type: ignore[no-untyped-def]
-    for at in range(first, first + row, np.uint64(CACHE_LINE // counts.itemsize)):
-        prefetch(counts, at)  # type: ignore[call-arg]
 
 
 @intrinsic

@@ -9,7 +9,6 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +37,8 @@ CIFAR10 = DataFile(
     urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
-CIFAR100 = DataFile(
-    dataset="cifar100",
-    folders=("cifar100", "."),
-    names=("cifar-100-binary.tar.gz",),
-    urls=(),  # never downloaded
-    sha256="",
+CIFAR100 = DataFile(  # never downloaded
+    dataset="cifar100", folders=("cifar100", "."), names=("cifar-100-binary.tar.gz",), urls=(), sha256=""
 )
 TINY_IMAGENET = DataFile(
     dataset="tinyimagenet",
@@ -55,17 +50,8 @@ TINY_IMAGENET = DataFile(
 TINY_CLASSES = 25
 SIDE = 64
 # The errors that reading a damaged archive or image raises.
-UNREADABLE = (
-    OSError,
-    EOFError,
-    LookupError,
-    ValueError,
-    NotImplementedError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    lzma.LZMAError,
-    zlib.error,
-)
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+UNREADABLE = (OSError, EOFError, LookupError, ValueError, NotImplementedError, *_DAMAGED)
 PIXELS = 3 * 32 * 32
 RECORD = 1 + PIXELS  # bytes of a CIFAR-10 image: its class, then its colours
 RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, its class, then its colours
@@ -73,11 +59,16 @@ RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, it
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
     """Return the first images of the first training batch and of the test batch."""
-    arrays = _arrays(data)
+    folder = data_folder(data)
+    places = [] if folder is None else [folder / "cifar10", folder]
+    arrays = next((place for place in places if (place / "labels.npz").is_file()), None)
     if arrays is not None:
         return _from_arrays(arrays, "data_batch_1", "train", train), _from_arrays(arrays, "test_batch", "test", test)
     path = obtain(CIFAR10, data)
-    return _from_archive(path, "data_batch_1", train), _from_archive(path, "test_batch", test)
+    batches = (("data_batch_1", train), ("test_batch", test))
+    parts = [_records(path, f"cifar-10-batches-bin/{name}.bin", RECORD, count) for name, count in batches]
+    first, second = (LabeledImages(x[:, 1:].reshape(-1, 3, 32, 32), x[:, 0].astype(np.int64)) for x in parts)
+    return first, second
 
 
 def cifar100(data: Path | None, *, train: int = 10_000) -> LabeledImages:
@@ -92,16 +83,16 @@ def tiny_imagenet(data: Path | None) -> tuple[LabeledImages, LabeledImages]:
     path = obtain(TINY_IMAGENET, data)
     try:
         with zipfile.ZipFile(path) as archive:
-            classes = _classes(archive)
-            return _decoded(archive, _training(archive, classes)), _decoded(archive, _validation(archive, classes))
+            classes = archive.read(_listing(archive, "wnids")).decode().split()[:TINY_CLASSES]
+            images = [name for name in archive.namelist() if name.endswith(".JPEG") and "/train/" in name]
+            train = {name: classes.index(part) for name in images if (part := name.split("/")[2]) in classes}
+            annotations = _listing(archive, "val_annotations")
+            lines = [line.split("\t") for line in archive.read(annotations).decode().splitlines()]
+            folder = annotations.rpartition("/")[0]
+            test = {f"{folder}/images/{line[0]}": classes.index(line[1]) for line in lines if line[1] in classes}
+            return _decoded(archive, train), _decoded(archive, test)
     except UNREADABLE as error:
         raise Corrupt(f"{path} is not Tiny ImageNet as it is published ({error}): fetch it again.") from error
-
-
-def _arrays(data: Path | None) -> Path | None:
-    folder = data_folder(data)
-    places = [] if folder is None else [folder / "cifar10", folder]
-    return next((place for place in places if (place / "labels.npz").is_file()), None)
 
 
 def _from_arrays(folder: Path, batch: str, split: str, count: int) -> LabeledImages:
@@ -115,13 +106,7 @@ def _from_arrays(folder: Path, batch: str, split: str, count: int) -> LabeledIma
     return LabeledImages(np.ascontiguousarray(pixels[:count].transpose(0, 3, 1, 2)), classes)
 
 
-def _from_archive(path: Path, batch: str, count: int) -> LabeledImages:
-    records = _records(path, f"cifar-10-batches-bin/{batch}.bin", RECORD, count)
-    return LabeledImages(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
-
-
 def _records(path: Path, name: str, size: int, count: int) -> Bytes:
-    """Read the first `count` records of `size` bytes from the file `name` in an archive of CIFAR."""
     try:
         with tarfile.open(path) as archive:
             member = archive.extractfile(name)
@@ -133,11 +118,6 @@ def _records(path: Path, name: str, size: int, count: int) -> Bytes:
     return np.frombuffer(content[: len(content) // size * size], np.uint8).reshape(-1, size)
 
 
-def _classes(archive: zipfile.ZipFile) -> list[str]:
-    listed = _listing(archive, "wnids")
-    return archive.read(listed).decode().split()[:TINY_CLASSES]
-
-
 def _listing(archive: zipfile.ZipFile, start: str) -> str:
     names = [name for name in archive.namelist() if Path(name).name.startswith(start)]
     if not names:
@@ -145,28 +125,7 @@ def _listing(archive: zipfile.ZipFile, start: str) -> str:
     return names[0]
 
 
-def _training(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
-    """Return the class of every training image, by file name."""
-    parts = {name: name.split("/") for name in archive.namelist() if name.endswith(".JPEG") and "/train/" in name}
-    return {name: classes.index(part[2]) for name, part in parts.items() if part[2] in classes}
-
-
-def _validation(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
-    listed = _listing(archive, "val_annotations")
-    lines = (line.split("\t") for line in archive.read(listed).decode().splitlines())
-    folder = listed.rpartition("/")[0]
-    return {f"{folder}/images/{line[0]}": classes.index(line[1]) for line in lines if line[1] in classes}
-
-
 def _decoded(archive: zipfile.ZipFile, labels: dict[str, int]) -> LabeledImages:
-    decode = _decoder()
-    packed = [archive.read(name) for name in labels]
-    with ThreadPoolExecutor() as threads:
-        x = np.stack(list(threads.map(decode, packed)))
-    return LabeledImages(x, np.array(list(labels.values()), np.int64))
-
-
-def _decoder() -> Callable[[bytes], Bytes]:
     try:
         from PIL import Image
     except ImportError as error:
@@ -176,4 +135,7 @@ def _decoder() -> Callable[[bytes], Bytes]:
         with Image.open(io.BytesIO(packed)) as image:
             return np.asarray(image.convert("RGB"), np.uint8).transpose(2, 0, 1)
 
-    return decode
+    packed = [archive.read(name) for name in labels]
+    with ThreadPoolExecutor() as threads:
+        x = np.stack(list(threads.map(decode, packed)))
+    return LabeledImages(x, np.array(list(labels.values()), np.int64))

@@ -24,10 +24,7 @@ LANES = 16
 
 
 def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return, for each document, the total variation between its topic distributions in two states, times its length.
-
-    That is half of the sum, over topics, of the difference in the number of its tokens.
-    """
+    """Return, for each document, half of the sum over topics of the difference in the number of its tokens."""
     one, other = (writable(np.ascontiguousarray(state["topics"])) for state in (a, b))
     return np.asarray(parted(blocks.families[0].bounds, one, other) / 2)
 
@@ -58,7 +55,6 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def name(self) -> str:
-        """`lda-` and the corpus, and the number of topics if it is not 20."""
         return f"lda-{self.data.name}" + (f"-{self.topics}" if self.topics != TOPICS else "")
 
     @cached_property
@@ -88,7 +84,8 @@ class LatentDirichletAllocation(DividedDefaults):
         """Return −log p(words, topics), from tables of log-factorials at the counts of words and documents."""
         topics = np.ascontiguousarray(stack["topics"])
         of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, self.topics)
-        of_documents, _ = tallied(self._log_gamma, self.data.bounds, self._in_order, topics, self.topics)
+        in_order = np.arange(len(self.data.words), dtype=np.int32)
+        of_documents, _ = tallied(self._log_gamma, self.data.bounds, in_order, topics, self.topics)
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
@@ -96,10 +93,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Draw, for each token, a topic of its word in proportion to the survivors' counts.
-
-        Every word, and a word without survivors entirely, also uses the sizes of the topics a little.
-        """
+        """Draw, for each token, a topic of its word in proportion to the survivors' counts and, a little, to sizes."""
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
@@ -125,7 +119,6 @@ class LatentDirichletAllocation(DividedDefaults):
         return _Part(worker, ids, words, bounds - bounds[0], int(bounds[0]), vocabulary)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the worker's documents."""
         return part.documents
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
@@ -138,20 +131,19 @@ class LatentDirichletAllocation(DividedDefaults):
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
         # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
         # contain the worker's own tokens, or counts would fall below zero when they leave their topics.
-        counts = np.maximum(counts, summed["counts"]) + self._one
+        counts = np.maximum(counts, summed["counts"]) + self._count_type(1)
         keys = self._keys(when.stream, when.iteration)[:, None]
         self._sample(part.words, part.bounds, topics, counts[..., None], keys, part.first)
         return Push(part.documents, {"topics": topics[:, 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Replace the topics."""
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
         """Return the part of the worker's documents and vocabulary; the first worker adds the shared part."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
-        of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._one].sum()
+        of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()
         shared = self._of_topics(summed["counts"].sum(axis=0, dtype=np.int64)) if part.worker == 0 else 0.0
         return float(shared - of_words - of_documents[0])
 
@@ -174,7 +166,6 @@ class LatentDirichletAllocation(DividedDefaults):
         sweep(words, bounds, topics, counts, totals, self._reciprocal, keys, lanes, kinds, first)
 
     def _of_topics(self, totals: Ids) -> float:
-        """Return the part of the loss that depends on the sizes of the topics alone, and the constant part."""
         return self._constant + sum(lgamma(n + self.data.vocabulary) for n in totals.tolist())
 
     def _keys(self, stream: int, iteration: int) -> Keys:
@@ -186,10 +177,6 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.argsort(self.data.words, kind="stable").astype(np.int32)
 
     @cached_property
-    def _in_order(self) -> npt.NDArray[np.int32]:
-        return np.arange(len(self.data.words), dtype=np.int32)
-
-    @cached_property
     def _word_bounds(self) -> Ids:
         return np.append(0, np.cumsum(np.bincount(self.data.words, minlength=self.data.vocabulary)))
 
@@ -199,12 +186,13 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.uint16 if np.diff(self._word_bounds).max() < 2**16 - 1 else np.uint32
 
     @cached_property
-    def _one(self) -> np.unsignedinteger[Any]:
-        return self._count_type(1)
-
-    @cached_property
     def _reciprocal(self) -> Table:
         return reciprocals(len(self.data.words), self.data.vocabulary)
+
+    @cached_property
+    def _constant(self) -> float:
+        documents = [lgamma(n + self.topics) - lgamma(self.topics) for n in np.diff(self.data.bounds).tolist()]
+        return sum(documents) - self.topics * lgamma(self.data.vocabulary)
 
     @cached_property
     def _log_gamma(self) -> Floats:
@@ -212,33 +200,19 @@ class LatentDirichletAllocation(DividedDefaults):
         most = max(np.diff(self._word_bounds).max(), np.diff(self.data.bounds).max()) + 1
         return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
 
-    @cached_property
-    def _constant(self) -> float:
-        """The part of the loss that is the same for all topics."""
-        documents = [lgamma(n + self.topics) - lgamma(self.topics) for n in np.diff(self.data.bounds).tolist()]
-        return sum(documents) - self.topics * lgamma(self.data.vocabulary)
 
-
-class Setting(NamedTuple):
-    """A corpus, the loss at which a run has converged, and the number of topics."""
-
-    corpus: str
-    criterion: float
-    topics: int = TOPICS
-
-
-# The criterion of each corpus: the paper's where it has one. The paper's runs get there in roughly 60 iterations; with
+# A corpus, the criterion and the number of topics of each name. The criterion: the paper's where it has one. The paper's runs get there in roughly 60 iterations; with
 # our tokenisation a hundred take 18 to 43 (newsgroups20, 26 on average) and 17 to 37 (reuters, 22), because chance decides
 # early which topics form, while the loss still falls by 0.1 to 0.3 % an iteration. Runs that part half way end 0.4 to 1.3
 # iterations apart (standard deviations), so what comes after the first full checkpoint is measured well, what comes before
 # it poorly. Where the paper's number meets ours depends on the corpus: see `corpora`.
 #
 # With 200 topics and priors of 1 newsgroups20 ends at 1.174e7 after some 40 iterations; the criterion is passed in about 28.
-SETTINGS: dict[str, Setting] = {
-    "newsgroups20": Setting("newsgroups20", 9.5e6),
-    "newsgroups20-200": Setting("newsgroups20", 1.176e7, topics=200),
-    "reuters": Setting("reuters", 8.5e5),
-    "generated": Setting("generated", 2.77e5),
+SETTINGS: dict[str, tuple[str, float, int]] = {
+    "newsgroups20": ("newsgroups20", 9.5e6, TOPICS),
+    "newsgroups20-200": ("newsgroups20", 1.176e7, 200),
+    "reuters": ("reuters", 8.5e5, TOPICS),
+    "generated": ("generated", 2.77e5, TOPICS),
 }
 
 
@@ -246,8 +220,8 @@ def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
     """Return the model with the corpus and the criterion called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
-    chosen = SETTINGS[name]
-    return LatentDirichletAllocation(load(chosen.corpus, data), chosen.criterion, chosen.topics)
+    corpus, criterion, topics = SETTINGS[name]
+    return LatentDirichletAllocation(load(corpus, data), criterion, topics)
 
 
 def _topics(pulled: Arrays) -> Topics:

@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.workloads.block_layout import BlockSlices, added, together
+from holdfast.workloads.block_layout import BlockSlices, together
 from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -65,12 +65,9 @@ class InRounds:
         """Return the loss, from the workers' measures."""
         held, last = self._dealt(state), self._workload.rounds
         summed = self._summed(held)
-        return self._workload.total(
-            [
-                self._workload.measure(part, self._pulled(held, worker, last), summed)
-                for worker, part in enumerate(self._parts)
-            ]
-        )
+        pulled = [self._pulled(held, worker, last) for worker in range(len(self._parts))]
+        parts = zip(self._parts, pulled, strict=True)
+        return self._workload.total([self._workload.measure(part, own, summed) for part, own in parts])
 
     def _dealt(self, state: Arrays) -> list[Arrays]:
         taken = [places.take(state) for places in self._everywhere]
@@ -89,23 +86,20 @@ class InRounds:
     def _routed(self, wanted: Ids) -> list[_Route]:
         routes = []
         for node, ids in enumerate(self._nodes):
-            common = np.intersect1d(wanted, ids, assume_unique=True)
-            if len(common):
-                routes.append(
-                    _Route(node, BlockSlices(self._blocks, ids, common), BlockSlices(self._blocks, wanted, common))
-                )
+            if len(common := np.intersect1d(wanted, ids, assume_unique=True)):
+                there, here = BlockSlices(self._blocks, ids, common), BlockSlices(self._blocks, wanted, common)
+                routes.append(_Route(node, there, here))
         return routes
 
     def _apply(self, held: list[Arrays], when: When, pushes: list[Push]) -> None:
         for node, ids, places, pieces in self._delivered(when.round, [push.ids for push in pushes]):
-            pushed = added([(to, out.take(pushes[worker].values)) for worker, out, to in pieces])
+            pushed = together([(to, out.take(pushes[worker].values)) for worker, out, to in pieces], summed=True)
             changed = places.take(held[node])
             self._workload.apply(when, ids, changed, pushed)
             if not places.everything:
                 places.put(changed, held[node])
 
     def _delivered(self, round: int, pushed: list[Ids]) -> list[_Delivery]:
-        """Return which worker pushes what to which node; the last result is reused for the same blocks."""
         known, deliveries = self._deliveries.get(round, ([], []))
         if len(known) != len(pushed) or not all(map(np.array_equal, known, pushed)):
             deliveries = [found for node in range(len(self._nodes)) if (found := self._delivery(node, pushed))]

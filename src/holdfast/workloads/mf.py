@@ -48,7 +48,6 @@ class MatrixFactorization(DividedDefaults):
 
     @property
     def name(self) -> str:
-        """`mf-` and the ratings."""
         return f"mf-{self.data.name}"
 
     @cached_property
@@ -58,10 +57,9 @@ class MatrixFactorization(DividedDefaults):
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """Return the length of each block's difference times the size of the other factor.
+        """Return the length of each block's difference times the size of the other factor: its effect on LR.
 
-        So a difference counts by its effect on LR. L and R have no scale of their own: ten times the one and a tenth of
-        the other is the same model, and plain lengths would let the larger one decide what is saved.
+        L and R have no scale of their own, and plain lengths would let the larger one decide what is saved.
         """
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
@@ -74,13 +72,14 @@ class MatrixFactorization(DividedDefaults):
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """Solve for L given R, then for R given the new L, each factor by factor."""
-        left, right = _contiguous(stack)
+        left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
         """Return ‖A − LR‖ of every trial."""
-        square = _square_residual(self._square, self._matrix, *_contiguous(stack))
+        left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
+        square = _square_residual(self._square, self._matrix, left, right)
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
@@ -88,10 +87,7 @@ class MatrixFactorization(DividedDefaults):
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros: they do not affect LR, so survivors need not compensate as for a random first value.
-
-        If survivors are zero too, return first values, because least squares cannot leave zero.
-        """
+        """Return zeros, which do not affect LR, or first values if survivors are zero: least squares cannot leave it."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}
@@ -109,11 +105,13 @@ class MatrixFactorization(DividedDefaults):
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
         by_user, by_item = self._ratings(users, slice(0, data.items)), self._ratings(slice(0, data.users), items)
         square = float(np.sum(by_user.values**2))
-        return _Part(self._rows[users], self._columns[items], by_user, by_item.transposed, square)
+        rows, columns = np.arange(users.start, users.stop), data.users + np.arange(items.start, items.stop)
+        return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
         """Return the rows that the worker solves for, and all of the other factor."""
-        return np.concatenate((self._rows, part.items) if round == 1 else (part.users, self._columns))
+        rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
+        return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
         """Solve for the worker's rows of L, or for its columns of R; no other worker pushes them."""
@@ -123,7 +121,6 @@ class MatrixFactorization(DividedDefaults):
         return Push(part.items, {"R": _solved(right, part.by_item, left)[..., 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Replace the values by the solution."""
         for name, solution in pushed.items():
             held[name][...] = solution
 
@@ -156,14 +153,6 @@ class MatrixFactorization(DividedDefaults):
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
 
-    @property
-    def _rows(self) -> Ids:
-        return np.arange(self.data.users)
-
-    @property
-    def _columns(self) -> Ids:
-        return self.data.users + np.arange(self.data.items)
-
     @cached_property
     def _matrix(self) -> Sparse:
         return self._ratings(slice(0, self.data.users), slice(0, self.data.items))
@@ -189,10 +178,6 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
     return MatrixFactorization(load(name, data), factors, criterion)
 
 
-def _contiguous(stack: Stack) -> tuple[Floats, Floats]:
-    return np.ascontiguousarray(stack["L"]), np.ascontiguousarray(stack["R"])
-
-
 def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
     """Solve for x factor by factor, with all else fixed, so that x times `other` is nearest to the matrix."""
     return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
@@ -201,7 +186,7 @@ def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
 def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
     """Return ‖A − LR‖² without forming LR: ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩; `square` is ‖A‖²."""
     # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
-    overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed_times(left), right)
+    overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed.times(left), right)
     return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))
 
 
@@ -211,10 +196,7 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """Solve (x·gram)[:, k] = target[:, k] for one column of x after the other: least squares in that column alone.
-
-    A factor whose counterpart is zero everywhere is unchanged.
-    """
+    """Solve (x·gram)[:, k] = target[:, k] column by column; a factor whose counterpart is zero is unchanged."""
     rows, factors, trials = x.shape
     out = x.copy()
     step = np.empty(trials)
@@ -237,7 +219,6 @@ def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
 
 @njit(cache=True)
 def _gram(x: Floats) -> Floats:
-    """Return xᵀx of every trial."""
     rows, factors, trials = x.shape
     gram = np.zeros((factors, factors, trials))
     for i in range(rows):
@@ -253,7 +234,6 @@ def _gram(x: Floats) -> Floats:
 
 @njit(cache=True)
 def _inner(a: Floats, b: Floats) -> Floats:
-    """Return the sum of the elementwise product, of every trial."""
     rows, columns, trials = a.shape
     total = np.zeros(trials)
     for i in range(rows):

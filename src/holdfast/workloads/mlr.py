@@ -36,13 +36,10 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of every batch, then all of them at once, each with the features to pull for it.
+    """A worker's slice of every batch, then all at once; its chunks number features among those it pulls."""
 
-    Its chunks number features among those that are pulled.
-    """
-
-    batches: Sequence[_Batch]
-    pulls: Sequence[Ids]
+    batches: list[_Batch]
+    pulls: list[Ids]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +57,6 @@ class LogisticRegression(DividedDefaults):
 
     @property
     def name(self) -> str:
-        """`mlr-` and the data set."""
         return f"mlr-{self.data.name}"
 
     @cached_property
@@ -69,14 +65,13 @@ class LogisticRegression(DividedDefaults):
         return along(self.start(), "weights")
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return zero weights."""
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """Do one pass over the data, batch by batch in a fixed order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
-            self._descend(weights, self._gradient(weights, batch))
+            weights -= np.float32(self.rate) * self._gradient(weights, batch)
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
@@ -98,11 +93,15 @@ class LogisticRegression(DividedDefaults):
         return len(range(0, len(self.data.y), self.batch))
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return a slice of every batch."""
         batches = [self._chunks(batch[share(len(batch), worker, workers)]) for batch in self._samples]
         batches.append(list(chain.from_iterable(batches)))
-        pulls = [_features(batch) for batch in batches]
-        return _Part([_renumbered(*batch_and_pulls) for batch_and_pulls in zip(batches, pulls, strict=True)], pulls)
+        parts = _Part([], [])
+        for batch in batches:
+            pulls = np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.features for chunk in batch)]))
+            renumbered = [chunk._replace(features=np.searchsorted(pulls, chunk.features)) for chunk in batch]
+            parts.batches.append(renumbered)
+            parts.pulls.append(pulls)
+        return parts
 
     def pulls(self, part: _Part, round: int) -> Ids:
         """Return the features that are not zero in all of the worker's samples."""
@@ -114,30 +113,27 @@ class LogisticRegression(DividedDefaults):
         return Push(part.pulls[when.round], {"weights": gradient})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Do a step down the gradient."""
-        self._descend(held["weights"], pushed["weights"])
+        held["weights"] -= np.float32(self.rate) * pushed["weights"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
         """Return the cross-entropy of the worker's samples."""
         return float(self._cross_entropy(self._weights(pulled), part.batches[self.rounds])[0])
 
     def _gradient(self, weights: npt.NDArray[Any], batch: _Batch) -> npt.NDArray[Any]:
-        """Return the gradient of a batch's cross-entropy, summed over its samples."""
         gradient = np.zeros_like(weights)
         for chunk in batch:
-            error = _probabilities_minus_truth(self._scores(weights, chunk), chunk.y)
+            error = self._scores(weights, chunk)  # becomes the probabilities, minus 1 for the true class
+            error -= error.max(axis=0)
+            np.exp(error, out=error)
+            error /= error.sum(axis=0)
+            error[chunk.y, :, np.arange(len(chunk.y))] -= 1
             gradient[chunk.features] += chunk.x.T @ error.reshape(-1, len(chunk.y)).T
         return gradient
 
-    def _descend(self, weights: npt.NDArray[Any], gradient: npt.NDArray[Any]) -> None:
-        weights -= np.float32(self.rate) * gradient
-
     def _cross_entropy(self, weights: npt.NDArray[Any], chunks: Iterable[_Chunk]) -> Floats:
-        """Return the cross-entropy of samples in every trial, summed in double precision."""
         return sum((_cross_entropy(self._scores(weights, chunk), chunk.y) for chunk in chunks), np.zeros(1))
 
     def _scores(self, weights: npt.NDArray[Any], chunk: _Chunk) -> npt.NDArray[Any]:
-        """Return the scores of some samples, with axes class, trial, sample."""
         return np.asarray(weights[chunk.features].T @ chunk.x.T).reshape(self.data.classes, -1, len(chunk.y))
 
     def _weights(self, pulled: Arrays) -> npt.NDArray[Any]:
@@ -156,8 +152,12 @@ class LogisticRegression(DividedDefaults):
     def _chunks(self, samples: Ids) -> _Batch:
         """Split samples into chunks, sorted by class, because samples of one class have more zeros in common."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
-        parts = [samples[first : first + _ROWS] for first in range(0, len(samples), _ROWS)]
-        return [_chunk(self.data.x[part], self.data.y[part]) for part in parts]
+        chunks = []
+        for first in range(0, len(samples), _ROWS):
+            x, y = self.data.x[samples[first : first + _ROWS]], self.data.y[samples[first : first + _ROWS]]
+            features = np.flatnonzero(x.any(axis=0))
+            chunks.append(_Chunk(features, np.ascontiguousarray(x[:, features]), y))
+        return chunks
 
 
 # Batch, learning rate and criterion of each data set: of the paper's appendix C for MNIST and CoverType; ours for the
@@ -175,29 +175,6 @@ def mlr(name: str, data: Path | None = None) -> LogisticRegression:
         raise BadInput(f"There are no MLR settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     batch, rate, criterion = SETTINGS[name]
     return LogisticRegression(load(name, data), batch, rate, criterion)
-
-
-def _chunk(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> _Chunk:
-    features = np.flatnonzero(x.any(axis=0))
-    return _Chunk(features, np.ascontiguousarray(x[:, features]), y)
-
-
-def _features(chunks: _Batch) -> Ids:
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.features for chunk in chunks)]))
-
-
-def _renumbered(chunks: _Batch, pulled: Ids) -> _Batch:
-    """Number the features of chunks among those that are pulled."""
-    return [chunk._replace(features=np.searchsorted(pulled, chunk.features)) for chunk in chunks]
-
-
-def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the derivative of the cross-entropy by the scores, which are overwritten."""
-    scores -= scores.max(axis=0)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=0)
-    scores[y, :, np.arange(len(y))] -= 1
-    return scores
 
 
 def _cross_entropy(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> Floats:

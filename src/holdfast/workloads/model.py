@@ -33,17 +33,15 @@ class Model(DividedDefaults):
 
     @property
     def name(self) -> str:
-        """The name of the class."""
         return type(self).__name__.lower()
 
     @cached_property
     def blocks(self) -> Blocks:
         """Every row of every array of the start."""
-        return by_row(self._divided.start())
+        return by_row(cast(Divided, self).start())
 
     @property
     def norm(self) -> Norm:
-        """The length of the difference."""
         return euclidean
 
     def pulls(self, part: Any, round: int) -> Ids:
@@ -53,25 +51,16 @@ class Model(DividedDefaults):
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """Do an iteration in rounds, with one worker, for one trial after the other."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
-        return stacked(
-            [
-                self._alone.advance(unstacked(stack, lane), iteration, stream)
-                for lane, (iteration, stream) in enumerate(trials)
-            ]
-        )
+        return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
         """Return the loss that one worker measures, for one trial after the other."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 
-    @property
-    def _divided(self) -> Divided:
-        return cast(Divided, self)
-
     @cached_property
     def _alone(self) -> InRounds:
-        return InRounds(self._divided)
+        return InRounds(cast(Divided, self))
 
     @cached_property
     def _everything(self) -> Ids:

@@ -75,7 +75,9 @@ def generated(
     x = rng.standard_normal((count, genes), dtype=np.float32)
     loadings = rng.standard_normal((PROGRAMS, genes), dtype=np.float32) / np.float32(PROGRAMS**0.5)
     x += rng.standard_normal((count, PROGRAMS), dtype=np.float32) @ loadings
-    x += np.outer(y - 0.5, _effects(genes, different, effect, rng)).astype(np.float32)
+    differs = rng.random(genes) < different
+    effects = np.where(differs, rng.choice((-effect, effect), genes), 0.0)
+    x += np.outer(y - 0.5, effects).astype(np.float32)
     scaled = _scaled(np.exp(x / 2, out=x))  # expression is skewed: a few samples have much of a gene
     return Expression(scaled[:train], y[:train]), Expression(scaled[train:], y[train:])
 
@@ -94,7 +96,6 @@ def tables(data: Path | None) -> tuple[Expression, Expression] | None:
 
 
 def tensors(part: Expression) -> tuple[Tensor, Tensor]:
-    """Return samples and labels as tensors."""
     return torch.from_numpy(part.x), torch.from_numpy(part.y)
 
 
@@ -108,12 +109,6 @@ def _table(path: Path) -> Reals:
     return table
 
 
-def _effects(genes: int, different: float, effect: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    differs = rng.random(genes) < different
-    return np.where(differs, rng.choice((-effect, effect), genes), 0.0)
-
-
 def _scaled(x: Reals) -> Reals:
-    """Divide every gene by its largest magnitude, as the benchmark does."""
     x /= np.maximum(np.abs(x).max(axis=0), np.float32(1e-12))
     return x

@@ -13,8 +13,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack
 class QuadraticProgram:
     """Minimise ½xᵀAx − bᵀx in four dimensions; the loss is the distance to the optimum.
 
-    `curvatures` are the eigenvalues of A. With learning rate a, the error shrinks by 1 − a·λ along each eigenvector, so
-    the contraction rate is 1 − a·min(λ).
+    `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures).
     """
 
     seed: int = 0
@@ -46,16 +45,13 @@ class QuadraticProgram:
         return along(self.start(), "x")
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return a random point, far from the optimum."""
         return {"x": self._problem[2].copy()}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one step of gradient descent."""
         matrix, optimum, _ = self._problem
         error = stack["x"] - optimum[:, None]
         # Summed term by term: a library's product of so small a matrix may round by the width of the stack.
         return {"x": stack["x"] - self.rate * (matrix[:, :, None] * error).sum(axis=1)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the distance to the optimum."""
         return np.asarray(np.linalg.norm(stack["x"] - self.optimum[:, None], axis=0))

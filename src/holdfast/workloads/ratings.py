@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +67,12 @@ def read_movielens(path: Path) -> Ratings:
     table = np.array([_movielens_line(path, number, line) for number, line in lines]).reshape(-1, 3)
     users, rows = np.unique(table[:, 0], return_inverse=True)
     movies, columns = np.unique(table[:, 1], return_inverse=True)
-    _refuse_repeats(path, rows * len(movies) + columns)
-    return _sorted("movielens", len(users), len(movies), rows, columns, table[:, 2], path)
+    cells = rows * len(movies) + columns
+    first = np.unique(cells, return_index=True)[1]
+    if len(first) < len(cells):
+        again = int(np.setdiff1d(np.arange(len(cells)), first)[0])
+        raise _bad(path, again + 2, "rates a movie that the same user has rated above")  # line 1 is the header
+    return _sorted(path, Ratings("movielens", len(users), len(movies), rows, columns, table[:, 2]))
 
 
 def _movielens_line(path: Path, number: int, line: bytes) -> tuple[float, float, float]:
@@ -83,28 +87,21 @@ def _movielens_line(path: Path, number: int, line: bytes) -> tuple[float, float,
     return user, movie, rating
 
 
-def _refuse_repeats(path: Path, cells: NDArray[np.int64]) -> None:
-    """Raise Corrupt if a user rates a movie twice; the first line is the header, so rating i is on line i + 2."""
-    first = np.unique(cells, return_index=True)[1]
-    if len(first) < len(cells):
-        again = int(np.setdiff1d(np.arange(len(cells)), first)[0])
-        raise _bad(path, again + 2, "rates a movie that the same user has rated above")
-
-
 MISSING = 99.0
 JOKES = 100
 
 
 def read_jester(path: Path) -> Ratings:
-    """Read Jester's table, plain or zipped, one user per line; users without ratings are left out, ratings lie in [0,
-    10]."""
-    _refuse_spreadsheet(path)
+    """Read Jester's table, plain or zipped, with ratings in [0, 10]; users without ratings are left out."""
+    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # `unpacked` reports anything else
+        if "jester-data-1.xls" in archive.namelist():  # as Berkeley offers it, so downloading again changes nothing
+            raise BadInput(f"{path} holds Jester as a spreadsheet: put jester-data-1.csv, saved from it, in its place.")
     lines = _lines(path, "jester-data-1.csv")
     table = np.array([_jester_line(path, number, line) for number, line in lines]).reshape(-1, JOKES)
     rated = table != MISSING
     table, rated = table[rated.any(axis=1)], rated[rated.any(axis=1)]
     rows, columns = np.nonzero(rated)
-    return _sorted("jester", len(table), JOKES, rows, columns, (table[rated] + 10) / 2, path)
+    return _sorted(path, Ratings("jester", len(table), JOKES, rows, columns, (table[rated] + 10) / 2))
 
 
 def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
@@ -121,13 +118,6 @@ def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
     if count != rated.sum():
         raise _bad(path, number, f"announces {count:g} ratings and has {rated.sum()}")
     return ratings
-
-
-def _refuse_spreadsheet(path: Path) -> None:
-    """Raise BadInput for the archive that Berkeley offers, which downloading again would not change."""
-    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # `unpacked` reports anything else
-        if "jester-data-1.xls" in archive.namelist():
-            raise BadInput(f"{path} holds Jester as a spreadsheet: put jester-data-1.csv, saved from it, in its place.")
 
 
 def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 0.25, seed: int = 0) -> Ratings:
@@ -158,16 +148,9 @@ def _bad(path: Path, number: int, what: str) -> Corrupt:
     return Corrupt(f"{path}: line {number} {what}. Correct it, or fetch the file again.")
 
 
-def _sorted(
-    name: str,
-    users: int,
-    items: int,
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    values: NDArray[np.float64],
-    path: Path,
-) -> Ratings:
-    if not len(values):
+def _sorted(path: Path, ratings: Ratings) -> Ratings:
+    if not len(ratings.values):
         raise Corrupt(f"{path} holds no rating: it was cut off. Fetch it again.")
-    order = np.lexsort((columns, rows))
-    return Ratings(name, users, items, rows[order], columns[order], values[order])
+    order = np.lexsort((ratings.columns, ratings.rows))
+    rows, columns, values = ratings.rows[order], ratings.columns[order], ratings.values[order]
+    return replace(ratings, rows=rows, columns=columns, values=values)

@@ -21,9 +21,6 @@ from holdfast.workloads.divided import Divided
 from holdfast.workloads.simple_model import ASKED, Stacked
 from holdfast.workloads.workload import Workload
 
-FUNCTION = "workload"  # the function in a file that returns the model for a data folder
-
-
 WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each name
     "mlr-digits": ("mlr", "digits"),
     "mlr-mnist": ("mlr", "mnist"),
@@ -44,9 +41,15 @@ def load_workload(name: str, data: Path | None = None) -> Divided:
     """Return the workload called `name` with its settings and data, or the model that a file defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
-    if name.endswith(".py") or Path(name).is_file():
-        return _checked(Path(name), _made(Path(name), data))
-    raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
+    if not name.endswith(".py") and not Path(name).is_file():
+        raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
+    model = _made(Path(name), data)
+    if lacks := [needed for needed in _asked(Workload, Divided) if not _has(model, needed)]:
+        raise BadInput(f"the model of {name}, a {type(model).__name__}, lacks {', '.join(lacks)}")
+    divided = cast(Divided, model)
+    if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
+        raise BadInput(f"array {outside[0]!r} of the model of {name} belongs to no block, so no node would hold it.")
+    return divided
 
 
 def load_for_lab(name: str, data: Path | None = None) -> Workload:
@@ -129,10 +132,9 @@ def _known(model: str, dataset: str, data: Path | None) -> Divided:
 
 
 def _made(path: Path, data: Path | None) -> Any:
-    """Return the result of the file's function."""
-    make = getattr(_module(path), FUNCTION, None)
+    make = getattr(_module(path), "workload", None)
     if not callable(make):
-        raise BadInput(f"{path} has no function {FUNCTION}(data): define one that returns the model.")
+        raise BadInput(f"{path} has no function workload(data): define one that returns the model.")
     try:
         return make(data)
     except HoldfastError:
@@ -142,7 +144,6 @@ def _made(path: Path, data: Path | None) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """Import the file under a unique name."""
     name = f"holdfast_workload_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -153,16 +154,6 @@ def _module(path: Path) -> ModuleType:
     except Exception as error:
         raise BadInput(f"{path} cannot be imported: {_in_one_line(error)}") from error
     return module
-
-
-def _checked(path: Path, model: Any) -> Divided:
-    """Return the model if it has everything that is required, and every array belongs to a block."""
-    if lacks := [name for name in _asked(Workload, Divided) if not _has(model, name)]:
-        raise BadInput(f"the model of {path}, a {type(model).__name__}, lacks {', '.join(lacks)}")
-    divided = cast(Divided, model)
-    if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
-        raise BadInput(f"array {outside[0]!r} of the model of {path} belongs to no block, so no node would hold it.")
-    return divided
 
 
 def _has(model: Any, name: str) -> bool:

@@ -23,8 +23,7 @@ class Fresh(Protocol):
         """Return a summary of surviving blocks, which are packed; summaries of nodes are added up, array by array."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values of lost blocks, packed, from the summary `summary`; `iteration` is the next one of this
-        stream."""
+        """Return new values of lost blocks, packed, from `summary`; `iteration` is the next one of this stream."""
 
 
 def has_rule(workload: Workload) -> bool:

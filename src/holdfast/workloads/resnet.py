@@ -9,10 +9,7 @@ STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks in each stage
 
 
 class ResNet(nn.Module):
-    """Four stages of residual blocks; from one to the next the image halves and the width doubles.
-
-    Small images, such as CIFAR-10's, keep their size in the first convolution; others are made four times smaller.
-    """
+    """Four stages of residual blocks; from one to the next the image halves and the width doubles."""
 
     def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
         super().__init__()
@@ -28,13 +25,13 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return class scores of images in [0, 1], or in bytes."""
-        scores: Tensor = self.head(self.stages(self.stem(_centred(x))).mean((2, 3)))
+        fractions = x if x.is_floating_point() else x.float() / 255
+        centred = (fractions - 0.5) * 4  # around 0, of about unit size
+        scores: Tensor = self.head(self.stages(self.stem(centred)).mean((2, 3)))
         return scores
 
 
 class _Basic(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
-
     expansion = 1
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -69,7 +66,6 @@ class _Bottleneck(nn.Module):
 
 
 def _stages(block: type[_Basic | _Bottleneck], counts: Sequence[int], width: int) -> tuple[nn.Sequential, int]:
-    """Return all blocks in order, and the width of the last one."""
     blocks: list[nn.Module] = []
     inputs = width
     for stage, count in enumerate(counts):
@@ -89,9 +85,3 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return convolution, nn.BatchNorm2d(outputs)
-
-
-def _centred(x: Tensor) -> Tensor:
-    """Convert bytes or fractions to values around 0, of about unit size."""
-    values = x.float() / 255 if not x.is_floating_point() else x
-    return (values - 0.5) * 4

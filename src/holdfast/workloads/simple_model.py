@@ -74,7 +74,6 @@ class Stacked:
 
     @property
     def name(self) -> str:
-        """The model's name, or that of its class."""
         return str(getattr(self._model, "name", type(self._model).__name__.lower()))
 
     @property
@@ -94,9 +93,9 @@ class Stacked:
         if declared is not None:
             return bool(declared)
         first, second = _generator(0, -1), _generator(0, 0)
-        untouched = _state(first), _state(second)
+        untouched = first.bit_generator.state, second.bit_generator.state
         self._model.step(_copied(_arrays(self._model.start(first), "start")), second)
-        return untouched != (_state(first), _state(second))
+        return untouched != (first.bit_generator.state, second.bit_generator.state)
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -122,34 +121,32 @@ class Stacked:
                 state = self._step(state, iteration, 0)
             loss = float(self._model.loss(state))
         if not np.isfinite(loss):
-            raise BadInput(
-                f"the loss of {self.name} at iteration {criterion.iteration} is {loss}, which cannot be a criterion."
-            )
+            at = f"at iteration {criterion.iteration}"
+            raise BadInput(f"the loss of {self.name} {at} is {loss}, which cannot be a criterion.")
         return float(np.nextafter(loss, np.inf))  # so that the run is under it at this very iteration
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return the state before the first iteration of a stream."""
         return _copied(_arrays(self._model.start(_generator(stream, -1)), "start"))
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every state."""
         when = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._step(unstacked(stack, lane), *trial) for lane, trial in enumerate(when)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every state."""
         lanes = next(iter(stack.values())).shape[-1]
-        return np.array([_number(self._model.loss(unstacked(stack, lane))) for lane in range(lanes)])
+        losses = [self._model.loss(unstacked(stack, lane)) for lane in range(lanes)]
+        if wrong := [loss for loss in losses if np.ndim(loss) != 0]:
+            raise BadInput(f"loss returns an array of shape {np.shape(wrong[0])}: it must return one number.")
+        return np.array([float(loss) for loss in losses])
 
     def _step(self, state: Arrays, iteration: int, stream: int) -> Arrays:
         rng = _generator(stream, iteration)
-        untouched, shapes = None if self.stochastic else _state(rng), _shapes(state)
+        untouched, shapes = None if self.stochastic else rng.bit_generator.state, _shapes(state)
         after = _arrays(self._model.step(state, rng), "step")
         if _shapes(after) != shapes:
-            raise BadInput(
-                f"step of {self.name} makes {_shapes(after)} of {shapes}: it must keep names, shapes and types."
-            )
-        if untouched is not None and _state(rng) != untouched:
+            made = f"step of {self.name} makes {_shapes(after)} of {shapes}"
+            raise BadInput(f"{made}: it must keep names, shapes and types.")
+        if untouched is not None and rng.bit_generator.state != untouched:
             raise BadInput(
                 f"step of {self.name} draws random numbers at iteration {iteration}, but not at first: "
                 "set `stochastic = True` in the model."
@@ -158,12 +155,7 @@ class Stacked:
 
 
 def _generator(stream: int, iteration: int) -> np.random.Generator:
-    """Return the random generator of an iteration; -1 is the start."""
     return np.random.default_rng((stream, iteration + 1))
-
-
-def _state(rng: np.random.Generator) -> Any:
-    return rng.bit_generator.state
 
 
 def _arrays(result: Any, function: str) -> Arrays:
@@ -174,14 +166,7 @@ def _arrays(result: Any, function: str) -> Arrays:
 
 
 def _copied(arrays: Arrays) -> Arrays:
-    """Copy arrays: a model may return its own arrays, and steps may change what they are given."""
     return {name: value.copy() for name, value in arrays.items()}
-
-
-def _number(result: Any) -> float:
-    if np.ndim(result) != 0:
-        raise BadInput(f"loss returns an array of shape {np.shape(result)}: it must return one number.")
-    return float(result)
 
 
 def _shapes(arrays: Arrays) -> str:

@@ -14,10 +14,7 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A matrix stored along its longer side, rows if it is `tall`: place i holds entries `starts[i]:starts[i+1]`.
-
-    The shorter side is accessed in any order, and its part of a stack fits the cache.
-    """
+    """A matrix stored along its longer side, rows if it is `tall`: place i holds entries `starts[i]:starts[i+1]`."""
 
     shape: tuple[int, int]
     tall: bool
@@ -32,20 +29,9 @@ class Sparse:
 
     def times(self, x: Floats) -> Floats:
         """Multiply this matrix by every trial of a stack (columns, width, trials)."""
-        return self._onto_long(x) if self.tall else self._onto_short(x)
-
-    def transposed_times(self, x: Floats) -> Floats:
-        """Multiply the transposed matrix by every trial of a stack (rows, width, trials)."""
-        return self._onto_short(x) if self.tall else self._onto_long(x)
-
-    def _onto_long(self, x: Floats) -> Floats:
-        out = np.zeros((max(self.shape), *x.shape[1:]))
-        _gather(self.starts, self.others, self.values, _flat(x), _flat(out))
-        return out
-
-    def _onto_short(self, x: Floats) -> Floats:
-        out = np.zeros((min(self.shape), *x.shape[1:]))
-        _scatter(self.starts, self.others, self.values, _flat(x), _flat(out))
+        out = np.zeros((self.shape[0], *x.shape[1:]))
+        onto = _gather if self.tall else _scatter
+        onto(self.starts, self.others, self.values, _flat(x), _flat(out))
         return out
 
 
@@ -59,7 +45,6 @@ def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> S
 
 
 def _flat(x: Floats) -> Floats:
-    """Merge width and trials into one axis."""
     return np.ascontiguousarray(x).reshape(len(x), x.shape[1] * x.shape[2])
 
 

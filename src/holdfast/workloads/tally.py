@@ -73,10 +73,7 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Return, for each lane, the sum over groups and topics of the table's entry at the number of tokens plus 1.
-
-    Also return how many tokens each of the `number` topics has.
-    """
+    """Return, by lane, the sum of the table's entries at all counts plus 1, and the size of each of `number` topics."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
     counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)

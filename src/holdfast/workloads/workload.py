@@ -49,8 +49,7 @@ class Workload(Protocol):
 
     @property
     def lanes(self) -> int:
-        """The number of trials in one stack. It is fixed, because the rounding of a matrix product may depend on its
-        shape."""
+        """The number of trials in one stack; it is fixed, because rounding may depend on the shape of a matrix."""
 
     @property
     def blocks(self) -> Blocks:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -106,6 +106,5 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
     """Return True if `total` is the sum of all of `always` and of any subset of `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
-    return any(
-        Samples.total((rest, *some)) == total for size in range(len(others) + 1) for some in combinations(others, size)
-    )
+    subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
+    return any(Samples.total((rest, *some)) == total for some in subsets)

@@ -107,7 +107,6 @@ class Replay:
                     self._restore_to(node, restore)
 
     def _may_follow(self, restore: Restored) -> bool:
-        """Return True if a node can have done `restore` at this point of the run."""
         ids = numbers(restore.blocks, self.plan.blocks)
         return (
             restore.version > self.ownership.version
@@ -164,7 +163,6 @@ class Replay:
             ownership.has_come_back[:] = False
 
     def _is_open(self, number: int) -> bool:
-        """Return True if round `number` belongs to the iteration that is under way."""
         return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
     def _restore(self, what: Restored) -> None:
@@ -178,7 +176,6 @@ class Replay:
             self._complain("restores", f"{recorded} for the controller's restore by map {what.version}")
 
     def _restore_to(self, node: int, what: Restored) -> bool:
-        """Restore blocks to `node`; return False if the line cannot be read."""
         ownership = self.ownership
         ids = self._ids(what.blocks, "restores", f"the restore of node-{node} names")
         if ids is None or len(what.saved_at) != len(ids):

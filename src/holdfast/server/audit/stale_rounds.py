@@ -37,7 +37,6 @@ def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
-    """Return how far a part was ahead of one whose push was applied later, and what is wrong with that."""
     newest = furthest = 0
     for what in lines:
         if isinstance(what, Applied):
@@ -99,8 +98,11 @@ def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: A
         return f"part {part} was pushed again for other blocks"
     stays: list[Samples] = []
     undone: list[Samples] = []
-    for node, what in applied:
-        (undone if _may_be_undone(ledger, node, what) else stays).append(what.blocks)
+    lost = {loss.number for loss in ledger.replay.losses}
+    for node, what in applied:  # with full recovery, a later restore undoes it; otherwise, the loss of its node
+        went_back = any(version > what.version for version in ledger.replay.went_back)
+        may_be_undone = went_back if ledger.plan.recovery == "full" else node in lost
+        (undone if may_be_undone else stays).append(what.blocks)
     if len(undone) > MOST:
         raise CannotTell(f"the push from part {part} was applied and lost more than {MOST} times")
     if adds_up(blocks, stays, undone):
@@ -113,10 +115,3 @@ def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: A
             "were lost; the history does not record which"
         )
     return f"the push from part {part} for {blocks.count} blocks was applied to {reached}, counting repetitions"
-
-
-def _may_be_undone(ledger: ServedLedger, node: int, what: Applied) -> bool:
-    """Return True if blocks may have been restored since: those of a lost node, or with full recovery all."""
-    if ledger.plan.recovery == "full":
-        return any(version > what.version for version in ledger.replay.went_back)
-    return any(loss.number == node for loss in ledger.replay.losses)
