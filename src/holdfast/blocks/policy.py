@@ -204,7 +204,7 @@ class Policy:
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
-        """Choose the blocks to save after `step`, within r times the state plus what earlier saves left or overspent."""
+        """Choose the blocks to save after `step`, within r times the state plus what earlier saves left over."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before

@@ -23,7 +23,6 @@ from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Serve
 from holdfast.server.cost import contraction, served_cost
 
-RECOVERIES = ("partial", "full")
 # A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
 OUTAGE = Estimate(1.5, 0.05, 15.0, BENCHMARK)
 SLOW = 1 - 1e-6  # stands for an unknown rate, which then hardly matters
@@ -91,7 +90,18 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
     """Return the price of a failure that takes the part `lost` of the blocks, for each restore mode."""
-    return {name: _price(costs, name, lost if name == "partial" else Fraction(1), mtbf) for name in RECOVERIES}
+    prices = {}
+    outage = costs.outage or OUTAGE
+    whole = float(np.mean(np.arange(costs.interval))) or 1.0
+    for name in ("partial", "full"):
+        part = float(lost) if name == "partial" else 1.0
+        iterations = iterations_lost(costs.interval, part, costs.rate, costs.noise)
+        low, high = max(0.0, iterations.low) * costs.step.low, iterations.high * costs.step.value
+        work = Estimate(iterations.value * costs.step.value, low, high, INFERRED)
+        step, stall, back = costs.step.value, costs.stall.value, min(1.0, iterations.value / whole)
+        saving = SaveCosts(step=step, stall=stall, mtbf=mtbf, restart=outage.value, back=back)
+        prices[name] = ServedPrice(name, iterations, outage + work, saving, best_interval(saving))
+    return prices
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
@@ -127,17 +137,6 @@ def noise(losses: Sequence[float]) -> float:
     gain = abs(float(late[0] - late[-1])) / (len(late) - 1)
     rough = np.diff(late, 2)
     return float(np.std(rough - np.median(rough)) / math.sqrt(6) / gain) if gain > 0 else 0.0
-
-
-def _price(costs: ServedCosts, name: str, lost: Fraction, mtbf: float) -> ServedPrice:
-    iterations = iterations_lost(costs.interval, float(lost), costs.rate, costs.noise)
-    outage = costs.outage or OUTAGE
-    low, high = max(0.0, iterations.low) * costs.step.low, iterations.high * costs.step.value
-    work = Estimate(iterations.value * costs.step.value, low, high, INFERRED)
-    whole = float(np.mean(np.arange(costs.interval))) or 1.0
-    back = min(1.0, iterations.value / whole)
-    saving = SaveCosts(step=costs.step.value, stall=costs.stall.value, mtbf=mtbf, restart=outage.value, back=back)
-    return ServedPrice(name, iterations, outage + work, saving, best_interval(saving))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

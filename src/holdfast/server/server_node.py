@@ -232,7 +232,6 @@ class ServerNode:
 
     @_in_turn
     def adopt(self, map_version: int, *holdings: Holding) -> None:
-        """Take over blocks that other nodes gave."""
         self._candidates = None
         for holding in holdings:
             self._shard.adopt(holding, map_version)
@@ -252,12 +251,10 @@ class ServerNode:
 
     @ray.method(concurrency_group="health")
     def beat(self, newest: int) -> bool:
-        """Return True if this node can do its part."""
         return raylet_lives()
 
     @ray.method(concurrency_group="health")
     def die(self) -> None:
-        """Kill this process, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _record(self, what: events.What) -> None:

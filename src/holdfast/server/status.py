@@ -26,8 +26,6 @@ class Status(NamedTuple):
 
 
 class ServerOutcome(NamedTuple):
-    """The result of a run."""
-
     converged: bool
     iterations: int
     loss: float

@@ -122,18 +122,15 @@ class Worker:
 
     @ray.method(concurrency_group="health")
     def beat(self, newest: int) -> bool:
-        """Return True if this worker can do its part; `newest` is the version of the newest map."""
         self._newest = max(self._newest, newest)
         return raylet_lives()
 
     @ray.method(concurrency_group="health")
     def give_up(self, node: int, why: str) -> None:
-        """Stop waiting for `node`."""
         self._gone[node] = why
 
     @ray.method(concurrency_group="health")
     def die(self) -> None:
-        """Kill this process, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _do_round(self, when: When, part: int, method: str) -> WorkerRound:

@@ -131,7 +131,6 @@ class Network:
         self._values: dict[str, torch.Tensor] = {}
 
     def load(self, images: Reals, which: Ids) -> None:
-        """Use the rows `which` of `images` as the batch."""
         _load(images, which, self._one.input.reshape(-1, self._batch))
 
     def scores(self) -> torch.Tensor:

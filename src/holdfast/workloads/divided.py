@@ -74,7 +74,6 @@ class DividedDefaults:
         return {}
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the sum."""
         return sum(measures)
 
 

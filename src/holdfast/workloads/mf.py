@@ -87,7 +87,7 @@ class MatrixFactorization(DividedDefaults):
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros, which do not affect LR, or first values if survivors are zero: least squares cannot leave it."""
+        """Return zeros, which do not affect LR, or first values if survivors are zero, which least squares keeps."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}

@@ -100,12 +100,10 @@ class ServedLedger:
 
     @cached_property
     def plans(self) -> Sequence[events.Serve]:
-        """The plan of every controller."""
         return [what for what in self.events_of("controller") if isinstance(what, events.Serve)]
 
     @property
     def plan(self) -> events.Serve:
-        """The plan of the first controller."""
         if not self.plans:
             raise CannotTell("there is no history of the controller, which has the plan")
         plan = self.plans[0]
