@@ -23,6 +23,7 @@ from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Serve
 from holdfast.server.cost import contraction, served_cost
 
+RECOVERIES = ("partial", "full")
 # A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
 OUTAGE = Estimate(1.5, 0.05, 15.0, BENCHMARK)
 SLOW = 1 - 1e-6  # stands for an unknown rate, which then hardly matters
@@ -93,7 +94,7 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
-    for name in ("partial", "full"):
+    for name in RECOVERIES:
         part = float(lost) if name == "partial" else 1.0
         iterations = iterations_lost(costs.interval, part, costs.rate, costs.noise)
         low, high = max(0.0, iterations.low) * costs.step.low, iterations.high * costs.step.value
