@@ -102,22 +102,9 @@ def advice_on(history: "Sequence[Event]", question: "Question | None" = None) ->
 
 def _print(advice: "AnyAdvice") -> None:
     from holdfast.advice.advice import Advice
-
-    say(advice.line)
-    Console().print(_prices(advice))
-    for reason in advice.reasons:
-        say(f"- {reason}")
-    if advice.unknown:
-        say("This history does not show:")
-        for line in advice.unknown:
-            say(f"- {line}")
-    if isinstance(advice, Advice) and advice.large:
-        _print_large(advice.large)
-
-
-def _prices(advice: "AnyAdvice") -> Table:
     from holdfast.advice.question import in_words
 
+    say(advice.line)
     table = Table("a failure costs", "seconds", "9 of 10 cases", "iterations", "9 of 10 cases", box=None)
     for name, price in advice.prices.items():
         seconds, iterations = price.seconds, price.iterations
@@ -128,7 +115,15 @@ def _prices(advice: "AnyAdvice") -> Table:
             f"{iterations.value:.3g}",
             f"{iterations.low:.3g} to {iterations.high:.3g}",
         )
-    return table
+    Console().print(table)
+    for reason in advice.reasons:
+        say(f"- {reason}")
+    if advice.unknown:
+        say("This history does not show:")
+        for line in advice.unknown:
+            say(f"- {line}")
+    if isinstance(advice, Advice) and advice.large:
+        _print_large(advice.large)
 
 
 def _print_large(large: "LargeJob") -> None:

@@ -68,16 +68,8 @@ def cost_of(
 def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     """Print the costs of several runs as one table."""
     table = Table(Column("run", overflow="fold"), box=None)
-    for name in (
-        "steps/s",
-        "wall",
-        "stall\n/save",
-        "stall",
-        "trains\nafter",
-        "steps\nredone",
-        "restarts",
-        "samples\nlost",
-    ):
+    heads = "steps/s", "wall", "stall\n/save", "stall", "trains\nafter", "steps\nredone", "restarts", "samples\nlost"
+    for name in heads:
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(
@@ -109,18 +101,14 @@ def _print_one(breakdown: "CostBreakdown") -> None:
     say(
         f"restarts: {breakdown.restarts}; rework: {breakdown.rolled_back} steps, {breakdown.seconds['rework']:.2f} s{lost}"
     )
-    Console().print(_causes(by_cause(breakdown)))
+    table = Table("wall clock by cause", "seconds", "share", box=None)
+    for row in by_cause(breakdown):
+        table.add_row(row["cause"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
+    Console().print(table)
     if breakdown.failures:
         Console().print(_failures(breakdown))
     if breakdown.saves:
         Console().print(_saves(breakdown))
-
-
-def _causes(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("wall clock by cause", "seconds", "share", box=None)
-    for row in rows:
-        table.add_row(row["cause"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
-    return table
 
 
 def _failures(breakdown: "CostBreakdown") -> Table:
@@ -144,12 +132,7 @@ def _failures(breakdown: "CostBreakdown") -> Table:
 def _saves(breakdown: "CostBreakdown") -> Table:
     parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
     heads = ("step", "size", *(part.replace("backpressure", "pressure") for part in parts), "durable")
-    table = Table(
-        *heads,
-        box=None,
-        padding=(0, 1, 0, 0),
-        title="Saves, in milliseconds",
-    )
+    table = Table(*heads, box=None, padding=(0, 1, 0, 0), title="Saves, in milliseconds")
     for save in breakdown.saves[-SHOWN:]:
         durable = "" if save.durable_after is None else f"{1000 * save.durable_after:.0f}"
         stall = (f"{1000 * getattr(save.stall, part):.1f}" for part in parts)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.advise import advice_on
 from holdfast.cli.audit import print_findings
 from holdfast.cli.console import LAB, say
 from holdfast.cli.cost import print_compared
@@ -23,11 +24,17 @@ def run_demo(
     ),
 ) -> None:
     """Kill a worker twice during training, and show the recovery, the audit and the cost. Example: holdfast demo"""
+    from holdfast.advice.question import Question
     from holdfast.audit.verdicts import worst
     from holdfast.cost import compare
     from holdfast.demo import demo as parts
+    from holdfast.history.log import read_history
 
-    _clear(list(parts.folders(out).values()))
+    for folder in parts.folders(out).values():  # of an earlier demo
+        if folder.exists():
+            if not (folder / "run.json").exists():
+                raise BadInput(f"{folder} is not the run of a demo: name another folder with --out.")
+            shutil.rmtree(folder)
     steps = " and ".join(map(str, parts.KILLED_AT))
     say(f"Training on synthetic digits with {parts.WORKERS} workers. In the backward pass of steps {steps},")
     say(
@@ -44,32 +51,15 @@ def run_demo(
     say("\nWhat did it cost?")
     print_compared(compare.compare({demo_run.name: demo_run.spent for demo_run in shown}))
     say("\nWhich recovery should I choose? Advice from the `restart` run, for one failure every four hours:")
-    _print_advice(parts.folders(out)["restart"])
+    advice = advice_on(read_history(parts.folders(out)["restart"]).events, Question(mtbf=4 * 3600))
+    say(advice.line)
+    for reason in advice.reasons:
+        say(f"- {reason}")
     last = shown[-1].folder
     say(f"\nruns: {out}; look again with `holdfast audit {last}`, `holdfast cost {last}`, `holdfast advise {last}`")
     _write_report(out)
     is_right = all(worst(r.findings) == "pass" and r.verdict.verdict == "completed" for r in shown)
     raise typer.Exit(0 if is_right else 1)
-
-
-def _clear(folders: list[Path]) -> None:
-    """Remove the runs of an earlier demo, and nothing else."""
-    for folder in folders:
-        if folder.exists():
-            if not (folder / "run.json").exists():
-                raise BadInput(f"{folder} is not the run of a demo: name another folder with --out.")
-            shutil.rmtree(folder)
-
-
-def _print_advice(folder: Path) -> None:
-    from holdfast.advice.question import Question
-    from holdfast.cli.advise import advice_on
-    from holdfast.history.log import read_history
-
-    advice = advice_on(read_history(folder).events, Question(mtbf=4 * 3600))
-    say(advice.line)
-    for reason in advice.reasons:
-        say(f"- {reason}")
 
 
 def _write_report(out: Path) -> None:

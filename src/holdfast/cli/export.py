@@ -1,14 +1,11 @@
 """`holdfast export`: write the weights of a run to a file that other programs read."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from holdfast.cli.console import STORE, complain, say
 from holdfast.errors import BadInput
-
-if TYPE_CHECKING:
-    from holdfast.weights.load import LoadedStates
 
 export = typer.Typer()
 
@@ -19,8 +16,7 @@ def export_run(
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO",
-            help="model.safetensors, model.pt (for weights_only=True), or folder/ (for torch's DCP).",
+            metavar="TO", help="model.safetensors, model.pt (for weights_only=True), or folder/ (for torch's DCP)."
         ),
     ],
     step: Annotated[
@@ -49,17 +45,9 @@ def export_run(
         complain(
             f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {loaded.step}."
         )
-    state, what = _chosen(loaded, only, everything)
-    export(state, to, force=force)
-    say(f"exported {what} of step {loaded.step} to {to}")
-
-
-def _chosen(loaded: "LoadedStates", only: str | None, everything: bool) -> tuple[Any, str]:
-    if everything:
-        return dict(loaded.states), " and ".join(loaded.states)
-    if only:
-        return loaded.state(only), only
-    if len(loaded.models) != 1:
+    if not only and not everything and len(loaded.models) != 1:
         many = f"{len(loaded.models)} models" if loaded.models else "no model"
         raise BadInput(f"this run protects {many}: give --only with one of {', '.join(loaded.states)}, or --all.")
-    return loaded.states[loaded.models[0]], loaded.models[0]
+    name = " and ".join(loaded.states) if everything else only or loaded.models[0]
+    export(dict(loaded.states) if everything else loaded.state(name), to, force=force)
+    say(f"exported {name} of step {loaded.step} to {to}")

@@ -3,16 +3,13 @@
 import random
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from holdfast.cli.console import PROVE, safe, say
 from holdfast.errors import BadInput
-
-if TYPE_CHECKING:
-    from holdfast.rehearse.report import Rehearsed
 
 rehearse = typer.Typer()
 
@@ -22,8 +19,7 @@ def rehearse_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
     steps: Annotated[
-        int | None,
-        typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]"),
+        int | None, typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]")
     ] = None,
     inject: Annotated[
         str,
@@ -55,13 +51,14 @@ def rehearse_script(
         raise BadInput(f"{out} is not empty: name another --out.")
     with stop_signals.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
         from holdfast.rehearse import rehearsal
+        from holdfast.rehearse.report import lines
         from holdfast.runs.config import RunConfig
 
         _print_line(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
         config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)
         modules = tuple(name for name in preload.split(",") if name)
         folder = out or Path(temporary)
-        found = rehearsal.rehearse(
+        rehearsed = rehearsal.rehearse(
             config,
             folder,
             steps=steps,
@@ -70,18 +67,12 @@ def rehearse_script(
             preload=modules,
             print_line=_print_line,
         )
-    _print(found)
+        for line in lines(rehearsed):
+            say(line)
     if out:
         say(f"runs: {out}")
-    raise typer.Exit(0 if found.cause is None else 1)
+    raise typer.Exit(0 if rehearsed.cause is None else 1)
 
 
 def _print_line(line: str) -> None:
     Console(stderr=True).print(safe(f"holdfast: {line}"), markup=False, highlight=False, soft_wrap=True)
-
-
-def _print(found: "Rehearsed") -> None:
-    from holdfast.rehearse.report import lines
-
-    for line in lines(found):
-        say(line)

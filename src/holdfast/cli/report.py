@@ -22,8 +22,7 @@ RESULTS, RUNS, SERVED = "a result of the lab", "a run", "a run of a parameter se
 @report.command("report", rich_help_panel=LOOK)
 def write_report(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders to compare, or folders of lab results."),
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders to compare, or folders of lab results.")
     ],
     out: Annotated[
         Path,

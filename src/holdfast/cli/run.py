@@ -12,7 +12,6 @@ from holdfast.cli.console import TRAIN
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.runs.config import WeightsSource
     from holdfast.supervise.verdict import RunVerdict
 
 run = typer.Typer()
@@ -129,8 +128,14 @@ def run_script(
     folder = out or Path("runs") / script.stem
     with stop_signals.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
         from holdfast.faults.spec import parse_training
-        from holdfast.runs.config import RunConfig
+        from holdfast.runs.config import RunConfig, WeightsSource
 
+        source = None
+        if init_from is not None:
+            place = str(Path(init_from).resolve())
+            source = WeightsSource(place=place, take=_split(init_names), partial=init_partial)
+        elif init_names or init_partial:
+            raise BadInput("--init-names and --init-partial need --init-from: say what to load.")
         config = RunConfig(
             script=str(script),
             args=tuple(args or ()),
@@ -145,7 +150,7 @@ def run_script(
             failures=parse_training(inject or ()),
             hang_timeout=hang_timeout,
             checkpoints=checkpoints,
-            source=_weights_source(init_from, init_names, init_partial),
+            source=source,
             extend=extend,
         )
         config.check_world(nnodes)  # before the supervisor is imported, which needs torch
@@ -167,16 +172,6 @@ def run_script(
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _weights_source(place: str | None, names: str, is_partial: bool) -> "WeightsSource | None":
-    from holdfast.runs.config import WeightsSource
-
-    if place is not None:
-        return WeightsSource(place=str(Path(place).resolve()), take=_split(names), partial=is_partial)
-    if names or is_partial:
-        raise BadInput("--init-names and --init-partial need --init-from: say what to load.")
-    return None
 
 
 def _fill_standard_files() -> None:

@@ -40,7 +40,9 @@ def runs_list(where: Where = Path("runs")) -> None:
     """List the runs in a folder: state, step, goodput and size. Example: holdfast runs"""
     table = Table(Column("run", overflow="fold"), "state", "step", "goodput", "size", "last written", box=None)
     for run in _statuses(where):
-        table.add_row(*map(cell, _row(run)))
+        rate = "" if run.goodput is None else f"{run.goodput:.2f} steps/s"
+        row = run.folder, run.state, run.step, rate, size(run.size), _ago(time.time() - run.last)
+        table.add_row(*map(cell, row))
     Console().print(table)
 
 
@@ -55,7 +57,7 @@ def runs_rm(
     for path in paths:
         check_removable(path)
     removed = _remove([run_status(path) for path in paths], yes=yes)
-    _say_removed(removed, len(paths))
+    say(f"removed {len(removed)} of {len(paths)}, {size(sum(run.size for run in removed))}")
     raise typer.Exit(0 if len(removed) == len(paths) else 2)
 
 
@@ -68,15 +70,23 @@ def runs_prune(
     yes: Yes = False,
 ) -> None:
     """Remove runs that trained nothing. Example: holdfast runs prune --older-than 30"""
+    from holdfast.runs.removal import check_removable
+
     cut = time.time() - DAY * older_than if older_than is not None else 0.0
     idle = [run for run in _statuses(where) if not run.is_training]
     unwanted = [run for run in idle if not run.has_trained or run.last < cut]
     if not unwanted:
         say("there is nothing to prune")
         return
-    removable = [run for run in unwanted if _is_removable(run)]
+    removable = []
+    for run in unwanted:
+        try:
+            check_removable(run.folder)
+            removable.append(run)
+        except HoldfastError as error:
+            complain(str(error))
     removed = _remove(removable, yes=yes) if removable else []
-    _say_removed(removed, len(unwanted))
+    say(f"removed {len(removed)} of {len(unwanted)}, {size(sum(run.size for run in removed))}")
     raise typer.Exit(0 if len(removed) == len(unwanted) else 1)
 
 
@@ -116,23 +126,6 @@ def _statuses(where: Path) -> list["RunStatus"]:
     return runs
 
 
-def _is_removable(run: "RunStatus") -> bool:
-    """Return True if a run can be removed; otherwise print why not."""
-    from holdfast.runs.removal import check_removable
-
-    try:
-        check_removable(run.folder)
-    except HoldfastError as error:
-        complain(str(error))
-        return False
-    return True
-
-
-def _row(run: "RunStatus") -> tuple[str, ...]:
-    rate = "" if run.goodput is None else f"{run.goodput:.2f} steps/s"
-    return str(run.folder), run.state, str(run.step), rate, size(run.size), _ago(time.time() - run.last)
-
-
 def _ago(seconds: float) -> str:
     for unit, name in ((DAY, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
@@ -160,7 +153,3 @@ def _remove(runs: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
         except HoldfastError as error:
             complain(str(error))
     return removed
-
-
-def _say_removed(removed: Sequence["RunStatus"], of: int) -> None:
-    say(f"removed {len(removed)} of {of}, {size(sum(run.size for run in removed))}")

@@ -14,9 +14,7 @@ PLACE = "The folder of a run, or a checkpoint store: a directory or a URL such a
 
 
 @store.command(rich_help_panel=STORE)
-def inspect(
-    place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
-) -> None:
+def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
     """List the snapshots in a checkpoint store, from their manifests. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
     from holdfast.weights.locate import store_of
@@ -40,9 +38,7 @@ def inspect(
 
 
 @store.command(rich_help_panel=STORE)
-def verify(
-    place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
-) -> None:
+def verify(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
     """Read and check every byte in a checkpoint store; exit 1 if something is damaged. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub
     from holdfast.finding import counted

@@ -39,13 +39,18 @@ def watch_run(
         raise BadInput("--web and --prometheus cannot be combined: --web already serves /metrics.")
     if web:
         require("lab", "`holdfast watch --web`")
+    from holdfast.watch import metrics
+    from holdfast.watch.run_state import RunWatcher
+
     try:
         if web:
             _serve(run, port or 0)
         elif prometheus:
-            _print_metrics(run)
+            sys.stdout.write(metrics.text(*RunWatcher(run).look()))
+        elif (console := Console()).is_terminal:
+            _follow_on_terminal(RunWatcher(run), console)
         else:
-            _show(run)
+            _follow_in_lines(RunWatcher(run), console)
     except KeyboardInterrupt:
         return
 
@@ -60,23 +65,6 @@ def _serve(run: Path, port: int) -> None:
         say(f"{address} shows {run}, {address}metrics its metrics; press Ctrl-C to end")
         sys.stdout.flush()
         web.follow(site, Event())
-
-
-def _print_metrics(run: Path) -> None:
-    from holdfast.watch import metrics
-    from holdfast.watch.run_state import RunWatcher
-
-    sys.stdout.write(metrics.text(*RunWatcher(run).look()))
-
-
-def _show(run: Path) -> None:
-    from holdfast.watch.run_state import RunWatcher
-
-    watcher, console = RunWatcher(run), Console()
-    if console.is_terminal:
-        _follow_on_terminal(watcher, console)
-    else:
-        _follow_in_lines(watcher, console)
 
 
 def _follow_on_terminal(watcher: "RunWatcher", console: Console) -> None:

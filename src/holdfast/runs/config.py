@@ -120,13 +120,8 @@ class RunConfig:
         for failure in self.failures:
             _check_choice("fault", failure.kind, FAULTS)
             points.check(failure, self.recovery)
-        for name, least in (
-            ("save_every", 1),
-            ("max_inflight", 1),
-            ("keep_last", 1),
-            ("max_restarts", 0),
-            ("spares", 0),
-        ):
+        least_values = {"save_every": 1, "max_inflight": 1, "keep_last": 1, "max_restarts": 0, "spares": 0}
+        for name, least in least_values.items():
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"--{name.replace('_', '-')} must be {least} or more (got {value}).")
         if self.hang_timeout is not None and not self.hang_timeout > 0:

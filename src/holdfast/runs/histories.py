@@ -25,7 +25,7 @@ class RunFacts:
 
 
 class RunHistory(NamedTuple):
-    """The files of a run's history, and what its run.json says, if it has one."""
+    """The files of a run's history, and its run.json, if it has one."""
 
     files: list[Path]
     config: RunConfig | None

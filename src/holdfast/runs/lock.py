@@ -10,7 +10,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from weakref import WeakSet, WeakValueDictionary
 
 from holdfast.errors import BadInput, StorageFailed
@@ -41,7 +40,7 @@ class Lock:
     def __enter__(self) -> "Lock":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -53,9 +52,19 @@ def hold(out: Path, node: int = 0) -> Lock:
     except OSError as error:
         raise StorageFailed(f"cannot use {out} for a run: {error.strerror or error}. Name another folder.") from error
     lock = Lock(file)
-    if not _acquire(file, out):
-        raise BadInput(f"{out} is in use by another supervisor or training: wait for it, or name another folder.")
-    return lock
+    deadline = time.monotonic() + FREE_WITHIN  # workers share the lock, and those of a dead supervisor die in a moment
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise BadInput(
+                    f"{out} is in use by another supervisor or training: wait for it, or name another folder."
+                ) from error
+            time.sleep(0.05)
+        except OSError as error:
+            raise StorageFailed(f"cannot lock {out}: {error.strerror or error}. Name another folder.") from error
 
 
 def is_held(out: Path, node: int = 0) -> bool:
@@ -99,22 +108,6 @@ def _drop() -> None:
             lock.release()
 
 
-def _acquire(file: int, out: Path) -> bool:
-    """Take the lock, waiting a moment: workers share it, and those of a dead supervisor take a moment to die."""
-    deadline = time.monotonic() + FREE_WITHIN
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        except OSError as error:
-            raise StorageFailed(f"cannot lock {out}: {error.strerror or error}. Name another folder.") from error
-        else:
-            return True
-
-
 class FolderWatch:
     """Notices if the folder of a run is moved or removed while the run trains."""
 
@@ -128,13 +121,6 @@ class FolderWatch:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before
         return self._is_gone
-
-    @property
-    def line(self) -> str:
-        """The reason for ending the run."""
-        return (
-            f"{self._folder} was moved or removed while the run trained: put it back, or name its new place with --out"
-        )
 
     def _identity(self, unknown: tuple[int, int] | None) -> tuple[int, int] | None:
         try:

@@ -46,14 +46,23 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
 
     With `rank`, return the logs of every worker that had this rank, in that order.
     """
-    folders = _attempts(run)
+    folders = {
+        int(match[1]): path
+        for path in (run / "logs").glob("attempt-*")
+        if (match := re.fullmatch(r"attempt-([0-9]{4,18})", path.name)) and path.is_dir()
+    }
     if not folders:
         raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")
     number = max(folders) if attempt is None else attempt
     if number not in folders:
         raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_list_numbers(sorted(folders))}.")
     changes = read_rank_changes(folders[number])
-    found = sorted(_logs(folders[number], changes), key=lambda log: log.order)
+    found = []
+    for path in folders[number].iterdir():
+        if (match := _NAME.fullmatch(path.name)) and path.is_file():
+            became = dict.fromkeys(rank for rank, name in changes if name == path.stem != f"rank-{rank}")
+            found.append(WorkerLog(path, f"{match[1]} {match[2]}", match[3], tuple(became)))
+    found.sort(key=lambda log: log.order)
     return number, found if rank is None else _logs_of_rank(found, changes, number, rank)
 
 
@@ -75,21 +84,6 @@ def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], attemp
         known = sorted({*began, *(became for became, _ in changes)})
         raise BadInput(f"attempt {attempt} has no logs of rank {rank}: it has those of {_list_numbers(known)}.")
     return matching
-
-
-def _attempts(run: Path) -> dict[int, Path]:
-    return {
-        int(match[1]): path
-        for path in (run / "logs").glob("attempt-*")
-        if (match := re.fullmatch(r"attempt-([0-9]{4,18})", path.name)) and path.is_dir()
-    }
-
-
-def _logs(folder: Path, changes: list[tuple[int, str]]) -> Iterator[WorkerLog]:
-    for path in folder.iterdir():
-        if (match := _NAME.fullmatch(path.name)) and path.is_file():
-            became = dict.fromkeys(rank for rank, name in changes if name == path.stem != f"rank-{rank}")
-            yield WorkerLog(path, f"{match[1]} {match[2]}", match[3], tuple(became))
 
 
 def _list_numbers(numbers: list[int]) -> str:

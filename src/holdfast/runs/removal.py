@@ -17,18 +17,13 @@ def check_removable(folder: Path) -> None:
         raise BadInput(f"{folder} is not the folder of a run: nothing is removed.")
     if is_training(folder):
         raise BadInput(f"{folder} is being trained: stop it first with SIGTERM or Ctrl-C, which saves.")
-    _check_ours(folder)
-    if others := foreign_files(folder):
-        raise BadInput(f"{folder} also holds {', '.join(others[:4])}, which no run has written: move that away first.")
-
-
-def _check_ours(folder: Path) -> None:
-    """Raise BadInput for a folder whose file names look like those of a run, but not their contents."""
     if os.path.lexists(folder / RUN):
         if not has_config(folder):
             raise BadInput(f"{folder / RUN} is not the config of a run, or is damaged: nothing is removed.")
     elif not any(map(begins_as_history, (folder / "history").glob("*.jsonl"))):
         raise BadInput(f"the history in {folder} is not that of a run, or is damaged: nothing is removed.")
+    if others := foreign_files(folder):
+        raise BadInput(f"{folder} also holds {', '.join(others[:4])}, which no run has written: move that away first.")
 
 
 def remove(folder: Path) -> None:

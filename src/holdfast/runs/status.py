@@ -3,7 +3,6 @@
 Also the names of all files that a run writes: any other file in its folder is never removed with the run.
 """
 
-import itertools
 import os
 import re
 import time
@@ -39,11 +38,6 @@ _FOLDERS = re.compile(
     r"|checkpoints(?:/(?:step-\d{8,18}|set-aside-\d{8,18}-\d+|running|nodes|histories(?:/.*)?))?",
     re.ASCII,
 )
-
-
-def is_history(name: str) -> bool:
-    """Return True if `name` is that of a history file of a run."""
-    return re.fullmatch(_HISTORY, name, re.ASCII) is not None
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -89,15 +83,22 @@ class RunStatus:
         return self.state == "trains"
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of runs at `folder` or below it, sorted."""
-    return sorted(_runs_below(folder, DEEP))
+def runs_in(folder: Path, depth: int = DEEP) -> list[Path]:
+    """Return the folders of runs at `folder` or at most `depth` levels below it, sorted."""
+    if is_run(folder):
+        return [folder]
+    try:
+        below = [Path(entry.path) for entry in os.scandir(folder) if depth and entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted(run for path in below if not path.name.startswith(".") for run in runs_in(path, depth - 1))
 
 
 def is_run(folder: Path) -> bool:
     """Return True for the folder of a run of `holdfast run`, of `holdfast serve`, or of a script alone."""
     try:
-        return has_config(folder) or any(is_history(file.name) for file in (folder / "history").glob("*.jsonl"))
+        files = (folder / "history").glob("*.jsonl")
+        return has_config(folder) or any(re.fullmatch(_HISTORY, file.name, re.ASCII) for file in files)
     except OSError:
         return False
 
@@ -113,31 +114,25 @@ def has_config(folder: Path) -> bool:
 def begins_as_history(file: Path) -> bool:
     """Return True if the first line of a file is that of a history."""
     with suppress(HoldfastError, OSError):
-        return any(isinstance(event.what, Open) for _, event in itertools.islice(stream_history(file, []), 1))
+        return any(isinstance(event.what, Open) for _, event in islice(stream_history(file, []), 1))
     return False
 
 
 def is_training(folder: Path) -> bool:
     """Return True if a process holds the lock of this folder, or a parameter server works in it."""
     nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
-    return any(is_held(folder, int(node)) for node in nodes if node.isdigit()) or _is_serving(folder)
-
-
-def _is_serving(folder: Path) -> bool:
-    """Return True if a parameter server seems to work: it holds no lock, but writes events until it is done."""
-    controller = folder / "history" / "controller.jsonl"
+    if any(is_held(folder, int(node)) for node in nodes if node.isdigit()):
+        return True
+    controller = folder / "history" / "controller.jsonl"  # a server holds no lock, but writes events until it is done
     silent = time.time() - max((_changed(file) for file in controller.parent.glob("*.jsonl")), default=0.0)
     return controller.is_file() and silent < SILENT and not any(recall(controller, "done"))
 
 
 def run_status(folder: Path) -> RunStatus:
     """Return the status of the run in `folder`."""
-    try:
+    with suppress(HoldfastError, OSError):
         return _read_status(folder)
-    except (HoldfastError, OSError):
-        return RunStatus(
-            folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder)
-        )
+    return RunStatus(folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder))
 
 
 def _read_status(folder: Path) -> RunStatus:
@@ -177,9 +172,9 @@ def state_of(folder: Path, reached: int) -> str:
             match event.what:
                 case Judged(verdict=word):
                     return word
-                case Done() if file is not lead or file.stem == "controller":
-                    return "completed"
                 case Stopped():
+                    return "completed"
+                case Done() if file is not lead or file.stem == "controller":
                     return "completed"
                 case Preempted():
                     return "preempted"
@@ -236,34 +231,16 @@ def wall(stamps: Sequence[Event]) -> float:
     return total + (last.time - begun if last is not None and begun is not None else 0.0)
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    if is_run(folder):
-        yield folder
-        return
-    if not depth:
-        return
-    try:
-        below = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
-    for path in below:
-        if not path.name.startswith("."):
-            yield from _runs_below(path, depth - 1)
-
-
 def _size(folder: Path) -> int:
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):
                 total += os.lstat(os.path.join(path, name)).st_size  # noqa: PTH118 - there may be very many
-            except OSError:
-                continue
     return total
 
 
 def _changed(path: Path) -> float:
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0

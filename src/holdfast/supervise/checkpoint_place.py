@@ -54,22 +54,19 @@ class Checkpoints:
         One of several nodes keeps the reason until the rendezvous, so that the others do not wait for it.
         """
         try:
-            return self._contents()
+            if self.place is None:
+                contents = PlaceContents(self.newest(), 0)
+            else:
+                data: Any = self._ask(_read_contents, store_for)
+                contents = PlaceContents(data[0], data[1], _judged(data[2]))
+            if contents.newest is None:
+                self._check_not_moved()
+            return contents
         except HoldfastError as error:
             if alone:
                 raise
             self.wrong = str(error)
             return PlaceContents(None, 0)
-
-    def _contents(self) -> PlaceContents:
-        if self.place is None:
-            contents = PlaceContents(self.newest(), 0)
-        else:
-            data: Any = self._ask(_read_contents, store_for)
-            contents = PlaceContents(data[0], data[1], _judged(data[2]))
-        if contents.newest is None:
-            self._check_not_moved()
-        return contents
 
     def newest(self) -> int | None:
         """Return the step of the newest snapshot; None if there is none, or if the storage does not answer."""
@@ -80,15 +77,11 @@ class Checkpoints:
 
     def completed(self) -> Judged | None:
         """Return the verdict on the last attempt in the histories at `place`, if it was completed."""
-        if self.place is None or self.wrong:
-            return None
-        return _judged(self._ask(_completed))
+        return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
         """Return the newest term of the run's nodes."""
-        if self.wrong:
-            return None
-        data = self._ask(lambda store: term.to_json() if (term := terms.newest(store)) else None)
+        data = None if self.wrong else self._ask(lambda store: t.to_json() if (t := terms.newest(store)) else None)
         return Term.from_json(data) if data else None
 
     def take(self, term: Term) -> bool:
@@ -102,7 +95,10 @@ class Checkpoints:
     def require_term(self, term: Term) -> None:
         """Raise BadInput if this node cannot see the term that another node just wrote: they do not share one store."""
         if self.term() != term:
-            raise BadInput(f"a file that another node wrote to {self} is not there: {self._advice}.")
+            advice = "--checkpoints must be one place that all nodes reach"
+            if self.place is None:
+                advice = "--out is not shared by the nodes. Give --checkpoints, a directory or s3://... that all reach"
+            raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
         """Begin to send this folder's histories to `place`, if it has one and nothing is being sent."""
@@ -115,16 +111,8 @@ class Checkpoints:
         while self._sending:
             self._sending.pop(0).result(SENT_WITHIN)
 
-    @property
-    def _advice(self) -> str:
-        if self.place is None:
-            return (
-                "--out is not shared by the nodes. Give --checkpoints, a directory or s3://... that all of them reach"
-            )
-        return "--checkpoints must be one place that all nodes reach"
-
     def _check_not_moved(self) -> None:
-        """Raise BadInput if this place is empty and the run has snapshots elsewhere: it would start over silently."""
+        """Raise BadInput if the run has snapshots elsewhere: it would start over silently."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)
@@ -137,7 +125,11 @@ class Checkpoints:
         return self._call(work, opened).result(ANSWERS_WITHIN)
 
     def _call(self, work: Callable[[Store], JSON], opened: Callable[[str], Store] = store_at) -> ChildCall:
-        _import_client(str(self))  # here: otherwise each child process would do it again
+        if "://" in str(self):  # import the client here, which takes a second: otherwise each child would do it again
+            import fsspec
+
+            with suppress(ImportError, ValueError):  # opening the store reports the reason
+                fsspec.get_filesystem_class(str(self).partition("://")[0])
         return ChildCall(lambda: work(opened(str(self))), str(self))
 
 
@@ -179,15 +171,6 @@ def _judged(data: Any) -> Judged | None:
     return Judged(*data) if data else None
 
 
-def _import_client(place: str) -> None:
-    """Import the client of an object store before workers are forked: it takes a second, and starts no thread."""
-    if "://" in place:
-        import fsspec
-
-        with suppress(ImportError, ValueError):  # opening the store reports the reason
-            fsspec.get_filesystem_class(place.partition("://")[0])
-
-
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
     """Return the source that the run in `out` began with, or `wanted` with the digest of its present contents.
 
@@ -201,10 +184,10 @@ def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -
         return None
     if wanted.place == str(out):
         raise BadInput(f"{out} cannot start from its own weights: name another --out, or leave out --init-from.")
-    return WeightsSource.from_json(ChildCall(lambda: _read_source(wanted), wanted.place).result(READ_WITHIN))
 
+    def read() -> JSON:
+        from holdfast.weights.initial import resolve
 
-def _read_source(wanted: WeightsSource) -> JSON:
-    from holdfast.weights.initial import resolve
+        return resolve(wanted).to_json()
 
-    return resolve(wanted).to_json()
+    return WeightsSource.from_json(ChildCall(read, wanted.place).result(READ_WITHIN))

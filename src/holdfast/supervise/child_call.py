@@ -26,7 +26,6 @@ class ChildCall:
     def __init__(self, function: Callable[[], JSON], name: str) -> None:
         self._name = name
         self._reading, writing = os.pipe()
-        self._answer = b""
         supervisor = os.getpid()
         with process.held_back(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `workers/pool.py`
@@ -37,13 +36,19 @@ class ChildCall:
 
     def result(self, within: float) -> JSON:
         """Return the result, or raise the error of the call; raise StorageFailed after `within` seconds."""
+        text, deadline = b"", time.monotonic() + within
         try:
-            self._read(time.monotonic() + within)
+            while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not (data := os.read(self._reading, 1 << 16)):
+                    break
+                text += data
+            else:
+                text = b""  # it is not complete
         finally:
             self._end()
-        if not self._answer:
+        if not text:
             raise StorageFailed(f"{self._name} did not answer within {within:g} s: see that it can be reached.")
-        answer = json.loads(self._answer)
+        answer = json.loads(text)
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["because"])
         result: JSON = answer["result"]
@@ -61,14 +66,6 @@ class ChildCall:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-
-    def _read(self, deadline: float) -> None:
-        while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = os.read(self._reading, 1 << 16)
-            self._answer += data
-            if not data:
-                return
-        self._answer = b""
 
 
 def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:

@@ -13,10 +13,10 @@ line of it does not end the training: the user is warned, and the line is tried 
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from rich.console import Console, Group
@@ -59,7 +59,9 @@ class Tail:
                 self._file = self.path.open("rb")
             except OSError:  # not there yet, or the worker has no log
                 return
-        text = self._rest + self._read()
+        text = self._rest
+        with suppress(OSError):  # a disk that cannot be read does not end the run
+            text += self._file.read()
         end = len(text) if last else text.rfind(b"\n") + 1
         self._rest = text[end:]
         if len(self._rest) > LONGEST and (over := self._rest.rfind(b"\r", 0, -1)) > 0:
@@ -68,12 +70,6 @@ class Tail:
             self._show(text[:end].decode(errors="replace").removesuffix("\n"))
         if last:
             self._file.close()
-
-    def _read(self) -> bytes:
-        try:
-            return self._file.read() if self._file else b""
-        except OSError:  # a disk that cannot be read does not end the run
-            return b""
 
 
 class WorkersOutput:
@@ -150,10 +146,12 @@ class Tally:
     def line(self, now: float) -> str:
         """Return the totals as the status line."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
+        plan = self.run.plan
+        steps = (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
         left = f"{counted(self.run.restarts, 'restart')}, {self.restarts.left(self.committed)} left"
         return " · ".join(
             [
-                f"step {self.run.reached}" + (f" of {self._steps}" if self._steps else ""),
+                f"step {self.run.reached}" + (f" of {steps}" if steps else ""),
                 f"goodput {rate:.1f} steps/s",
                 left,
                 f"{counted(self.in_flight, 'save')} in flight",
@@ -161,11 +159,6 @@ class Tally:
                 counted(self.run.workers, "worker"),
             ]
         )
-
-    @property
-    def _steps(self) -> int:
-        plan = self.run.plan
-        return (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
 
 
 class Display:
@@ -212,25 +205,22 @@ class Display:
                 self._tally.add(event.what)
         line = self._tally.line(time.time())
         if live := self._live:
-            self._try("err", lambda: live.update(Group(Text(line, style="cyan"), *self._bars()), refresh=True))
+            # Cut at the width of the terminal: lines that wrap cannot be drawn over.
+            bars = self.output.bars()[:MOST_BARS]
+            cut = [Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in bars]
+            self._try("err", lambda: live.update(Group(Text(line, style="cyan"), *cut), refresh=True))
             return
         if self._tally.run.reached:
             self.say(line)
         for bar in self.output.bars()[:1]:  # of the first rank: the others draw the same
             self._print_err(bar)
 
-    def _bars(self) -> list[Text]:
-        """Return the progress bars, cut at the width of the terminal: lines that wrap cannot be drawn over."""
-        return [
-            Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in self.output.bars()[:MOST_BARS]
-        ]
-
     def __enter__(self) -> "Display":
         if self._live:
             self._try("err", self._live.start)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.output.copy(last=True)
         if self._live:
             self._try("err", self._live.stop)
@@ -311,7 +301,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._history.close()
         except StorageFailed as refused:  # the verdict stands

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
@@ -132,7 +131,12 @@ class FirstFailure:
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
     """Return the failure of the worker that has a cause of its own; of several that raised, the earliest."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
-    first = min(exits, key=lambda worker: (_ORDER.index(causes[worker.rank]), _moment(worker), worker.rank))
+
+    def order(worker: WorkerExit) -> tuple[int, float, int]:
+        moment = worker.raised.time if worker.raised else math.inf
+        return _ORDER.index(causes[worker.rank]), moment, worker.rank
+
+    first = min(exits, key=order)
     cause = causes[first.rank]
     return FirstFailure(
         kind="signal" if cause == "abort" else cause,
@@ -174,22 +178,16 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
     """Return the ranks that still run and are further behind than all peers that gave up waiting."""
-    gave_up = [worker for worker in exits if _gave_up(worker)]
+    gave_up = [
+        worker
+        for worker in exits  # NCCL's watchdog gives up by SIGABRT
+        if (_WAITED.search(worker.raised.message) if worker.raised else worker.exit == -signal.SIGABRT)
+    ]
     if not gave_up or any(_cause(worker) not in ("peer", "abort") for worker in exits):
         return []
     first = min(worker.place for worker in gave_up)
     running = [worker for worker in exits if worker.exit is None and not worker.raised]
     return [worker.rank for worker in running if worker.place < first and worker.idle >= STILL]
-
-
-def _gave_up(worker: WorkerExit) -> bool:
-    if worker.raised:
-        return bool(_WAITED.search(worker.raised.message))
-    return worker.exit == -signal.SIGABRT  # by NCCL's watchdog
-
-
-def _moment(worker: WorkerExit) -> float:
-    return worker.raised.time if worker.raised else math.inf
 
 
 def _message(worker: WorkerExit, cause: _Cause) -> str:
@@ -241,8 +239,10 @@ def _error_record(error: BaseException, script: str) -> dict[str, Any]:
     message = str(error) if is_self_explanatory else f"{type(error).__name__}: {error}"
     message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     frames = traceback.extract_tb(error.__traceback__)
-    cut = error.with_traceback(_from_script(error, script))
-    now = time.time()
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename != script:  # the frames that run the script
+        trace = trace.tb_next
+    cut, now = error.with_traceback(trace), time.time()
     extra = {
         "py_callstack": "" if is_self_explanatory else "".join(traceback.format_exception(cut)),
         "timestamp": str(int(now)),  # torch writes whole seconds
@@ -281,14 +281,6 @@ def _origin(error: BaseException) -> Origin:
     if isinstance(error, WorkerLost):
         return "peer"
     return "refused" if isinstance(error, HoldfastError) else "script"
-
-
-def _from_script(error: BaseException, script: str) -> TracebackType | None:
-    """Return the traceback without the frames that run the script."""
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename != script:
-        trace = trace.tb_next
-    return trace
 
 
 class RestartPolicy:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 from holdfast.progress import Phase
 
@@ -49,24 +50,21 @@ class WorkerLook:
         return self.boundaries, self.posted
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteProgress:
+class RemoteProgress(NamedTuple):
     """The progress of the workers of other nodes: the place of the last one, and the bytes that all have moved."""
 
     place: Place | None = None
     moved: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(NamedTuple):
     """A worker that hangs, and the reason for thinking so."""
 
     seat: int
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
+class Awaited(NamedTuple):
     """Workers one of which keeps the others waiting, if all of them are overdue; `surely` if others are seen to wait."""
 
     workers: Sequence[WorkerLook]
@@ -182,16 +180,14 @@ class HangDetector:
 
     def _overdue(self, groups: Sequence[Awaited], processor: Processor) -> list[Hang]:
         for group in groups:
-            idle = {worker.seat for worker in group.workers if group.surely and self._is_idle(worker, processor)}
+            idle: set[int] = set()  # workers that neither made progress nor computed for too long, while others waited
+            if group.surely and (soon := self.soon) is not None:
+                settled = filter(_is_settled, group.workers)
+                idle = {w.seat for w in settled if self._watches[w.seat].is_idle(w, soon, processor)}
             if all(worker.seat in idle or self.is_overdue(worker, processor) for worker in group.workers):
                 first = group.workers[0]
                 return [Hang(first.seat, self._why_soon(first) if first.seat in idle else self._why(first))]
         return []
-
-    def _is_idle(self, worker: WorkerLook, processor: Processor) -> bool:
-        """Return True if it neither made progress nor computed for too long while others waited for it."""
-        soon = self.soon
-        return soon is not None and _is_settled(worker) and self._watches[worker.seat].is_idle(worker, soon, processor)
 
     def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
         """Return how long a worker may go without progress, whether or not others wait for it."""
@@ -292,11 +288,8 @@ class _Watch:
             self.awaited += passed
         else:
             self.awaited, self.used = 0.0, None
-        return self._steps(before, passed)
-
-    def _steps(self, before: WorkerLook, passed: float) -> tuple[float, int] | None:
         self._gap = passed if before.phase in _BEFORE else self._gap + passed
-        steps, gap = self._last.boundaries - before.boundaries, self._gap
+        steps, gap = worker.boundaries - before.boundaries, self._gap
         if steps:
             self._gap = 0.0
         return (gap, steps) if steps > 0 else None

@@ -7,8 +7,8 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -38,13 +38,18 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
     for name in MODULES:
         import_module(name)
     import_module("holdfast.train.attach").settle()  # for every worker at once
-    with _importable_from(beside):
+    path = list(sys.path)
+    if beside:
+        sys.path.insert(0, str(beside))
+    try:
         for name in preload:
-            try:
-                import_module(name)
-            except ImportError as error:
-                raise BadInput(f"cannot import {name}, named by --preload: {error}.") from error
-    if _cuda_started():
+            import_module(name)
+    except ImportError as error:
+        raise BadInput(f"cannot import {name}, named by --preload: {error}.") from error
+    finally:
+        sys.path[:] = path
+    files = Path("/proc/self/fd")  # torch only knows of its own CUDA context, not of another library's
+    if files.exists() and any(os.path.realpath(file).startswith("/dev/nvidia-uvm") for file in files.iterdir()):
         raise BadInput(
             f"a module named by --preload ({', '.join(preload)}) starts CUDA, which does not survive a fork: drop it."
         )
@@ -86,21 +91,3 @@ def leading_imports(script: Path) -> list[str]:
                 break
     tops = {name: script.parent / name.partition(".")[0] for name in names}
     return [name for name, path in tops.items() if not path.is_dir() and not path.with_suffix(".py").is_file()]
-
-
-@contextmanager
-def _importable_from(folder: Path | None) -> Iterator[None]:
-    before = list(sys.path)
-    if folder:
-        sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _cuda_started() -> bool:
-    """Return True if the CUDA driver is in use in this process; torch itself only knows of its own context."""
-    folder = Path("/proc/self/fd")
-    files = folder.iterdir() if folder.exists() else ()
-    return any(os.path.realpath(file).startswith("/dev/nvidia-uvm") for file in files)

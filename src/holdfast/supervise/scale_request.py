@@ -10,7 +10,7 @@ from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Judged, Scale
 from holdfast.history.log import recall
-from holdfast.runs.config import RunConfig, read_config
+from holdfast.runs.config import read_config
 from holdfast.runs.lock import is_held
 
 FILE = "scale.json"
@@ -42,8 +42,18 @@ class ScaleRequests:
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
     """Request `workers` workers and wait until that many train, calling `tick` meanwhile."""
     config = read_config(out)
-    _check(out, config, workers)
+    if config.recovery == "restart":
+        raise BadInput(
+            f"{out} recovers by restart, and only live recovery can put workers to sleep: stop it, and start it again "
+            f"with --workers {workers}."
+        )
+    if not 1 <= workers <= config.workers:
+        raise BadInput(f"--workers must be between 1 and {config.workers}, the workers of {out} (got {workers}).")
     history = out / "history" / "supervisor.jsonl"
+    if not history.exists() and any(history.parent.glob("supervisor-*.jsonl")):
+        raise BadInput(f"{out} runs on several nodes, and only a single node can be scaled: stop and start it again.")
+    if not is_held(out):
+        raise BadInput(f"no run is active in {out}: start it with `holdfast run`.")
     before = len(_answers(history))
     try:
         write_atomically(out / FILE, json.dumps({"workers": workers}).encode(), out / "scale.partial")
@@ -61,22 +71,6 @@ def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> S
     with suppress(OSError):
         (out / FILE).unlink()
     raise BadInput(f"the supervisor of {out} did not answer within {WITHIN:.0f} s: see its output.")
-
-
-def _check(out: Path, config: RunConfig, workers: int) -> None:
-    if config.recovery == "restart":
-        raise BadInput(
-            f"{out} recovers by restart, and only live recovery can put workers to sleep: stop it, and start it again "
-            f"with --workers {workers}."
-        )
-    if not 1 <= workers <= config.workers:
-        raise BadInput(f"--workers must be between 1 and {config.workers}, the workers of {out} (got {workers}).")
-    if not (out / "history" / "supervisor.jsonl").exists() and any((out / "history").glob("supervisor-*.jsonl")):
-        raise BadInput(
-            f"{out} runs on several nodes, and only a single node can be scaled: stop it and start it again."
-        )
-    if not is_held(out):
-        raise BadInput(f"no run is active in {out}: start it with `holdfast run`.")
 
 
 def _answers(history: Path) -> list[Scale | Judged]:

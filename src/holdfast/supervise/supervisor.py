@@ -19,6 +19,7 @@ from holdfast.finding import counted
 from holdfast.history.log import require_files
 from holdfast.history.tail import Finish, finish, following
 from holdfast.process import PREEMPTED
+from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import FolderWatch
 from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full_place, local_folder
@@ -122,7 +123,12 @@ def supervise(
                 config, out, node, nodes, journal, display, policy, checkpoints, run_end, contents.newest
             )
             verdict = supervisor.run()
-            _send_histories(checkpoints, display)
+            try:  # to the place where the audit of any node finds them
+                checkpoints.finish_sending()  # two calls at once could send the end of a file in the wrong order
+                checkpoints.send()
+                checkpoints.finish_sending()
+            except HoldfastError as error:
+                display.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
             return verdict
 
 
@@ -176,7 +182,12 @@ class _Supervisor:
                 self._display.refresh()
                 verdict = self._step()
             text = verdict.to_text()
-            return self._conclude(verdict)
+            if verdict is not self._theirs:  # otherwise the other nodes have recorded it
+                self._journal.append(Judged(verdict.verdict, verdict.attempts, verdict.because))
+            self._display.refresh(now=True)
+            if verdict.verdict != "completed":
+                self._nodes.stop(text)
+            return verdict
         finally:
             self._pool.kill()
             self._nodes.close(text)
@@ -230,11 +241,12 @@ class _Supervisor:
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
         self._pool.poll_dying()
         have_finished = self._pool.finish_in_order(others_are_ending=self._nodes.peers.is_ending())
-        has_failed = self._pool.has_failed
+        has_failed = bool(self._pool.failed)
         if self._folder.is_gone(now=has_failed or have_finished):
-            return self._verdict("gave-up", self._folder.line)
+            moved = f"{self._out} was moved or removed while the run trained"
+            return self._verdict("gave-up", f"{moved}: put it back, or name its new place with --out")
         if has_failed:
-            if self._is_live and not stop_signals.count and self._can_continue():
+            if self._is_live and not stop_signals.count and self._membership.can_continue():
                 return self._continue_without_failed()
             return self._restart(self._find_failure())
         if self._is_live and (failure := self._update_membership()):
@@ -248,15 +260,10 @@ class _Supervisor:
             self._pool.kill()
             return self._verdict("preempted", f"{SECOND_SIGNAL}; the newest snapshot stands")
         self._journal.append(Preempt(self._attempt))
-        self._pool.send_signal(signal.SIGTERM)
+        for worker in self._pool.running:
+            worker.send_signal(signal.SIGTERM)
         self._display.say("asked the workers to save and stop; a second signal kills them")
         return None
-
-    def _can_continue(self) -> bool:
-        try:
-            return self._membership.can_continue()
-        except Unreachable:
-            return False
 
     def _continue_without_failed(self) -> RunVerdict | None:
         """Let the surviving workers continue, and start replacements for those that failed."""
@@ -278,16 +285,12 @@ class _Supervisor:
             self._pool.kill()
             return self._verdict(*end)
         if members:
-            self._say_who_is_left()
+            left = len(self._membership.report().inside)
+            here = " of this node" if self._node.of > 1 else ""
+            workers = f"{counted(left, 'worker')} of {self._config.workers}{here}"
+            self._display.say(f"{workers} {'continues' if left == 1 else 'continue'} ({self._config.recovery})")
+            self._say_rank_changes()
         return None
-
-    def _say_who_is_left(self) -> None:
-        left = len(self._membership.report().inside)
-        here = " of this node" if self._node.of > 1 else ""
-        verb = "continues" if left == 1 else "continue"
-        workers = f"{counted(left, 'worker')} of {self._config.workers}{here}"
-        self._display.say(f"{workers} {verb} ({self._config.recovery})")
-        self._say_rank_changes()
 
     def _say_rank_changes(self) -> None:
         for line in self._membership.news():
@@ -298,7 +301,7 @@ class _Supervisor:
         """Publish or follow the next membership; return a failure if all workers must restart instead."""
         try:
             if self._node.of == 1:
-                self._scaler.update(self._membership, self._attempt)
+                self._scaler.update(self._membership, self._pool, self._attempt)
             self._membership.update()
         except Stranded as error:
             return lost_peer(str(error))
@@ -321,7 +324,8 @@ class _Supervisor:
             self._display.output.copy(last=True)  # what follows is stacks, which belong in the logs
         self._pool.kill(stacks=has_hang)
         self._display.output.copy(last=True)
-        self._pool.append_errors_to_logs()  # after the last copy: the journal shows the error that counts
+        for worker in self._pool.running:
+            worker.append_error_to_log()  # after the last copy: the journal shows the error that counts
         return failure
 
     def _restart(self, failure: FirstFailure) -> RunVerdict | None:
@@ -341,7 +345,7 @@ class _Supervisor:
 
     def _end_reached(self) -> Finish | None:
         """Return the end of the run, if a worker failed after it; the others are about to record it, too."""
-        if not self._pool.has_failed_after_loop:
+        if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING
         while (end := self._finish()) is None and time.monotonic() < deadline:
@@ -354,13 +358,18 @@ class _Supervisor:
         return None
 
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
-        """Exchange progress with the other nodes; all nodes end together, or none does."""
+        """Exchange progress with the other nodes, for which our workers may wait; all nodes end together, or none does."""
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
             return None
         self._asked_nodes = now
         try:
-            self._exchange_progress(now)
+            if self._node.of > 1 and now - self._compared >= COMPARE:
+                self._compared = now
+                here = self._membership.local_progress()
+                others = self._nodes.peers.exchange_progress([here.place, here.moved])
+                places = [(place[0], place[1]) for place, _ in others if place is not None]
+                self._remote = RemoteProgress(min(places, default=None), sum(moved for _, moved in others))
             if have_finished and self._nodes.peers.finish():
                 return self._completed()
             if (text := self._nodes.stopped()) is not None:
@@ -372,16 +381,6 @@ class _Supervisor:
         except Unreachable as error:
             return self._restart(self._lost_host(error))
         return None
-
-    def _exchange_progress(self, now: float) -> None:
-        """Exchange the workers' progress with the other nodes: a worker may wait for one on another node."""
-        if self._node.of == 1 or now - self._compared < COMPARE:
-            return
-        self._compared = now
-        here = self._membership.local_progress()
-        others = self._nodes.peers.exchange_progress([here.place, here.moved])
-        places = [(place[0], place[1]) for place, _ in others if place is not None]
-        self._remote = RemoteProgress(min(places, default=None), sum(moved for _, moved in others))
 
     def _lose_nodes(self, nodes: list[int]) -> RunVerdict | None:
         """Let the workers of the other nodes continue without those of `nodes`, or restart all."""
@@ -405,20 +404,12 @@ class _Supervisor:
         return lost_peer(f"node {host}, at which the nodes meet, is lost ({error})")
 
     def _completed(self) -> RunVerdict:
-        if PREEMPTED in self._pool.exits:
+        if any(worker.exit == PREEMPTED for worker in self._pool.running):
             return self._verdict("preempted", "the workers saved and stopped; the same command continues")
         end = self._finish()
         why = f"{end}" if end and end.stopped else "all workers have finished"
         note = "" if self._pool.is_checked else f"; {SUPERVISED_ONLY}"
         return self._verdict("completed", f"{why}{note}")
-
-    def _conclude(self, verdict: RunVerdict) -> RunVerdict:
-        if verdict is not self._theirs:  # otherwise the other nodes have recorded it
-            self._journal.append(Judged(verdict.verdict, verdict.attempts, verdict.because))
-        self._display.refresh(now=True)
-        if verdict.verdict != "completed":
-            self._nodes.stop(verdict.to_text())
-        return verdict
 
     def _verdict(self, word: Word, because: str) -> RunVerdict:
         return RunVerdict(verdict=word, attempts=self._attempt, because=because)
@@ -426,13 +417,3 @@ class _Supervisor:
     @property
     def _attempt(self) -> int:
         return self._nodes.next_attempt - 1
-
-
-def _send_histories(checkpoints: Checkpoints, display: Display) -> None:
-    """Send this folder's histories to the place where the audit of any node finds them; a failure is only shown."""
-    try:
-        checkpoints.finish_sending()  # two calls at once could send the end of a file in the wrong order
-        checkpoints.send()
-        checkpoints.finish_sending()
-    except HoldfastError as error:
-        display.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")

@@ -11,13 +11,7 @@ from holdfast.history.tail import Finish
 from holdfast.process import PREEMPTED
 
 Word = Literal["completed", "gave-up", "preempted", "refused", "script-error"]
-_EXIT_CODES: dict[Word, int] = {
-    "completed": 0,
-    "gave-up": 1,
-    "preempted": PREEMPTED,
-    "refused": 2,
-    "script-error": 1,
-}
+_EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEMPTED, "refused": 2, "script-error": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

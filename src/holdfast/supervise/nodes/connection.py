@@ -139,17 +139,16 @@ def _join(connections: Iterable[Connection], within: float) -> None:
 
 def _cut(where: str) -> None:
     """Shut down every socket of this process that is connected to `where`: torch does not close its own."""
+    host, port = split_address(where)
     for number in (int(file.name) for file in Path("/proc/self/fd").iterdir()):
         with suppress(OSError, ValueError):  # closed by now, or not a connected socket
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 with socket.socket(fileno=os.dup(number)) as peer:
-                    if peer.family in (socket.AF_INET, socket.AF_INET6) and _is_at(peer.getpeername(), where):
+                    if peer.family not in (socket.AF_INET, socket.AF_INET6):
+                        continue
+                    address, at = peer.getpeername()[:2]
+                    if at == port and _plain(address) == _plain(host):
                         peer.shutdown(socket.SHUT_RDWR)
-
-
-def _is_at(peer: Any, where: str) -> bool:
-    host, port = split_address(where)
-    return peer[1] == port and _plain(peer[0]) == _plain(host)
 
 
 def _plain(address: str) -> object:

@@ -52,21 +52,18 @@ class HostFinder:
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
         """Return possible meeting places, the likeliest first, with the token of a term that must be found there."""
-        term, places = self._newest_term(), []
+        looked, term = self._seen
+        if time.monotonic() - looked >= self.look_every:
+            with suppress(HoldfastError):  # keep the last result
+                term = self._checkpoints.term()
+            self._seen = time.monotonic(), term
+        places = []
         if term and (last.term is None or term.number > last.term.number):
             places.append((term.where, term.token))
         if last.term is None:
             return [*places, (join_address(*self._node.meets_at), None)]
         others = (last.where[node] for node in sorted(last.where))
         return [*places, *((where, None) for where in (last.term.where, *others))]
-
-    def _newest_term(self) -> Term | None:
-        looked, term = self._seen
-        if time.monotonic() - looked >= self.look_every:
-            with suppress(HoldfastError):  # keep the last result
-                term = self._checkpoints.term()
-            self._seen = time.monotonic(), term
-        return term
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
         """Return a connection to the store at `where`, if there is one and it holds `token`."""

@@ -9,8 +9,7 @@ If the node that keeps the store is lost, the others find each other at another 
 start without the lost ones only if they take the next term in the checkpoint store (`checkpoint/terms.py`): of two parts
 of a run that cannot reach each other, one continues and the other waits.
 
-A process that reaches these stores, or may write to the checkpoint store, is trusted with the run. We listen only on the
-address that was given, or from which it is reached; keep other machines away from it and from the ports of the workers.
+A process that reaches these stores, or may write to the checkpoint store, is trusted with the run.
 """
 
 import json
@@ -24,7 +23,6 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # t
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.events import JSON
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.close_round import RoundCloser, read_greetings
 from holdfast.supervise.nodes.connection import (
@@ -207,17 +205,17 @@ class MultiNodeRendezvous(Rendezvous):
             except HoldfastError as error:
                 wrong = str(error)
         nodes = [node["node"] for node in answer["nodes"]]
-        for node, reason in zip(nodes, self._exchange("wrong", nodes, wrong), strict=True):
+        for node, reason in zip(nodes, self._exchange_reasons(nodes, wrong), strict=True):
             if reason is not None:
                 if self._keeps_store:
                     with suppress(HoldfastError):
                         self._checkpoints.give_back(term)
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
-    def _exchange(self, topic: str, nodes: list[int], value: JSON) -> list[Any]:
-        """Send `value` to every node of this round, and return what each of `nodes` sent."""
-        connection, key = self._connection, f"round/{self._closed}/{topic}"
-        connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(value)))
+    def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
+        """Send `reason` to every node of this round, and return what each of `nodes` sent."""
+        connection, key = self._connection, f"round/{self._closed}/wrong"
+        connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(reason)))
         keys = [f"{key}/{node}" for node in nodes]
         deadline = time.monotonic() + _SPEAKS_WITHIN
         while not connection.ask(lambda store: store.check(keys)):
@@ -234,14 +232,12 @@ class MultiNodeRendezvous(Rendezvous):
         if len(left) < self._node.least:
             return False
         term = Term(peers.term.number + 1, secrets.token_hex(6), self._own, left)
-        try:
-            if not self._checkpoints.take(term):
-                return False
-        except HoldfastError:
-            return False
-        peers.continue_without(nodes, term)
-        self._together = set(peers.members)
-        return True
+        with suppress(HoldfastError):
+            if self._checkpoints.take(term):
+                peers.continue_without(nodes, term)
+                self._together = set(peers.members)
+                return True
+        return False
 
     def waiting_nodes(self) -> int:
         return self._connection.ask(lambda store: int(store.add(f"came/{store.add('closed', 0) + 1}", 0)))

@@ -56,7 +56,9 @@ def main(task: Task) -> NoReturn:
     progress.adopt(task.progress)
     config.adopt(task.config)  # not read from the run's folder, whose files may change
     lock.keep_from_children()
-    _handle_signals()
+    signal.signal(signal.SIGTERM, lambda *_: process.requested.set())  # it requests a last save
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the supervisor sends SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
     _undo_inheritance()
     loop.watch()
     sys.exit(_run(task))
@@ -83,21 +85,16 @@ def _take_resolver_lock() -> None:
 
 def _redirect_output(stdout: Path, stderr: Path) -> None:
     for number, path in ((1, stdout), (2, stderr)):
-        file = _open_output(path)
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError:  # a missing log does not keep a worker from its work
+            file = os.open(os.devnull, os.O_WRONLY)
         os.dup2(file, number)
         os.close(file)
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.BufferedWriter(WorkerOutput(number)), line_buffering=True) for number in (1, 2)
     )
     faulthandler.enable()
-
-
-def _open_output(path: Path) -> int:
-    """Open the file to print to, or /dev/null: a missing log does not keep a worker from its work."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
 
 
 class WorkerOutput(io.FileIO):
@@ -114,13 +111,6 @@ class WorkerOutput(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
-
-
-def _handle_signals() -> None:
-    """Let SIGTERM request a last save, and ignore Ctrl-C: the supervisor receives it and sends SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: process.requested.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
 
 
 def _undo_inheritance() -> None:
@@ -158,7 +148,13 @@ def _run(task: Task) -> int:
         _exit_at_once(1)
     if os.getpid() != pid:  # a process that the script has forked takes no part in the run
         _exit_at_once(status)
-    _run_exit_handlers(status, task.progress)
+    # What an interpreter does at its end, and a forked child would leave out.
+    if status in process.IN_ORDER and not task.progress.is_in_its_loop:
+        task.progress.end(status)
+    ranks.leave()
+    # The interpreter's own function: it tells idle thread pools to end before it waits for threads.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     return status
 
 
@@ -177,13 +173,3 @@ def _exit_at_once(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _run_exit_handlers(status: int, memory: Progress) -> None:
-    """Do what an interpreter does at its end, and a forked child would leave out."""
-    if status in process.IN_ORDER and not memory.is_in_its_loop:
-        memory.end(status)
-    ranks.leave()
-    # The interpreter's own function: it tells idle thread pools to end before it waits for threads.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()

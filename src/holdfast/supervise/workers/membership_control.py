@@ -22,6 +22,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import LOG_FOLDER, RANKS
 from holdfast.supervise.display import Display, Journal
 from holdfast.supervise.hang_detection import RemoteProgress
+from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.rendezvous import MembersReport, Peers, RoundInfo, WorkerStatus, merge_reports
 from holdfast.supervise.scale_request import ScaleRequests
 from holdfast.supervise.workers.pool import WorkerPool
@@ -155,7 +156,10 @@ class RankLog:
                 worker = f"the worker that began as rank {name[5:]}" if name.startswith("rank-") else name
                 self._lines.append(f"rank {rank} is now {worker}, {LOG_FOLDER.format(self._attempt)}/{name}.out")
         if changed:
-            self._append(changed)
+            text = "".join(json.dumps(change) + "\n" for change in changed)
+            path = self._out / LOG_FOLDER.format(self._attempt) / RANKS
+            with suppress(OSError), path.open("a") as file:  # a disk that refuses does not end the run
+                file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
         """Return lines on changes since the last call; `all_train` is the number of workers if all train, otherwise 0."""
@@ -164,12 +168,6 @@ class RankLog:
             self._is_replacing = False
             lines.append(f"all {all_train} workers train again")
         return lines
-
-    def _append(self, changed: list[tuple[int, str]]) -> None:
-        text = "".join(json.dumps(change) + "\n" for change in changed)
-        path = self._out / LOG_FOLDER.format(self._attempt) / RANKS
-        with suppress(OSError), path.open("a") as file:  # a disk that refuses does not end the run
-            file.write(text)
 
 
 class Stranded(Exception):
@@ -201,7 +199,7 @@ class MembershipController:
         """Return the state of the workers of this node that have not failed."""
         left = [worker for worker in self._pool.running if not worker.has_failed]
         return MembersReport(
-            tuple(worker.status for worker in left),
+            tuple(WorkerStatus(seat=w.seat, is_ready=w.is_ready, membership=w.membership) for w in left),
             self._is_broken(),
             any(worker.has_finished for worker in left),
             all(worker.can_lose_peers for worker in left if not worker.is_in_reserve),
@@ -223,7 +221,10 @@ class MembershipController:
             memory.has_fallen_back or memory.has_exchanged for memory in progress
         ):
             return False
-        report = merge_reports([self.report(), *(self._peers.reports() or {}).values()])
+        try:
+            report = merge_reports([self.report(), *(self._peers.reports() or {}).values()])
+        except Unreachable:
+            return False
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
@@ -271,7 +272,7 @@ class MembershipController:
 
     def _renumber(self) -> None:
         self._changed = time.monotonic()
-        self._pool.reset_waits()
+        self._pool.hangs.reset_waits()
         for worker in self._pool.running:
             worker.rank = self.members.number_of(worker.seat)
         members = [worker for worker in self._pool.running if self.members.is_member(worker.seat)]
@@ -301,17 +302,6 @@ class MembershipController:
             self._joined += 1
             self._pool.start(self._round, local_rank=local_rank, seat=seat, joins=True)
 
-    def scale(self, workers: int) -> bool:
-        """Let `workers` workers train; return False if the script's own collectives do not allow it."""
-        if self._pool.has_script_collectives:
-            return False
-        self.members.wanted = workers
-        return True
-
-    def scaled(self) -> Membership | None:
-        """Return the current membership once exactly the wanted number of workers train."""
-        return self.members.current if self.members.is_complete(self.report().seen) else None
-
     def news(self) -> list[str]:
         """Return lines on rank changes since the last call, and one when all workers train again."""
         current, wanted = self.members.current, self.members.wanted
@@ -337,21 +327,21 @@ class Scaler:
         self.wanted: int | None = None
         """The number of workers that should train, also after a restart; None before the first request."""
 
-    def update(self, controller: MembershipController, attempt: int) -> None:
+    def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
         """Put workers to sleep or wake them if a request came, and report once that is done."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now
             if (workers := self._requests.new()) is not None and 1 <= workers <= self._workers:
-                self._request(controller, workers, now)
-        if self._pending is not None and self.wanted and (membership := controller.scaled()):
-            self._journal.append(Scale(attempt, self.wanted, membership.number, time.monotonic() - self._pending))
+                if not pool.has_script_collectives:
+                    controller.members.wanted = self.wanted = workers
+                    self._pending = now
+                else:
+                    line = f"no worker can be put to sleep, and all train: {SCRIPT_COLLECTIVES}"
+                    self._display.say(line, style="yellow")
+        members = controller.members
+        if self._pending is not None and self.wanted and members.is_complete(controller.report().seen):
+            self._journal.append(Scale(attempt, self.wanted, members.current.number, time.monotonic() - self._pending))
             self._pending = None
             asleep = self._workers - self.wanted
             self._display.say(f"{counted(self.wanted, 'worker')} of {self._workers} train, {asleep} sleep")
-
-    def _request(self, controller: MembershipController, workers: int, now: float) -> None:
-        if not controller.scale(workers):
-            self._display.say(f"no worker can be put to sleep, and all train: {SCRIPT_COLLECTIVES}", style="yellow")
-            return
-        self.wanted, self._pending = workers, now

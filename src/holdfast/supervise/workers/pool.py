@@ -4,7 +4,6 @@ Workers are forked from the supervisor, which has imported torch already, so a r
 """
 
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,7 @@ class WorkerPool:
         self._config, self._out = config, out
         self.running: list[WorkerProcess] = []
         self._leaving: list[WorkerProcess] = []  # lost workers of which something may be left
-        self._hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
+        self.hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
         self._looked = 0.0
         self.has_script_collectives = False
         """True if the script calls torch.distributed itself: then every loss is a restart."""
@@ -49,7 +48,7 @@ class WorkerPool:
             worker.task.progress.has_exchanged for worker in [*self.running, *self._leaving]
         )
         self.running = []
-        self._hangs.begin()
+        self.hangs.begin()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -132,11 +131,6 @@ class WorkerPool:
                 worker.poll_dying()
 
     @property
-    def has_failed(self) -> bool:
-        """True if a worker has failed."""
-        return any(worker.has_failed for worker in self.running)
-
-    @property
     def failed(self) -> list[WorkerProcess]:
         """The workers that have failed."""
         return [worker for worker in self.running if worker.has_failed]
@@ -152,7 +146,7 @@ class WorkerPool:
                 worker.kill()
             self._wait_for(reserve, lambda worker: worker.is_gone)
             self.running = [worker for worker in self.running if worker not in reserve]
-        return not self.has_failed and all(status is not None for status in exits)
+        return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
         """Return the progress of every worker that runs; `is_member` is asked for each seat."""
@@ -170,28 +164,21 @@ class WorkerPool:
         def processor(seat: int) -> float | None:
             return cpu_seconds(workers[seat].pid)
 
-        for hang in self._hangs.look(looks, now, processor, remote):
+        for hang in self.hangs.look(looks, now, processor, remote):
             workers[hang.seat].hung = hang.because
         for look in looks:
-            if look.phase is Phase.ENDED and self._hangs.is_overdue(look, processor):
+            if look.phase is Phase.ENDED and self.hangs.is_overdue(look, processor):
                 workers[look.seat].kill()  # it counts as done
-
-    def reset_waits(self) -> None:
-        """Give workers that waited for a lost peer their full time again."""
-        self._hangs.reset_waits()
 
     def exit_reports(self) -> list[WorkerExit]:
         """Return how every worker ended, or that it has not."""
         self.poll()
-        return [self._exit_report(worker) for worker in self.running]
-
-    def _exit_report(self, worker: WorkerProcess) -> WorkerExit:
-        return worker.exit_report(self._hangs.idle(worker.seat), self._out)
+        return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:
         """Kill the workers that have failed and stop watching them; return the seat and exit report of each."""
         failed = self.failed
-        reports = [(worker.seat, self._exit_report(worker)) for worker in failed]
+        reports = [(w.seat, w.exit_report(self.hangs.idle(w.seat), self._out)) for w in failed]
         self._print_stacks([worker for worker in failed if worker.hung], STACKS_SOON)
         for worker in failed:
             worker.kill()
@@ -229,16 +216,6 @@ class WorkerPool:
                 raise WorkerLost(f"killed workers do not end (pid {pids}): the kernel holds them. Restart the machine.")
             time.sleep(0.002)
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to every worker."""
-        for worker in self.running:
-            worker.send_signal(number)
-
-    def append_errors_to_logs(self) -> None:
-        """Append the exceptions that workers raised to their logs."""
-        for worker in self.running:
-            worker.append_error_to_log()
-
     @property
     def reached(self) -> int:
         """The furthest step that any worker has begun."""
@@ -248,16 +225,6 @@ class WorkerPool:
     def is_checked(self) -> bool:
         """True if the script runs the loop of holdfast; otherwise it is only supervised."""
         return any(worker.task.progress.is_checked for worker in self.running)
-
-    @property
-    def has_failed_after_loop(self) -> bool:
-        """True if a worker failed in the part of the script that follows its loop."""
-        return any(worker.task.progress.phase is Phase.DONE for worker in self.failed)
-
-    @property
-    def exits(self) -> list[int | None]:
-        """The exit status of every worker; None for one that runs."""
-        return [worker.exit for worker in self.running]
 
 
 def output_files(workers: Sequence[WorkerProcess]) -> list[tuple[Path, Path]]:

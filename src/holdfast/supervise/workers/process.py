@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -17,7 +16,6 @@ from holdfast.process import IN_ORDER
 from holdfast.progress import Phase
 from holdfast.supervise.failure_cause import WorkerExit, read_error
 from holdfast.supervise.hang_detection import WorkerLook
-from holdfast.supervise.nodes.rendezvous import WorkerStatus
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
 
@@ -133,14 +131,10 @@ class WorkerProcess:
         """True if it has nothing left to train."""
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
-    @property
-    def status(self) -> WorkerStatus:
-        """Its part in the membership."""
-        return WorkerStatus(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
-
     def look(self, is_member: bool) -> WorkerLook:
         """Return its progress; `is_member` is True once it was told to join, even if it has not yet."""
-        progress, state = self.task.progress, process_state(self.pid)
+        progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
+        state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
             seat=self.seat,
             boundaries=progress.boundaries,
@@ -148,7 +142,7 @@ class WorkerProcess:
             moved=progress.moved,
             evaluated=progress.evaluated,
             phase=progress.phase,
-            stopped=state in ("T", "t"),
+            stopped=state in ("T", "t"),  # suspended, or traced
             asleep=state == "S",
             is_member=is_member or not self.is_in_reserve,
         )
@@ -202,12 +196,6 @@ class WorkerProcess:
         )
 
 
-def process_state(pid: int) -> str:
-    """Return the state of its first thread: R runs or could, S sleeps, D waits for a disk, T or t is suspended."""
-    fields = _stat_fields(_PROC / str(pid))
-    return fields[0] if fields else ""
-
-
 def dying_status(pid: int) -> int | None:
     """Return the exit status of a process whose first thread has gone while others are going; otherwise None.
 
@@ -220,28 +208,21 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the processor time that all processes of a group used or waited for; None if the kernel does not say."""
+    """Return the processor time that all processes of a group used or waited for; None if the kernel does not say.
+
+    Of the waits, those of first threads count: on a busy machine a worker is slow, not hung. Other threads may merely
+    look now and then, and wait most of the time.
+    """
     if not _PROC.exists():
         return None
-    members = [(folder, fields) for folder, fields in _all_processes() if fields[2] == str(group)]
-    ticks = sum(sum(map(int, fields[11:15])) for _, fields in members)
-    return float(ticks / os.sysconf("SC_CLK_TCK")) + sum(_waited(folder) for folder, _ in members)
-
-
-def _waited(folder: Path) -> float:
-    """Return how long its first thread was ready to run while others did: on a busy machine a worker is slow, not hung.
-
-    The first thread alone: there, threads that merely look now and then wait most of the time.
-    """
-    with suppress(OSError, IndexError, ValueError):  # it has gone, or the kernel does not say
-        return int((folder / "schedstat").read_text().split()[1]) / 1e9
-    return 0.0
-
-
-def _all_processes() -> Iterator[tuple[Path, list[str]]]:
+    seconds = 0.0
     for folder in _PROC.iterdir():
-        if folder.name.isdigit() and (fields := _stat_fields(folder)):
-            yield folder, fields
+        fields = _stat_fields(folder) if folder.name.isdigit() else []
+        if fields and fields[2] == str(group):
+            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            with suppress(OSError, IndexError, ValueError):  # it has gone, or the kernel does not say
+                seconds += int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return seconds
 
 
 def _stat_fields(folder: Path) -> list[str]:
