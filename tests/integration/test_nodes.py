@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.rendezvous import RoundInfo
+from holdfast.supervise.nodes.rendezvous import Node, RoundInfo
 from listening_ports import free_port, listening
 from supervisor_process import WITHIN, Start, Supervisor, wait_until
 

@@ -182,7 +182,7 @@ def test_a_closed_pipe_or_full_disk_does_not_end_the_run(
                 Console(file=err, force_terminal=terminal), tmp_path, "supervisor", RestartPolicy(3, None)
             ) as display:
                 (tmp_path / "printed").write_text("a line\n")
-                display.output.follow([(tmp_path / "printed", tmp_path / "printed")])
+                display.output.add([(tmp_path / "printed", tmp_path / "printed")])
                 display.say("attempt 1")
                 display.show("rank 0 raised", "Traceback")
                 display.refresh(now=True)

@@ -63,7 +63,6 @@ def run_demo(
 
 
 def _write_report(out: Path) -> None:
-    """Write one page about all runs, if the extra `lab` is installed."""
     if missing("lab"):
         say("report: not written, because it needs the extra lab: pip install 'holdfast[lab]'")
         return

@@ -51,8 +51,7 @@ def runs_rm(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")], yes: Yes = False
 ) -> None:
     """Remove runs with all they saved, except those being trained. Example: holdfast runs rm runs/old"""
-    from holdfast.runs.removal import check_removable
-    from holdfast.runs.status import run_status
+    from holdfast.runs.status import check_removable, run_status
 
     for path in paths:
         check_removable(path)
@@ -70,7 +69,7 @@ def runs_prune(
     yes: Yes = False,
 ) -> None:
     """Remove runs that trained nothing. Example: holdfast runs prune --older-than 30"""
-    from holdfast.runs.removal import check_removable
+    from holdfast.runs.status import check_removable
 
     cut = time.time() - DAY * older_than if older_than is not None else 0.0
     idle = [run for run in _statuses(where) if not run.is_training]
@@ -135,7 +134,7 @@ def _ago(seconds: float) -> str:
 
 def _remove(runs: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
     """List the runs, ask, remove them, and return those that were removed."""
-    from holdfast.runs.removal import remove, snapshots_elsewhere
+    from holdfast.runs.status import remove, snapshots_elsewhere
 
     for run in runs:
         say(f"{run.folder}: {run.state}, step {run.step}, {size(run.size)}")

@@ -1,10 +1,12 @@
-"""The status of the run in a folder, read from its lock and the ends of its histories, however long it has trained.
+"""The status of the run in a folder, read from its lock and the ends of its histories, and the removal of the folder.
 
-Also the names of all files that a run writes: any other file in its folder is never removed with the run.
+Here are the names of all files that a run writes: a folder that holds any other file is never removed.
 """
 
 import os
 import re
+import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,11 +17,11 @@ from pathlib import Path
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.cost.formulas import goodput
-from holdfast.errors import HoldfastError
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
 from holdfast.history.log import backwards, recall, stream_history
-from holdfast.runs.config import read_config
-from holdfast.runs.lock import is_held
+from holdfast.runs.config import RUN, read_config
+from holdfast.runs.lock import hold, is_held
 
 _HISTORY = r"(?:supervisor(?:-\d+)?|rank-\d+|injected-[\w.-]+|controller|node-\d+|worker-\d+)\.jsonl"
 _SNAPSHOT = r"(?:step-\d{8,18}|set-aside-\d{8,18}-\d+)/(?:state\.safetensors|extra\.json|manifest\.json)"
@@ -244,3 +246,37 @@ def _changed(path: Path) -> float:
     with suppress(OSError):
         return path.stat().st_mtime
     return 0.0
+
+
+def check_removable(folder: Path) -> None:
+    """Raise BadInput for a folder that is not a run, is being trained, or holds files of other origin."""
+    if folder.is_symlink() or not is_run(folder):
+        raise BadInput(f"{folder} is not the folder of a run: nothing is removed.")
+    if is_training(folder):
+        raise BadInput(f"{folder} is being trained: stop it first with SIGTERM or Ctrl-C, which saves.")
+    if os.path.lexists(folder / RUN):
+        if not has_config(folder):
+            raise BadInput(f"{folder / RUN} is not the config of a run, or is damaged: nothing is removed.")
+    elif not any(map(begins_as_history, (folder / "history").glob("*.jsonl"))):
+        raise BadInput(f"the history in {folder} is not that of a run, or is damaged: nothing is removed.")
+    if others := foreign_files(folder):
+        raise BadInput(f"{folder} also holds {', '.join(others[:4])}, which no run has written: move that away first.")
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a run; it is renamed first, so that no part of a run is left if this is interrupted."""
+    check_removable(folder)
+    with hold(folder):  # no training begins in it now
+        doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.removed")
+        try:
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise BadInput(f"cannot remove {folder}: {error.strerror or error}; what is left is {doomed}.") from error
+
+
+def snapshots_elsewhere(folder: Path) -> str | None:
+    """Return the place of a run's snapshots if that is not its folder: they stay there."""
+    with suppress(HoldfastError):
+        return read_config(folder).checkpoints
+    return None

@@ -83,11 +83,6 @@ class WorkersOutput:
         """Return the progress bars that workers draw now, each once, in the order of the workers."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
-    def follow(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the rest of the last attempt's output, and the files `printed` from now on."""
-        self.copy(last=True)
-        self.add(printed)
-
     def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
         """Show the files `printed` too, from now on."""
         shown = {tail.path for tail in self._tails}

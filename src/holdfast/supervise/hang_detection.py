@@ -194,14 +194,12 @@ class HangDetector:
         idle_deadline = self._idle_deadline(worker)
         if worker.phase in _TOGETHER or (self._timeout is not None and _is_settled(worker)):
             return idle_deadline  # computing or not: it waits by polling, or the user has set the limit
-        watch.measure_processor(worker.seat, idle_deadline, processor)
-        if watch.idle <= idle_deadline or not watch.is_busy(worker.seat, processor):
+        if not watch.is_busy(worker.seat, idle_deadline, processor):
             return idle_deadline
         # A script that never attaches has no boundaries, nor has the part after the loop.
         return float("inf") if worker.phase in (Phase.STARTING, Phase.DONE) else idle_deadline * GENEROUS
 
     def _idle_deadline(self, worker: WorkerLook) -> float:
-        """Return the deadline of a worker that does not compute."""
         if worker.phase in _TOGETHER and self._timeout is None:
             return FOUND_WITHIN
         if _is_settled(worker):
@@ -227,7 +225,6 @@ class HangDetector:
 
 
 def _is_settled(worker: WorkerLook) -> bool:
-    """Return True if it is in a step like any other."""
     return worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED
 
 
@@ -294,13 +291,12 @@ class _Watch:
             self._gap = 0.0
         return (gap, steps) if steps > 0 else None
 
-    def measure_processor(self, seat: int, deadline: float, processor: Processor) -> None:
-        """Note the processor time early in a silence that may become too long."""
+    def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
+        """Return True if it is silent for longer than `deadline`, and has computed since early in this silence."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
-
-    def is_busy(self, seat: int, processor: Processor) -> bool:
-        """Return True if it has computed since then."""
+        if self.idle <= deadline:
+            return False
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
@@ -328,5 +324,4 @@ def _progress(worker: WorkerLook) -> tuple[int, Phase, int]:
 
 
 def _signs(worker: WorkerLook) -> tuple[object, ...]:
-    """Return every sign of life."""
     return worker.place, worker.phase, worker.moved, worker.evaluated

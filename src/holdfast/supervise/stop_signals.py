@@ -52,5 +52,4 @@ class StopSignals:
             raise StopRequested
 
 
-stop_signals = StopSignals()
-"""The stop signals of this process."""
+stop_signals = StopSignals()  # of this process

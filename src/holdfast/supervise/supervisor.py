@@ -27,9 +27,10 @@ from holdfast.supervise.display import Display, Journal, last_attempt
 from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
-from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous
-from holdfast.supervise.nodes.node import LOST_AFTER, Node
+from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous, RunEndWatch
 from holdfast.supervise.nodes.rendezvous import (
+    LOST_AFTER,
+    Node,
     Rendezvous,
     RoundInfo,
     RunEnded,
@@ -37,7 +38,6 @@ from holdfast.supervise.nodes.rendezvous import (
     TooFewNodes,
     node_names,
 )
-from holdfast.supervise.nodes.run_end import RunEndWatch
 from holdfast.supervise.preload import import_heavy, warm
 from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
@@ -193,7 +193,6 @@ class _Supervisor:
             self._nodes.close(text)
 
     def _launch(self) -> RunVerdict | None:
-        """Meet the other nodes and start the workers."""
         workers = self._config.workers_at(self._restarts)
         if stop_signals.count:
             return self._verdict("preempted", "stopped before the workers were started; the same command continues")
@@ -218,7 +217,8 @@ class _Supervisor:
         for line in round.news(self._round, self._node.of):
             self._display.say(line, style="yellow")
         self._round = round
-        self._display.output.follow(output_files(self._pool.running))
+        self._display.output.copy(last=True)
+        self._display.output.add(output_files(self._pool.running))
         restarts = f"; {left} of {counted(self._policy.limit, 'restart')} left" if self._restarts else ""
         self._display.say(f"attempt {self._attempt}: {counted(workers, 'worker')} started{restarts}")
         self._checkpoints.send()  # what earlier attempts left, while the workers train
@@ -408,7 +408,8 @@ class _Supervisor:
             return self._verdict("preempted", "the workers saved and stopped; the same command continues")
         end = self._finish()
         why = f"{end}" if end and end.stopped else "all workers have finished"
-        note = "" if self._pool.is_checked else f"; {SUPERVISED_ONLY}"
+        is_checked = any(worker.task.progress.is_checked for worker in self._pool.running)
+        note = "" if is_checked else f"; {SUPERVISED_ONLY}"  # the script does not run the loop of holdfast
         return self._verdict("completed", f"{why}{note}")
 
     def _verdict(self, word: Word, because: str) -> RunVerdict:

@@ -39,8 +39,7 @@ class RunVerdict:
     @classmethod
     def from_text(cls, text: str) -> "RunVerdict":
         """Return the verdict that another node sent."""
-        data = json.loads(text)
-        return cls(verdict=data["verdict"], attempts=data["attempts"], because=data["because"])
+        return cls(**json.loads(text))
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:

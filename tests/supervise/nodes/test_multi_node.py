@@ -12,10 +12,8 @@ from holdfast.checkpoint.terms import Term
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes import multi_node
 from holdfast.supervise.nodes.connection import Connection
-from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous
-from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.rendezvous import RunEnded
-from holdfast.supervise.nodes.run_end import RunEndWatch
+from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous, RunEndWatch
+from holdfast.supervise.nodes.rendezvous import Node, RunEnded
 from holdfast.supervise.verdict import RunVerdict
 
 WITHIN = 30.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.supervise.nodes.quorum import Arrival, Heartbeats, lost, starting
+from holdfast.supervise.nodes.close_round import Arrival, Heartbeats, silent_nodes, starting
 
 LIMITS = {"of": 4, "least": 2, "lost_after": 10.0}
 MEMBERS = {name: node for node, name in enumerate("abcd")}
@@ -58,13 +58,13 @@ def test_a_node_that_starts_again_does_not_count_twice() -> None:
 
 
 def test_a_node_that_was_silent_for_too_long_is_lost() -> None:
-    assert lost(MEMBERS, heartbeats({"a": 50.0, "b": 50.0, "c": 40.0, "d": 41.0}), 10.0, 50.0) == [2]
+    assert silent_nodes(MEMBERS, heartbeats({"a": 50.0, "b": 50.0, "c": 40.0, "d": 41.0}), 10.0, 50.0) == [2]
 
 
 def test_a_pause_of_our_own_does_not_count_as_silence() -> None:
     beats = heartbeats(dict.fromkeys("ab", 50.0) | {"c": 45.0})
     beats.update({"a": 50, "b": 50, "c": 45}, 80.0)  # we were suspended, and have yet to read their heartbeats
-    assert lost(MEMBERS, beats, 10.0, 80.0) == []
+    assert silent_nodes(MEMBERS, beats, 10.0, 80.0) == []
     for now in range(81, 86):
         beats.update({"a": now, "b": now, "c": 45}, float(now))
-    assert lost({"a": 0, "b": 1, "c": 2}, beats, 10.0, 85.0) == [2]
+    assert silent_nodes({"a": 0, "b": 1, "c": 2}, beats, 10.0, 85.0) == [2]

@@ -9,7 +9,7 @@ from holdfast.events import SUPERVISED_ONLY, Attempt, Done, Judged, Launch, Rest
 from holdfast.history import gather
 from holdfast.history.log import HistoryWriter
 from holdfast.supervise.checkpoint_place import Checkpoints, PlaceContents
-from holdfast.supervise.nodes.run_end import RunEndWatch
+from holdfast.supervise.nodes.multi_node import RunEndWatch
 from holdfast.supervise.verdict import completion
 
 NOTHING = PlaceContents(None, 0)

@@ -1,23 +1,98 @@
 """The end of a rendezvous round, as decided by the node that keeps the store: which nodes start, and in which term.
 
+All nodes start together. Nodes that have met before also start without the others if these were silent for so long that
+they count as lost, and if enough are left. Only one part of the nodes can do so, because only one can take the next term
+in the checkpoint store.
+
 Each round gives the workers a new store, so that no message of a dead attempt can reach the next one.
 """
 
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes import quorum
 from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, heartbeats, read_json
-from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.quorum import Arrival, Heartbeats
-from holdfast.supervise.nodes.rendezvous import Peers, listen
+from holdfast.supervise.nodes.rendezvous import Node, Peers, listen
+
+# Of two supervisors that claim the same node number, one may be the dead predecessor of the other, now silent.
+ALIVE_WITHIN, SURELY = 1.5, 5  # seconds since the last heartbeat, and number of heartbeats
+LISTENS = 2.0  # seconds between two updates; a longer gap is a pause of our own, in which we could not listen
+
+
+class Arrival(NamedTuple):
+    """A supervisor that has come to the rendezvous: its node, its own name, and whether it has met others before."""
+
+    node: int
+    who: str
+    has_met: bool
+
+
+@dataclass(slots=True)
+class Heartbeats:
+    """The time of each supervisor's last heartbeat: it counts up for as long as it lives."""
+
+    _counts: dict[str, int] = field(default_factory=dict)
+    _times: dict[str, float] = field(default_factory=dict)
+    _changes: dict[str, int] = field(default_factory=dict)
+    _updated: float | None = None
+
+    def update(self, counts: Mapping[str, int], now: float) -> None:
+        """Record the heartbeat `counts` read at time `now`; a supervisor seen for the first time is alive now."""
+        gap, self._updated = now - (now if self._updated is None else self._updated), now
+        if gap > LISTENS:
+            self._times = {who: time + gap for who, time in self._times.items()}
+        for who, count in counts.items():
+            if self._counts.get(who) != count:
+                self._counts[who], self._times[who] = count, now
+                self._changes[who] = self._changes.get(who, 0) + 1
+
+    def silence(self, who: str, now: float) -> float:
+        """Return the seconds since the last heartbeat of `who`."""
+        return now - self._times.get(who, now)
+
+    def is_surely_alive(self, who: str, now: float) -> bool:
+        """Return True if `who` sent many heartbeats, the last a moment ago."""
+        return self._changes.get(who, 0) >= SURELY and self.silence(who, now) < ALIVE_WITHIN
+
+
+def silent_nodes(members: Mapping[str, int], heartbeats: Heartbeats, lost_after: float, now: float) -> list[int]:
+    """Return the nodes among `members` (node by supervisor) that were silent for `lost_after` seconds."""
+    return sorted(node for who, node in members.items() if heartbeats.silence(who, now) >= lost_after)
+
+
+def starting(
+    arrivals: Sequence[Arrival],
+    members: Mapping[str, int],
+    heartbeats: Heartbeats,
+    now: float,
+    *,
+    of: int,
+    least: int,
+    lost_after: float,
+) -> Sequence[Arrival] | None:
+    """Return the arrivals that start now, or None to wait; `members` are those that started last.
+
+    Two arrivals for the same node start together, so that the mistake is reported instead of waited for.
+    """
+    alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
+    nodes = {arrival.node for arrival in alive}
+    if len(nodes) < len(alive):
+        return alive if all(heartbeats.is_surely_alive(arrival.who, now) for arrival in alive) else None
+    if len(alive) >= of:
+        return alive
+    if len(alive) < least or not any(arrival.has_met for arrival in alive):
+        return None
+    absent = set(range(of)) - nodes  # a node that is not in `members` was lost before
+    may_come = (who for who, node in members.items() if node in absent)
+    return alive if all(heartbeats.silence(who, now) >= lost_after for who in may_come) else None
 
 
 class RoundCloser:
@@ -29,7 +104,14 @@ class RoundCloser:
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
         """Close round `number` if its nodes wait for no others; `last` are the nodes that started last."""
-        nodes = self._starting(_greetings_and_heartbeats(number, connection, last, heard), last, heard)
+
+        def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
+            came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
+            return came, heartbeats(store, [*came, *last.members])
+
+        came, counts = connection.ask(look)
+        heard.update(counts, time.monotonic())
+        nodes = self._starting(list(came.values()), last, heard)
         if not nodes:
             return
         answer: Answer = {"nodes": nodes, "host": self._node.rank, "refused": refusal(nodes, self._node.of)}
@@ -53,7 +135,7 @@ class RoundCloser:
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}
-        start = quorum.starting(arrivals, last.members, heard, time.monotonic(), **limits, lost_after=node.lost_after)
+        start = starting(arrivals, last.members, heard, time.monotonic(), **limits, lost_after=node.lost_after)
         names = {arrival.who for arrival in start or ()}
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
@@ -91,18 +173,6 @@ def read_greetings(store: Store, number: int) -> list[Greeting]:
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]
-
-
-def _greetings_and_heartbeats(number: int, connection: Connection, last: Peers, heard: Heartbeats) -> list[Greeting]:
-    """Return the greetings of round `number`, and update `heard` with the heartbeats of all supervisors."""
-
-    def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
-        came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
-        return came, heartbeats(store, [*came, *last.members])
-
-    came, counts = connection.ask(look)
-    heard.update(counts, time.monotonic())
-    return list(came.values())
 
 
 def _close(store: Store, number: int, answer: Answer) -> None:

@@ -110,7 +110,6 @@ class Connection(threading.Thread):
                     return
 
     def _refuse(self, error: Exception) -> None:
-        """Answer every further question with `error`."""
         last = False
         while not last:
             _, answer, last = self._work.get()

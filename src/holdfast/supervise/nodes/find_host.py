@@ -12,8 +12,7 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.connection import CONNECTS_WITHIN, Connection, Unreachable, is_listening, join_address
-from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.rendezvous import Peers
+from holdfast.supervise.nodes.rendezvous import Node, Peers
 
 _COMES_UP_WITHIN = 60.0  # seconds for the first node to start
 _SOON = 5.0

@@ -2,8 +2,7 @@
 
 Each node keeps a store at an address that the others reach; they meet in the one at the given endpoint. A node leaves a
 greeting there and waits. The node that keeps the store closes the round (`close_round.py`): it names the nodes that
-start, the attempt, the round, and a new store for the workers. While it waits, a node is in one of three states: it
-searches for the meeting place, waits there for its round to be closed, or has its answer.
+start, the attempt, the round, and a new store for the workers.
 
 If the node that keeps the store is lost, the others find each other at another one (`find_host.py`). The remaining nodes
 start without the lost ones only if they take the next term in the checkpoint store (`checkpoint/terms.py`): of two parts
@@ -17,14 +16,18 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes.close_round import RoundCloser, read_greetings
+from holdfast.events import SUPERVISED_ONLY, Judged
+from holdfast.history.log import recall
+from holdfast.history.tail import Finish, finish
+from holdfast.supervise.checkpoint_place import Checkpoints, PlaceContents
+from holdfast.supervise.nodes.close_round import Heartbeats, RoundCloser, read_greetings
 from holdfast.supervise.nodes.connection import (
     Answer,
     Connection,
@@ -35,12 +38,10 @@ from holdfast.supervise.nodes.connection import (
     read_json,
 )
 from holdfast.supervise.nodes.find_host import HostFinder
-from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.peers import OtherNodes
-from holdfast.supervise.nodes.quorum import Heartbeats
-from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded, TooFewNodes, listen, node_names
-from holdfast.supervise.nodes.run_end import RunEndWatch
+from holdfast.supervise.nodes.rendezvous import Node, Rendezvous, RoundInfo, RunEnded, TooFewNodes, listen, node_names
 from holdfast.supervise.stop_signals import stop_signals
+from holdfast.supervise.verdict import RunVerdict, completion, done_before, done_elsewhere
 
 _MEETS_WITHIN = 600.0
 _SPEAKS_WITHIN = 60.0  # seconds for a node to look for the checkpoints, and report what it found
@@ -48,6 +49,49 @@ _SAYS_AFTER = 10.0
 _LEAVES_WITHIN = 10.0
 _ENDS_WITHIN = 1.0
 _LOOK = 0.02
+
+
+class RunEndWatch:
+    """Looks for the end of a run that the other nodes completed while this one waited for them.
+
+    Nodes that share the run's folder find its histories in `out`. Otherwise supervisors send their histories to the
+    place of the checkpoints when they end.
+
+    An end that was there before does not count if the run is extended, if the script is only supervised, which every
+    command trains again, or if it is found at the place of the checkpoints, which may have been another run's.
+    """
+
+    def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
+        self._history, self._checkpoints = out / "history", checkpoints
+        self.verdict: RunVerdict | None = None
+        """The verdict of the other nodes, once a look has found one."""
+        before = _completion(self._history)
+        self._known: set[Finish | Judged | None] = {None, contents.completed}
+        if extends:
+            self._known |= {finish(self._history), before}
+        elif before and SUPERVISED_ONLY in before.because:
+            self._known.add(before)
+
+    def look(self) -> RunVerdict | None:
+        """Return the verdict on a run that has ended; what cannot be read now may be readable at the next look."""
+        with suppress(HoldfastError, OSError):
+            self.verdict = self._find()
+        return self.verdict
+
+    def _find(self) -> RunVerdict | None:
+        if (end := finish(self._history)) and end not in self._known:
+            return done_before(end, self._checkpoints.newest())
+        for judged in (_completion(self._history), self._checkpoints.completed()):
+            if judged and judged not in self._known:
+                return done_elsewhere(judged.attempts, judged.because)
+        return None
+
+
+def _completion(history: Path) -> Judged | None:
+    files = history.glob("supervisor-*.jsonl")
+    with suppress(HoldfastError):  # the audit reports damage
+        return completion(event.what for file in files for event in recall(file, "launch", "restart", "verdict"))
+    return None
 
 
 class MultiNodeRendezvous(Rendezvous):
@@ -82,7 +126,6 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def _keeps_store(self) -> bool:
-        """True if the nodes meet in our store."""
         return self._at is not None and self._at.where == self._own
 
     @property
@@ -136,18 +179,15 @@ class MultiNodeRendezvous(Rendezvous):
             self._looked = time.monotonic()
         if not self._has_said and now - self._waits_since >= _SAYS_AFTER:
             self._has_said = True
-            self._say(self._waiting_line())
-
-    def _waiting_line(self) -> str:
-        came = {self._node.rank}
-        if self._at is not None and self._awaited:
-            with suppress(Unreachable):
-                greetings = self._at.ask(lambda store, number=self._awaited: read_greetings(store, number))  # type: ignore[misc]
-                came |= {greeting["node"] for greeting in greetings}
-        others = [node for node in range(self._node.of) if node not in came]
-        where = self._at.where if self._at else self._node.endpoint
-        nodes = node_names(others) if others else "the other nodes"
-        return f"waiting for {nodes} at {where}, for {_MEETS_WITHIN / 60:g} minutes at most"
+            came = {self._node.rank}
+            if self._at is not None and self._awaited:
+                with suppress(Unreachable):
+                    greetings = self._at.ask(lambda store, number=self._awaited: read_greetings(store, number))  # type: ignore[misc]
+                    came |= {greeting["node"] for greeting in greetings}
+            others = [node for node in range(self._node.of) if node not in came]
+            where = self._at.where if self._at else self._node.endpoint
+            nodes = node_names(others) if others else "the other nodes"
+            self._say(f"waiting for {nodes} at {where}, for {_MEETS_WITHIN / 60:g} minutes at most")
 
     def _go_to(self, connection: Connection) -> None:
         self._at, self._awaited, self._heartbeats, self._together = connection, 0, Heartbeats(), set()
@@ -160,7 +200,18 @@ class MultiNodeRendezvous(Rendezvous):
 
     def _wait_here(self, workers: int, until: float) -> Answer | None:
         """Greet, and wait for the round to be closed; if our store is the meeting place, close it ourselves."""
-        connection, greeting = self._connection, self._greeting(workers)
+        connection = self._connection
+        greeting: Greeting = {
+            "node": self._node.rank,
+            "of": self._node.of,
+            "who": self._who,
+            "attempt": self.next_attempt,
+            "workers": workers,
+            "term": self.peers.term.number if self.peers.term else 0,
+            "where": self._own,
+            "wrong": self._checkpoints.wrong,
+            "command": self._command,
+        }
         while time.monotonic() < until:
             awaited = self._awaited
             self._awaited, answer = connection.ask(lambda store, n=awaited: _greet_and_look(store, n, greeting))  # type: ignore[misc]
@@ -174,19 +225,6 @@ class MultiNodeRendezvous(Rendezvous):
                 self._closer.close_when_due(self._awaited, connection, self.peers, self._heartbeats)
             time.sleep(_LOOK)
         return None
-
-    def _greeting(self, workers: int) -> Greeting:
-        return {
-            "node": self._node.rank,
-            "of": self._node.of,
-            "who": self._who,
-            "attempt": self.next_attempt,
-            "workers": workers,
-            "term": self.peers.term.number if self.peers.term else 0,
-            "where": self._own,
-            "wrong": self._checkpoints.wrong,
-            "command": self._command,
-        }
 
     def _check(self, answer: Answer) -> None:
         """Raise BadInput if the nodes that met cannot start together.

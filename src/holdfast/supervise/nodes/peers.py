@@ -15,11 +15,9 @@ from holdfast.checkpoint.terms import Term
 from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import ours
 from holdfast.events import JSON
-from holdfast.supervise.nodes import quorum
+from holdfast.supervise.nodes.close_round import Heartbeats, silent_nodes
 from holdfast.supervise.nodes.connection import Answer, Connection, heartbeats, is_refused, read_json
-from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.quorum import Heartbeats
-from holdfast.supervise.nodes.rendezvous import MembersReport, Peers
+from holdfast.supervise.nodes.rendezvous import MembersReport, Node, Peers
 
 _AGAIN = 0.2  # seconds after which an unchanged report is repeated
 
@@ -138,7 +136,7 @@ class OtherNodes(Peers):
             return []
         counts = self._connection.ask(lambda store: heartbeats(store, list(self.members)))
         self._heartbeats.update(counts, time.monotonic())
-        silent = quorum.lost(self.members, self._heartbeats, self._node.lost_after, time.monotonic())
+        silent = silent_nodes(self.members, self._heartbeats, self._node.lost_after, time.monotonic())
         return sorted({*silent, *(self.gone() if suspected else ())})
 
     def gone(self) -> list[int]:

@@ -221,11 +221,6 @@ class WorkerPool:
         """The furthest step that any worker has begun."""
         return max((worker.task.progress.step or 0 for worker in self.running), default=0)
 
-    @property
-    def is_checked(self) -> bool:
-        """True if the script runs the loop of holdfast; otherwise it is only supervised."""
-        return any(worker.task.progress.is_checked for worker in self.running)
-
 
 def output_files(workers: Sequence[WorkerProcess]) -> list[tuple[Path, Path]]:
     """Return the files to which each worker's stdout and stderr go."""
