@@ -106,27 +106,22 @@ def _print_one(breakdown: "CostBreakdown") -> None:
         table.add_row(row["cause"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
     Console().print(table)
     if breakdown.failures:
-        Console().print(_failures(breakdown))
+        heads = "failure", "step", "rank", "detected", "after", "trains after", "steps lost", "samples lost"
+        table = Table(*heads, box=None)
+        for failure in breakdown.failures:
+            table.add_row(
+                cell(failure.kind or "not injected"),
+                str(failure.step),
+                "" if failure.rank is None else str(failure.rank),
+                cell(failure.detected or ""),
+                _seconds(failure.detection),
+                _seconds(failure.to_first_step),
+                str(failure.rework_steps),
+                str(failure.samples_lost),
+            )
+        Console().print(table)
     if breakdown.saves:
         Console().print(_saves(breakdown))
-
-
-def _failures(breakdown: "CostBreakdown") -> Table:
-    table = Table(
-        "failure", "step", "rank", "detected", "after", "trains after", "steps lost", "samples lost", box=None
-    )
-    for failure in breakdown.failures:
-        table.add_row(
-            cell(failure.kind or "not injected"),
-            str(failure.step),
-            "" if failure.rank is None else str(failure.rank),
-            cell(failure.detected or ""),
-            _seconds(failure.detection),
-            _seconds(failure.to_first_step),
-            str(failure.rework_steps),
-            str(failure.samples_lost),
-        )
-    return table
 
 
 def _saves(breakdown: "CostBreakdown") -> Table:

@@ -57,18 +57,13 @@ def run_demo(
         say(f"- {reason}")
     last = shown[-1].folder
     say(f"\nruns: {out}; look again with `holdfast audit {last}`, `holdfast cost {last}`, `holdfast advise {last}`")
-    _write_report(out)
-    is_right = all(worst(r.findings) == "pass" and r.verdict.verdict == "completed" for r in shown)
-    raise typer.Exit(0 if is_right else 1)
-
-
-def _write_report(out: Path) -> None:
     if missing("lab"):
         say("report: not written, because it needs the extra lab: pip install 'holdfast[lab]'")
-        return
-    from holdfast.cli.report import page_of
-    from holdfast.demo import demo as parts
-    from holdfast.report import files
+    else:
+        from holdfast.cli.report import page_of
+        from holdfast.report import files
 
-    page = page_of(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
-    say(f"report: {files.write(page, out / 'report.html')}")
+        page = page_of(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
+        say(f"report: {files.write(page, out / 'report.html')}")
+    is_right = all(worst(r.findings) == "pass" and r.verdict.verdict == "completed" for r in shown)
+    raise typer.Exit(0 if is_right else 1)

@@ -51,7 +51,18 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
     if len({(Path(config.script).name, config.args, config.seed, config.recovery) for config in configs}) > 1:
         raise BadInput("these folders belong to different runs: name those of the nodes of one run.")
     config = configs[0] if configs else None
-    store = _open_store(config.checkpoints) if config and config.checkpoints and not node_folders else None
+    store: Store | None = None
+    if config and config.checkpoints and not node_folders:
+        from holdfast.checkpoint.place import open_store
+
+        try:
+            store = open_store(config.checkpoints)
+            store.names("histories/")
+        except HoldfastError as error:
+            raise BadInput(
+                f"cannot fetch the histories of other nodes: {error}. Name the folders of all nodes with --node-folder, "
+                "or audit RUN/history, which is what this node has."
+            ) from error
     with gather_files(folders, store) as files:
         yield RunHistory(files, config)
 
@@ -69,17 +80,3 @@ def read_facts(path: Where) -> RunFacts | None:
                     recovery if isinstance(recovery, str) else None, weights if isinstance(weights, str) else None
                 )
     return None
-
-
-def _open_store(place: str) -> "Store":
-    from holdfast.checkpoint.place import open_store
-
-    try:
-        store = open_store(place)
-        store.names("histories/")
-    except HoldfastError as error:
-        raise BadInput(
-            f"cannot fetch the histories of other nodes: {error}. Name the folders of all nodes with --node-folder, or "
-            "audit RUN/history, which is what this node has."
-        ) from error
-    return store

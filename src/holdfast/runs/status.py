@@ -98,11 +98,10 @@ def runs_in(folder: Path, depth: int = DEEP) -> list[Path]:
 
 def is_run(folder: Path) -> bool:
     """Return True for the folder of a run of `holdfast run`, of `holdfast serve`, or of a script alone."""
-    try:
+    with suppress(OSError):
         files = (folder / "history").glob("*.jsonl")
         return has_config(folder) or any(re.fullmatch(_HISTORY, file.name, re.ASCII) for file in files)
-    except OSError:
-        return False
+    return False
 
 
 def has_config(folder: Path) -> bool:

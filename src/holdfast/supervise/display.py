@@ -3,8 +3,7 @@
 The status line changes in place on a terminal, and is repeated now and then elsewhere. It follows the history files
 alone. No problem with those files, or with the reader of the output, ends the run: the display then shows less.
 
-Each worker prints to files of its own, from which the supervisor copies new lines. A progress bar such as tqdm's writes
-over its own line and ends it only when it is full, so its current text can be asked for.
+Each worker prints to files of its own, from which the supervisor copies new lines.
 
 The journal is what the supervisor records of the same: its own history of the run, for the audit. A disk that refuses a
 line of it does not end the training: the user is warned, and the line is tried again.
@@ -48,7 +47,7 @@ class Tail:
 
     @property
     def bar(self) -> str:
-        """The current text of a line that is written over and has not ended, or an empty text."""
+        """The current text of a line that is written over and has not ended, such as tqdm's, or an empty text."""
         _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
         return now.decode(errors="replace") if over else ""
 
@@ -130,26 +129,20 @@ class Tally:
         """The steps that a restart would keep."""
         return max(self.run.committed, self.run.restored or 0)
 
-    @property
-    def in_flight(self) -> int:
-        """The saves that are due and not committed yet."""
-        if self.run.plan is None or self.run.plan.save_every < 1:
-            return 0
-        every = self.run.plan.save_every
-        return max(0, self.run.reached // every - self.committed // every)
-
     def line(self, now: float) -> str:
         """Return the totals as the status line."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
         plan = self.run.plan
         steps = (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
+        every = plan.save_every if plan else 0
+        in_flight = max(0, self.run.reached // every - self.committed // every) if every > 0 else 0
         left = f"{counted(self.run.restarts, 'restart')}, {self.restarts.left(self.committed)} left"
         return " · ".join(
             [
                 f"step {self.run.reached}" + (f" of {steps}" if steps else ""),
                 f"goodput {rate:.1f} steps/s",
                 left,
-                f"{counted(self.in_flight, 'save')} in flight",
+                f"{counted(in_flight, 'save')} in flight",
                 f"committed {self.committed}",
                 counted(self.run.workers, "worker"),
             ]

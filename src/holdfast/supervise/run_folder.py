@@ -29,8 +29,16 @@ def claimed(
 ) -> Iterator[None]:
     """Lock the folder and write this run's config to it, or raise BadInput if it holds another run."""
     with lock.hold(out, node):
+        path = out / "run.json"
         try:
-            _claim(out, config, node, may_change, alone=alone)
+            if path.exists():
+                theirs = read_config(out)
+                if differing(config, theirs) and not (alone and _clear_untrained(out, theirs)):
+                    _check_same_run(out, config, theirs, may_change)
+            elif any(entry for entry in out.iterdir() if not entry.name.startswith(".")):
+                raise BadInput(f"{out} is not empty and holds no run: name another --out.")
+            text = json.dumps(config.to_json(), indent=2) + "\n"
+            write_atomically(path, text.encode(), out / f".run-{node}.tmp", durable=True)
         except OSError as error:
             why = error.strerror or error
             raise StorageFailed(f"cannot use {out} for a run: {why}. Name another --out.") from error
@@ -47,18 +55,6 @@ def with_seed_of(out: Path, config: RunConfig) -> RunConfig:
     if config.seed is not None or not (out / "run.json").exists() or not has_trained(out / "history"):
         return config
     return replace(config, seed=read_config(out).seed)
-
-
-def _claim(out: Path, config: RunConfig, node: int, may_change: Sequence[str], *, alone: bool) -> None:
-    path = out / "run.json"
-    if path.exists():
-        theirs = read_config(out)
-        if differing(config, theirs) and not (alone and _clear_untrained(out, theirs)):
-            _check_same_run(out, config, theirs, may_change)
-    elif any(entry for entry in out.iterdir() if not entry.name.startswith(".")):
-        raise BadInput(f"{out} is not empty and holds no run: name another --out.")
-    text = json.dumps(config.to_json(), indent=2) + "\n"
-    write_atomically(path, text.encode(), out / f".run-{node}.tmp", durable=True)
 
 
 def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from holdfast.runs.config import read_config
 from holdfast.runs.lock import is_held
 
 FILE = "scale.json"
-LOOK = 0.05
 WITHIN = 60.0
 
 
@@ -67,7 +66,7 @@ def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> S
             if answer.workers == workers:
                 return answer
         tick()
-        time.sleep(LOOK)
+        time.sleep(0.05)
     with suppress(OSError):
         (out / FILE).unlink()
     raise BadInput(f"the supervisor of {out} did not answer within {WITHIN:.0f} s: see its output.")

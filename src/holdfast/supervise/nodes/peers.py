@@ -1,8 +1,4 @@
-"""The other nodes of a run while the workers train, over the store in which the nodes met.
-
-The node that keeps that store decides the membership of the workers for all nodes. The others report the state of
-their workers to it, and follow its decisions.
-"""
+"""The other nodes of a run while the workers train, over the store in which the nodes met."""
 
 import json
 import time

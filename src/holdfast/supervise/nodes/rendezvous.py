@@ -255,10 +255,7 @@ class Peers:
 
 
 class Rendezvous:
-    """Where a supervisor meets the other nodes before each start, and tells them how the run ended.
-
-    What this base class does is enough for a single node; a subclass adds how nodes meet.
-    """
+    """Where a supervisor meets the other nodes before each start, and tells them how the run ended."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt

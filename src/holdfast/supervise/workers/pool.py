@@ -23,7 +23,6 @@ from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds
 
-LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
 STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a second unless the machine is overloaded
@@ -155,7 +154,7 @@ class WorkerPool:
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
         """Mark workers that hang, and kill those whose script has ended and whose process does not."""
         now = time.monotonic()
-        if now - self._looked < LOOK:
+        if now - self._looked < 0.25:
             return
         self._looked = now
         workers = {worker.seat: worker for worker in self.running if worker.exit is None}

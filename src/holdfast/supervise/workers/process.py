@@ -22,8 +22,6 @@ from holdfast.supervise.workers.entry import Task
 _PROC = Path("/proc")
 _EXIT = 49  # index of the exit status in /proc/PID/stat, counted from the state
 UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only on an overloaded machine
-FORKS = 3
-LOOK = 0.0005
 NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 for no limit
 
 
@@ -52,10 +50,10 @@ class WorkerProcess:
 
         A fork that copied a lock which another thread held at that moment waits for it for ever.
         """
-        for _ in range(FORKS):
+        for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
             while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
-                time.sleep(LOOK)
+                time.sleep(0.0005)
             if self.task.progress.is_up or not self._process.is_alive():
                 return
             self._process.kill()
