@@ -296,7 +296,7 @@ def test_the_output_of_a_replacement_is_shown_once_beside_the_others(tmp_path: P
     files = [(tmp_path / f"{name}.out", tmp_path / f"{name}.err") for name in ("rank-0", "rank-1", "worker-2")]
     for out, _ in files:
         out.write_text(f"{out.stem}\n")
-    output.follow(files[:2])
+    output.add(files[:2])
     output.remove(files[:1])
     output.add(files[1:])
     output.copy()
@@ -334,7 +334,7 @@ def test_the_display_shows_progress_bars(tmp_path: Path, terminal: bool) -> None
         (tmp_path / f"err-{rank}").write_bytes(b"\r  0%%|  |\r 5%d%%|# | rank" % rank)
     console = Console(file=text, width=100, force_terminal=terminal)
     with Display(console, tmp_path, "supervisor", RestartPolicy(3, None)) as display:
-        display.output.follow([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
+        display.output.add([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
         display.refresh(now=True)
         seen = text.getvalue()
     assert "50%|# | rank" in seen
