@@ -93,7 +93,7 @@ def test_a_smaller_loss_is_a_reason_to_save_less_often() -> None:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_any_run_gives_an_advice_or_is_too_short(seed: int) -> None:
-    run = fake_server_runs.live(random.Random(seed))
+    run = fake_server_runs.play_run(random.Random(seed))
     history = [event for events in run.files.values() for event in events]
     if sum(isinstance(event.what, Iterate) for event in history) < FEW:
         with pytest.raises(BadInput, match="too few to measure one"):
