@@ -17,6 +17,7 @@ STEPS = 12
 
 
 def train(out: Path) -> None:
+    torch.seed()  # the seed of an earlier test must not become the seed of this run
     run = attach(out, save_every=4, writer="blocking")
     model = run.replicate(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

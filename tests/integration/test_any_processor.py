@@ -76,7 +76,7 @@ def test_both_sides_of_the_trials_benchmark_count_the_same_to_rounding(monkeypat
     bench = benchmark(monkeypatch, "trials")
     workload = mlr("digits")
     exact = replace(workload, data=replace(workload.data, x=workload.data.x.astype(np.float64)))
-    trials = list(bench.drawn(2, len(workload.blocks)))
+    trials = list(bench.draw_trials(2, len(workload.blocks)))
     with threadpool_limits(1):  # products this small only wait for more threads
         together = bench.batched(workload, trials)
         alone = [bench.naive(workload, trial) for trial in trials]

@@ -58,7 +58,7 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
 @pytest.mark.parametrize(
     ("name", "word", "says"),
     [
-        ("grouped", "refused", "groupby asks for the next batch before the script is done"),
+        ("grouped", "work after the boundary", "does not resume exactly"),
         ("prefetched", "refused", "the second batch was asked for before anything was done with the first"),
         ("scheduled", "not protected", "schedule in main(), a CosineAnnealingLR, is not protected"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),

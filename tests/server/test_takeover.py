@@ -41,7 +41,8 @@ def test_a_member_that_dies_while_it_starts_is_started_again(tmp_path: Path, mon
 
     def started(job: _Driver, kind: str, count: int) -> list[int]:
         numbers = start(job, kind, count)
-        job._actors[kind][numbers[0]].die.remote()
+        if numbers:
+            job._actors[kind][numbers[0]].die.remote()
         return numbers
 
     monkeypatch.setattr(_Driver, "_start", started)

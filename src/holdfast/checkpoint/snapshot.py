@@ -407,5 +407,7 @@ def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
     if not isinstance(extra, dict):
         raise Corrupt(f"{name} is not a JSON object: fall back to an older snapshot.")
     if extra.pop(_POSITION, None) != manifest.position:
-        raise Corrupt(f"{name} and its manifest differ in step, epoch, cursor or config: one of the two was changed.")
+        raise Corrupt(
+            f"{name} and its manifest differ in step, epoch, cursor or config: one of the two files was changed."
+        )
     return extra
