@@ -11,7 +11,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def main() -> None:
         together = batched(workload, trials)
         rates["batched"].append(len(trials) / (time.perf_counter() - began))
         same = together[repeat * arguments.naive :][: len(few)]
-        assert np.allclose(alone, same, rtol=0, atol=ROUNDING), f"the same trials took {alone} and {same.tolist()}"
+        assert agree(alone, same), f"the same trials took {alone} and {same.tolist()}"
         ratio = rates["batched"][-1] / rates["naive"][-1]
         print(
             f"repeat {repeat + 1}: naive {rates['naive'][-1]:.3f}, batched {rates['batched'][-1]:.2f} trials/s, {ratio:.1f}x",
@@ -102,6 +102,11 @@ def naive(workload: LogisticRegression, trial: Trial) -> float:
             rows = slice(first, first + workload.batch)
             weights -= np.float32(workload.rate) * (x[rows].T @ (softmax(x[rows] @ weights) - truth[rows]))
     raise AssertionError("the criterion was not reached")
+
+
+def agree(some: Sequence[float], others: Sequence[float]) -> bool:
+    """Return True if the trials converged at the same iterations, up to rounding."""
+    return np.allclose(some, others, rtol=0, atol=ROUNDING)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

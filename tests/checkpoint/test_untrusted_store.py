@@ -451,7 +451,7 @@ def test_values_that_lie_anywhere_come_back_aligned() -> None:
 
 def test_an_empty_extra_is_corrupt_even_if_its_digest_matches(place: Path, holdfast: Callable[..., Ran]) -> None:
     with_payload(place, 2, "extra.json", b"{}")
-    with pytest.raises(Corrupt, match=r"extra\.json has another step") as error:
+    with pytest.raises(Corrupt, match=r"extra\.json and its manifest differ in step") as error:
         snapshot.load(DirectoryStore(place), 2)
     one_line(error)
     assert snapshot.newest(DirectoryStore(place)).step == 1
