@@ -76,7 +76,7 @@ class RunConfig:
     workers: int = 1
     """Worker processes on each node."""
     recovery: str = "restart"
-    """What happens after a failure: `restart`, or live recovery by `replay`, `forward` or `skip`."""
+    """The recovery after a failure: `restart`, or live recovery by `replay`, `forward` or `skip`."""
     save_every: int = 50
     """Steps between two snapshots."""
     writer: str = "overlapped"
@@ -102,7 +102,7 @@ class RunConfig:
     source: WeightsSource | None = None
     """The source of the first weights; None for those of the script."""
     extend: bool = False
-    """Whether the run may be longer than the one in the folder."""
+    """True if the run may be longer than the one in the folder."""
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):
