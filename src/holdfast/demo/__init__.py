@@ -1,1 +1,1 @@
-"""The demo: a small network, trained by four workers, one of which is killed twice."""
+"""The demo: four workers train a small network, and one worker is killed twice."""

@@ -1,4 +1,4 @@
-"""One training script under several recoveries, each with the same two kills, with its audit and cost."""
+"""Run one training script under several recovery methods, each with the same two kills, and measure each run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ RUNS = {  # by name: the recovery and the writer
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """One run of the demo: its verdict, the findings of the audit, and its cost."""
+    """One run of the demo, with its verdict, the findings of its audit and its cost breakdown."""
 
     name: str
     folder: Path
@@ -36,12 +36,12 @@ class DemoRun:
 
 
 def folders(out: Path) -> dict[str, Path]:
-    """Return the folder of each run of the demo below `out`."""
+    """Return the folder of each demo run below `out`, by the name of the run."""
     return {name: out / name for name in RUNS}
 
 
 def run(out: Path) -> Iterator[DemoRun]:
-    """Train once with each recovery, in its own folder below `out`."""
+    """Run the demo script once for each entry of `RUNS`, in its own folder below `out`, and yield each finished run."""
     warm()  # imports torch now, so that the first run is not slower than the others
     for name, folder in folders(out).items():
         recovery, writer = RUNS[name]

@@ -1,4 +1,4 @@
-"""Train a small network on synthetic digits: an ordinary PyTorch loop, with holdfast in five of its lines."""
+"""Train a small network on synthetic digits: an ordinary PyTorch loop in which five lines use holdfast."""
 
 import torch
 import torch.nn.functional as F

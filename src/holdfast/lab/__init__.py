@@ -1,4 +1,4 @@
-"""Experiments with claims, results, figures and reports, and `hf.lab.compare` for a model of your own."""
+"""Experiments that measure recovery methods and test published claims, and `hf.lab.compare` for your own model."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Means, medians and reductions of trials, with 95 % confidence intervals."""
+"""Means, medians and reductions over trials, with 95 % confidence intervals."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 class ConfidenceInterval(NamedTuple):
-    """An estimate with the ends of its 95 % confidence interval; NaN where an end is unknown."""
+    """An estimate with the ends of its 95 % confidence interval; an unknown end is NaN."""
 
     value: float
     low: float
@@ -24,12 +24,12 @@ _UNKNOWN = ConfidenceInterval(float("nan"), float("nan"), float("nan"))
 
 
 def mean(values: Floats) -> ConfidenceInterval:
-    """Return the mean by the normal approximation; NaN without values."""
+    """Return the mean of `values` with a 95 % interval by the normal approximation; all NaN if there are no values."""
     return _mean(values, 1.96) if len(values) else _UNKNOWN
 
 
 def mean_of_few(values: Floats) -> ConfidenceInterval:
-    """Return the mean by Student's t, for 2 to 30 values; otherwise the same as `mean`."""
+    """Return the mean of `values` with a 95 % interval by Student's t; from 31 values on, the same as `mean`."""
     if len(values) < 2 or len(values) > len(_STUDENT) + 1:
         return mean(values)
     return _mean(values, _STUDENT[len(values) - 2])
@@ -44,27 +44,27 @@ def _mean(values: Floats, quantile: float) -> ConfidenceInterval:
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of all values, resampled by row: the values of one row were measured together."""
+    """Return the median of all values with a bootstrap interval over rows, whose values were measured together."""
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     low, high = np.percentile(np.median(rounds[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
     return ConfidenceInterval(float(np.median(rounds)), float(low), float(high))
 
 
 def finite(costs: Floats) -> Floats:
-    """Return the costs of the trials that converged."""
+    """Return the costs of the trials that converged; the others have an infinite cost."""
     return costs[np.isfinite(costs)]
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the costs of the trials that converged under both strategies."""
+    """Return the entries of `costs` and `others` for the trials that converged under both strategies."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return by which fraction the mean of `costs` is below that of `baseline`; NaN if the baseline costs nothing.
+    """Return the fraction by which the mean of `costs` is below that of `baseline`; NaN if `baseline` is all 0.
 
-    Trials are resampled in pairs, because both strategies met the same failures.
+    Its interval comes from resampling trials in pairs, because entry i of both arrays has the same failure.
     """
     if not baseline.any():
         return _UNKNOWN

@@ -1,4 +1,4 @@
-"""The interface of an experiment: its name, the published figure it repeats, and a function from options to a result."""
+"""The interface of an experiment: its name, the published figure it reproduces, and the function that runs it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
 Meter: TypeAlias = Callable[[str, int], Progress]
-"""Starts a progress bar from its label and total; the returned function advances it."""
+"""A function that starts a progress bar with a label and a total, and returns the function that advances it."""
 
 
 def per_trial(progress: Progress) -> TrialDone:
@@ -25,8 +25,9 @@ def per_trial(progress: Progress) -> TrialDone:
 class Options:
     """The options of `holdfast lab run`.
 
-    `trials` None is the experiment's own number, and no `panels` are all of them. `workload` is the user's own model,
-    measured instead of panels. Trials run in `jobs` processes of this machine, or on `cluster`.
+    If `trials` is None, the experiment chooses the number. If `panels` (a model on a data set each) is empty, all of
+    them run. `workload` is the user's own model, measured instead. Trials run in `jobs` local processes, or on
+    `cluster`.
     """
 
     seed: int = 0
@@ -51,23 +52,23 @@ class Options:
 
     @property
     def parallelism(self) -> int:
-        """The number of groups of trials that can run at once."""
+        """The number of processes that can run trials at once."""
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Call `work` with every item, in processes of this machine or on the cluster."""
+        """Return the outcome of `work` for each item, computed in local processes or on the cluster."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)
 
     def trial_count(self, full: int, quick: int) -> int:
-        """Return the number of trials: the user's, or the experiment's `full` or `quick` number."""
+        """Return the number of trials that the user chose, or else the experiment's `quick` or `full` number."""
         return self.trials or (quick if self.quick else full)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """An experiment of `holdfast lab run`, with the options that it accepts."""
+    """An experiment of `holdfast lab run`: its description, the options it accepts, and the function that runs it."""
 
     name: str
     title: str

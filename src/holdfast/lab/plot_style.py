@@ -1,4 +1,4 @@
-"""The look of figures: one colour for each policy and recovery, and a legend that is never cut off."""
+"""The style of figures: one colour for each policy and recovery, and a legend that is never cut off."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,12 +25,12 @@ LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 
 def style_name(strategy: Strategy) -> str:
-    """Return the key of `COLOURS` for a strategy: its policy, or its recovery where full checkpoints are saved."""
+    """Return the key of `COLOURS` for a strategy: its block ranking, or its recovery if it saves full checkpoints."""
     return strategy.policy.ranking if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure whose text stays text in a PDF; many venues refuse matplotlib's default Type 3 fonts."""
+    """Return an empty figure of a size in inches whose PDF has no Type 3 fonts, because many venues refuse them."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -39,7 +39,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def legend(figure: "Figure", places: Sequence["Axes"]) -> None:
-    """Draw one legend below all axes, each label once, in as many columns as fit the width."""
+    """Draw one legend below all axes in `places`, with each label once and as many columns as fit the width."""
     handles = {
         label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -1,4 +1,4 @@
-"""The experiments of `holdfast lab`, by name. Importing this module imports all of them."""
+"""All experiments of `holdfast lab`, by name. Importing this module imports all of them."""
 
 from holdfast.errors import BadInput
 from holdfast.lab.advice_check import advice_check
@@ -28,7 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def experiment(name: str) -> Experiment:
-    """Return the experiment called `name`."""
+    """Return the experiment called `name`; raise BadInput if there is none."""
     if name not in EXPERIMENTS:
         raise BadInput(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
     return EXPERIMENTS[name]

@@ -1,4 +1,4 @@
-"""The result of an experiment: rows, tables, claims and figures, and the file `result.json` that holds them."""
+"""The result of an experiment: its rows, tables, claims and figures, and the file `result.json` that stores them."""
 
 import json
 import math
@@ -26,9 +26,9 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement with the range it expects and the measured value; a `None` end leaves the range open.
+    """A statement about a measured value, with the range in which it is expected; a None end is unbounded.
 
-    `interval` is the 95 % confidence interval of a value that was measured with noise.
+    `interval` is the 95 % confidence interval of `measured`; None if it is unknown or the value has no noise.
     """
 
     id: str
@@ -42,18 +42,18 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim about an estimate, whose interval is left out if it is unknown."""
+        """Return a claim about `estimate`; the claim has no interval if that of the estimate is NaN."""
         value, low, high = estimate
         return cls(id, claim, source, expected, value, None if math.isnan(low) else (low, high))
 
     @property
     def holds(self) -> bool:
-        """True if the measured value lies in the expected range; NaN never does."""
+        """True if the measured value lies in the expected range; always False for NaN."""
         return self.expects(self.measured)
 
     @property
     def resolved(self) -> bool:
-        """True if the whole interval lies inside the expected range, or the whole interval lies outside."""
+        """True if the interval lies entirely inside or entirely outside the expected range, or is None."""
         if self.interval is None:
             return True
         low, high = self.interval
@@ -65,7 +65,7 @@ class Claim:
         return not math.isnan(value) and (low is None or low <= value) and (high is None or value <= high)
 
     def to_json(self) -> Row:
-        """Return the claim as JSON values."""
+        """Return the claim as JSON values, with its verdict."""
         return {
             **asdict(self),
             "expected": list(self.expected),
@@ -85,17 +85,17 @@ class ResultTable:
     rows: list[list[Value]]
 
     def to_json(self) -> Row:
-        """Return the table as JSON values."""
+        """Return the table as JSON values; numbers that are not finite become None."""
         rows = [[finite_or_none(value) for value in row] for row in self.rows]
         return {"title": self.title, "columns": self.columns, "rows": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of an experiment; `remarks` are sentences for the reader, computed from the rows.
+    """The result of an experiment, as `result.json` and the report show it.
 
-    `captions` has a sentence for each figure, by its name. `command` and `date` (as 2026-01-31) are those of the
-    command line, and empty for a result that was computed in Python.
+    `remarks` are sentences for the reader, computed from the rows. `captions` has a sentence for each figure, by its
+    name. `command` is the command line, empty if Python code ran the experiment. `date` looks like 2026-01-31.
     """
 
     experiment: str
@@ -111,11 +111,11 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """True if there is a claim, and every resolved claim holds."""
+        """True if there is at least one claim, and every resolved claim holds."""
         return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:
-        """Return the content of `result.json`."""
+        """Return the content of `result.json` as JSON values."""
         return {
             "experiment": self.experiment,
             "command": self.command,
@@ -131,7 +131,7 @@ class Result:
 
 
 def environment() -> Row:
-    """Return versions and machine, without anything that names a person or a host."""
+    """Return the package versions and the kind of machine, without the name of a person or a host."""
     packages = ("numpy", "numba", "scikit-learn", "torch")
     return {
         "holdfast": holdfast.__version__,
@@ -144,13 +144,13 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command for a reader; an absolute path is cut to its last name, since the rest may name a person."""
+    """Return the command as readers see it; absolute paths are cut to the last name, as they may name a person."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 
 
 def write_json(result: Result, out: Path) -> None:
-    """Write `result.json` with one line for each row, so that two results can be compared with `diff`."""
+    """Write `result.json` below `out` with one line per row, so that `diff` can compare two results."""
     data = result.to_json()
     rows = ",\n".join("  " + json.dumps(row) for row in data.pop("rows"))
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
@@ -158,7 +158,7 @@ def write_json(result: Result, out: Path) -> None:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return `value`, or None for a number that JSON does not have."""
+    """Return `value`, or None if it is NaN or infinite, which JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

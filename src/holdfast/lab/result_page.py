@@ -1,4 +1,4 @@
-"""The page of a lab result, new or read from a folder; and all files of a result."""
+"""Build the report page of a lab result, and write or read the folder that stores the result."""
 
 import json
 import math
@@ -18,7 +18,7 @@ RESULT = "result.json"
 
 
 def write(result: Result, out: Path) -> Path:
-    """Write result.json, summary.md, figures, tables and report.html, and return the path of the report."""
+    """Write result.json, summary.md, figures, tables and report.html below `out`, and return the path of the report."""
     prepare(out)
     write_json(result, out)
     pictures = []
@@ -29,7 +29,7 @@ def write(result: Result, out: Path) -> Path:
 
 
 def read(folder: Path) -> Page:
-    """Return the page of the result in a folder, with the figures that are stored there."""
+    """Return the report page of the result stored in `folder`, with its stored figures."""
     result, facts = _read(folder)
     order = {name: place for place, name in enumerate(result.captions)}
     paths = sorted((folder / "figures").glob("*.png"))
@@ -46,7 +46,7 @@ def read(folder: Path) -> Page:
 
 
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
-    """Return the page of a result."""
+    """Return the report page of `result`; `facts` describes the environment in which it was measured."""
     lead = "Every claim with the range it expects and the measured value; claims that do not hold are marked."
     settings = ", ".join(f"{key} {value}" for key, value in result.config.items())
     about = {"Command": result.command, "Date": result.date, "Settings": settings}
@@ -80,7 +80,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
 
 
 def combine(pages: Sequence[Page]) -> Page:
-    """Return one page of several results, with the name of its result in every title."""
+    """Return one page with the content of several result pages; each title starts with the name of its result."""
     if len(pages) == 1:
         return pages[0]
     versions = {one.facts["Environment"].split(",")[0] for one in pages}
@@ -107,21 +107,21 @@ def combine(pages: Sequence[Page]) -> Page:
 
 
 def verdict(claim: Claim) -> str:
-    """Return the word for whether a claim holds."""
+    """Return "holds", "DOES NOT HOLD" or "not resolved" for a claim."""
     if not claim.resolved:
         return "not resolved"
     return "holds" if claim.holds else "DOES NOT HOLD"
 
 
 def measured(claim: Claim) -> str:
-    """Return the measured value, with its interval if it is known."""
+    """Return the measured value of a claim as text, with its confidence interval if there is one."""
     if claim.interval is None:
         return f"{claim.measured:.4g}"
     return f"{claim.measured:.3g} ({claim.interval[0]:.3g} to {claim.interval[1]:.3g})"
 
 
 def expected(claim: Claim) -> str:
-    """Return the expected range in words."""
+    """Return the expected range of a claim as text, such as "at least 2"."""
     low, high = claim.expected
     if low is None or high is None:
         return f"at most {high:g}" if high is not None else f"at least {low:g}" if low is not None else "any"
@@ -129,7 +129,7 @@ def expected(claim: Claim) -> str:
 
 
 def environment_line(facts: Row) -> str:
-    """Return versions and machine in one line."""
+    """Return the package versions and the machine in `facts` as one line of text."""
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items() if number)
     machine = f"{facts['system']} {facts['machine']}, {facts['cores']} cores"
     return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {machine}"
@@ -150,14 +150,14 @@ def _counts(verdicts: Sequence[str]) -> list[Number]:
 
 
 def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return the title, the caption and the alternative text of a figure."""
+    """Return the title, the caption and the alternative text of the figure called `name`."""
     caption = captions.get(name, "")
     title = name.replace("-", " ").replace("_", " ")
     return title[:1].upper() + title[1:], caption, caption or f"Figure: {title}."
 
 
 def _read(folder: Path) -> tuple[Result, Row]:
-    """Return the result and the environment of `result.json`."""
+    """Read `result.json` in `folder`, and return the result and the environment in which it was measured."""
     path = folder / RESULT
     try:
         data = json.loads(path.read_text())
@@ -199,5 +199,5 @@ def _read(folder: Path) -> tuple[Result, Row]:
 
 
 def _number(value: float | None) -> float:
-    """Return a number from JSON, in which null is a value that could not be measured."""
+    """Return a number that was read from JSON as a float; null becomes NaN."""
     return math.nan if value is None else float(value)

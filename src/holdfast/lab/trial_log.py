@@ -1,4 +1,4 @@
-"""Finished trials on disk, so that an interrupted experiment resumes where it stopped."""
+"""A log of finished trials on disk, so that an interrupted experiment resumes where it stopped."""
 
 import json
 from contextlib import suppress
@@ -10,7 +10,7 @@ from holdfast.errors import StorageFailed
 
 
 class TrialLog:
-    """Numbers by key, written line by line; `known` also has those of earlier processes."""
+    """An append-only log file of numbers by key; `known` also holds the entries of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.known = path, dict[str, float]()
@@ -25,7 +25,7 @@ class TrialLog:
             raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out.") from error
 
     def record(self, key: str, value: float) -> None:
-        """Write a number, unless `key` is known already."""
+        """Append `value` under `key`, unless the log already has this key."""
         if key in self.known:
             return
         self.known[key] = value
@@ -35,12 +35,12 @@ class TrialLog:
             raise StorageFailed(f"cannot write {self._path}: {error.strerror}; free space and run again.") from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the log file."""
         self._file.close()
 
 
 def trials_folder(out: Path) -> Path:
-    """Return the folder of finished trials, beside the result, so that experiments below one folder share them."""
+    """Create and return the folder `trials` beside `out`, which experiments below the same parent share."""
     folder = out.parent / "trials"
     try:
         folder.mkdir(parents=True, exist_ok=True)

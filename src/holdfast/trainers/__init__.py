@@ -1,1 +1,1 @@
-"""Adapters for trainers that own their loop: Hugging Face's Trainer, Lightning's Trainer and Fabric."""
+"""Adapters that protect Hugging Face's Trainer, Lightning's Trainer and Lightning Fabric."""

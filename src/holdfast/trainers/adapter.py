@@ -1,4 +1,4 @@
-"""Code that the adapters share: the run's steps as a trainer's loader, and numbers that differ between ranks as state."""
+"""Code that the trainer adapters share: a loader that yields a run's batches, and per-rank numbers in snapshots."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,40 +14,40 @@ from holdfast.train.run import Run
 
 
 def unsupported(name: str, reason: str) -> BadInput:
-    """Return the error for an option of a trainer that prevents exact recovery."""
+    """Return an error which says that a protected Trainer does not support the option `name`, and why."""
     return BadInput(f"a protected Trainer does not support {name}: {reason}.")
 
 
 class RunLoader:
-    """A loader over the steps of a run for a trainer that owns its loop; it is iterated over once per epoch.
+    """A data loader that gives a trainer the batches of a run; the trainer iterates over it once per epoch.
 
-    Nothing is fetched ahead: the boundary after a step comes when the trainer asks for the next batch, after all that it
-    does at the end of a step or of an epoch, and is saved with it.
+    It never prefetches. The trainer asks for the next batch only when all its work for a step or an epoch is done, so
+    each request marks a step boundary, at which a snapshot may be saved.
     """
 
     def __init__(self, dataset: MapDataset, global_batch: int, parts: int = 1) -> None:
         self.dataset, self.global_batch = dataset, global_batch
         self.parts = parts
-        """Batches per step; the trainer steps its optimizer after this number."""
+        """The number of batches per optimizer step."""
         samples = size(dataset)
         self.steps_per_epoch = samples // global_batch
         if not self.steps_per_epoch:
             raise BadInput(f"{samples} samples do not fill one global batch of {global_batch}: make it smaller.")
         self.last: Batch | None = None
-        """The step that is being trained."""
+        """The step that is being trained; None before the first and after the last."""
         self._batches: Batches | None = None
         self._gather: Callable[[], None] | None = None
 
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
-        """Hand out `batches` from now on, and call `gather` before every boundary."""
+        """Use `batches` as the source from now on, and call `gather` before every step boundary."""
         self._batches, self._gather = batches, gather
 
     def collate(self, collate: Collate) -> Collate:
-        """Return a collate function that splits a rank's share of a step into `parts` batches."""
+        """Return a collate function that splits a rank's samples of a step into `parts` batches."""
         return CollateParts(collate, self.parts)
 
     def end(self, run: Run) -> None:
-        """Pass the boundary after the last step of the trainer; a trainer that stops early ends the run here."""
+        """Finish the trainer's last step, so that it can be saved; stop the run if the trainer stopped early."""
         if self._batches is not None and self.last is not None and self.last.step + 1 < len(self._batches):
             run.stop()
         self._next()
@@ -69,7 +69,7 @@ class RunLoader:
 
 
 class CollateParts:
-    """Collates samples into `parts` batches. A class, so that it can be sent to loader processes."""
+    """A picklable collate function that splits the samples of a step into `parts` batches."""
 
     def __init__(self, collate: Collate, parts: int) -> None:
         self._collate, self._parts = collate, parts
@@ -79,10 +79,10 @@ class CollateParts:
 
 
 class RankNumbers:
-    """Numbers that differ between ranks, such as a running loss, gathered at every boundary.
+    """Numbers that differ between ranks, such as a running loss, saved as part of a snapshot.
 
-    Rank 0 writes the snapshot, so these few numbers are gathered before it is taken, in one small collective per step. On
-    a resume each rank gets its own back; with another number of ranks, the mean of all.
+    Only rank 0 writes snapshots, so `gather` collects the numbers that `take` returns on every rank, with one small
+    all-gather per step. After a resume each rank gets its own numbers back, or the mean if the world size changed.
     """
 
     def __init__(self, rank: int, world_size: int, take: Callable[[], torch.Tensor]) -> None:
@@ -90,7 +90,7 @@ class RankNumbers:
         self._all = torch.zeros(world_size, 0, dtype=torch.float64)
 
     def gather(self) -> None:
-        """Gather the numbers of all ranks."""
+        """Collect the numbers of all ranks with one all-gather."""
         own = self._take().to(torch.float64)
         if self._world_size == 1 or not dist.is_initialized():
             self._all = own[None].clone()
@@ -101,10 +101,10 @@ class RankNumbers:
         self._all = torch.stack(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers of all ranks at the boundary, one row per rank."""
+        """Return the numbers that were last gathered, one row per rank."""
         return {"all": self._all}
 
     def own(self, state: Mapping[str, Any]) -> torch.Tensor:
-        """Return the numbers with which this rank resumes."""
+        """Return this rank's row of a saved `state`, or the mean of all rows if the world size changed."""
         rows: torch.Tensor = state["all"]
         return rows[self._rank] if len(rows) == self._world_size else rows.mean(dim=0)

@@ -1,4 +1,4 @@
-"""An adapter for Lightning's Fabric: four lines of a loop differ from the plain one.
+"""An adapter for Lightning Fabric; a training script needs four more lines.
 
     from holdfast.trainers.fabric import attach
 
@@ -10,9 +10,9 @@
         ...
         fabric.backward(loss)
 
-The loop is the script's own, as without Fabric; precision, devices and printing are Fabric's. Do not pass the loader
-for training to `setup_dataloaders`: batches come from the run. To accumulate gradients use `run.batches(...,
-micro_batches=4)`, and not `fabric.no_backward_sync`.
+The script keeps its own loop, and Fabric provides precision, devices and printing. Do not pass the training loader to
+`setup_dataloaders`, because batches come from the run. To accumulate gradients use `run.batches(..., micro_batches=4)`
+instead of `fabric.no_backward_sync`.
 """
 
 from typing import Any
@@ -24,10 +24,10 @@ from holdfast.train.run import Run
 
 
 def attach(fabric: Any, **options: Any) -> Run:
-    """Return the run this process belongs to, as `holdfast.attach` does; it replicates the models that Fabric sets up.
+    """Return the run of this process, as `holdfast.attach` does, and let it replicate the models that Fabric sets up.
 
-    Call it before `fabric.setup`. Strategies other than DDP and a single device are refused: a rank must hold the whole
-    state.
+    Call it before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies other than
+    DDP and a single device, because every rank must hold the whole state.
     """
     strategy = fabric.strategy
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):

@@ -6,30 +6,30 @@
     protect(trainer)
     trainer.fit(module, loader)
 
-The Trainer keeps its loops. Of the loader for training only the dataset, batch size, `collate_fn` and `num_workers` are
-used: its batches are the steps of the run, so that a resumed run continues with the very next batch. Module,
-optimizers, schedulers, precision, the loops' progress, the state of callbacks and of a data module, and the sums behind
-`self.log(..., on_epoch=True)` and metrics of torchmetrics are saved in the run's store and restored bit for bit. The
-global batch is the loader's batch size times the number of workers times `accumulate_grad_batches`; samples that do not
-fill one wait for the next shuffle. The order of samples and all random draws follow the seed of `seed_everything`, or
-that of the run.
+The Trainer keeps its loops, but its batches come from the run, so that a resumed run continues with the very next
+batch. From the training loader only the dataset, batch size, `collate_fn` and `num_workers` are used. Snapshots contain
+the module, optimizers, schedulers, precision, loop progress, the state of callbacks and of a data module, and the
+running sums of `self.log(..., on_epoch=True)` and torchmetrics; all are restored bit for bit. The global batch is the
+loader's batch size times the number of workers times `accumulate_grad_batches`. An epoch leaves out samples that do not
+fill a global batch. The seed of `seed_everything`, or else that of the run, determines the order of samples and all
+random draws.
 
 Options that prevent exact recovery are refused, each with the reason:
 
 - strategies other than DDP and a single device: a rank must hold the whole state;
 - `ckpt_path` given to `fit`: the run resumes from its own snapshots;
-- several loaders, custom samplers, loaders that do not shuffle, datasets without a length and numbered samples: the run
-  decides the order of samples;
+- several loaders, custom samplers, loaders that do not shuffle, iterable-style datasets: the run decides the order of
+  samples;
 - `limit_train_batches`, `overfit_batches`, `reload_dataloaders_every_n_epochs`: every epoch is the whole dataset;
-- `max_time` and a `val_check_interval` of clock time: another attempt would stop or validate elsewhere;
-- `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: a step must be one boundary;
-- a module that overrides `on_save_checkpoint`: keep what it adds in buffers instead, which are restored;
+- `max_time` and a `val_check_interval` of clock time: after a restart they would take effect at another step;
+- `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: the run must know where a step ends;
+- a module that overrides `on_save_checkpoint`: store its values in buffers instead, which are restored;
 - `--recovery` other than `restart`: the surviving workers cannot repair the collectives of the Trainer.
 
-Not restored exactly: times, what loggers write (each attempt its own version), the files of `ModelCheckpoint` and their
-names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`, and metrics
-that keep lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is not installed: the
-run saves its state and stops.
+Not restored exactly: times, the output of loggers (a new version after each restart), the files of `ModelCheckpoint`
+and their names (some may be of steps that are trained again after a restart), callbacks with a state that is not in
+their `state_dict`, and metrics with list states. `on_train_start` is called after every restart. Lightning's SIGTERM
+handler is not installed, because the run itself saves its state and stops on SIGTERM.
 """
 
 import functools
@@ -51,7 +51,7 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Make `trainer` train as part of the run this process belongs to, and return it."""
+    """Connect `trainer` to the run of this process, which supplies its batches and saves its state, and return it."""
     for name, reason in _unsupported_options(trainer):
         raise unsupported(name, reason)
     seed = os.environ.get("PL_GLOBAL_SEED")
@@ -63,12 +63,12 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
         )
     if run.is_live:
         raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
-    _Protection(trainer, run, None if seed is None else int(seed)).take_over()
+    _Protection(trainer, run, None if seed is None else int(seed)).install()
     return trainer
 
 
 def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Yield the options of the Trainer that prevent exact recovery, each with the reason."""
+    """Yield each option of the Trainer that prevents exact recovery, with the reason."""
     strategy = type(trainer.strategy).__name__
     if strategy not in ("DDPStrategy", "SingleDeviceStrategy"):
         yield strategy, "every worker must hold the whole model; choose strategy='ddp'"
@@ -87,7 +87,7 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
-    """Yield the features of the module that prevent exact recovery, each with the reason."""
+    """Yield each feature of `module` that prevents exact recovery, with the reason; `root` is Lightning's package."""
     if not module.automatic_optimization:
         yield "automatic_optimization=False", "a step must be one boundary; leave it to the Trainer"
     fetcher = import_module(f"{root}.utilities.signature_utils")
@@ -99,7 +99,7 @@ def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """The methods of a protected Trainer that are replaced: its source of batches and its step boundaries."""
+    """Replacements for the methods of a protected Trainer that supply batches and end steps."""
 
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
@@ -107,8 +107,8 @@ class _Protection:
         self._run_loader: RunLoader | None = None
         self._progress: LightningProgress | None = None
 
-    def take_over(self) -> None:
-        """Replace the parts of the Trainer that the run does."""
+    def install(self) -> None:
+        """Install the replacements in the Trainer."""
         trainer = self._trainer
         strategy, loop = trainer.strategy, trainer.fit_loop
         if hasattr(strategy, "_ddp_kwargs"):
@@ -129,7 +129,7 @@ class _Protection:
         return fit(*args, **options)
 
     def _begin(self, restore: Callable[[], None]) -> None:
-        """Restore the state and replace the loader, once everything is set up and before anything is trained."""
+        """Restore the state of the run and replace the training loader, after setup and before the first step."""
         restore()
         trainer = self._trainer
         if trainer.state.fn != "fit":
@@ -151,7 +151,7 @@ class _Protection:
         trainer.fit_loop._data_source = sources._DataLoaderSource(run_loader, "train_dataloader")
 
     def _loader(self) -> tuple[DataLoader[Any], RunLoader]:
-        """Return the user's loader, and the loader of the run that replaces it."""
+        """Return the user's training loader, and the loader that replaces it with batches of the run."""
         trainer = self._trainer
         loader = trainer.fit_loop._data_source.dataloader()
         if not isinstance(loader, DataLoader):
@@ -179,10 +179,11 @@ class _Protection:
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
-        """Restore the counters of an epoch that is resumed, without what Lightning does in a restart.
+        """Restore the counters of a resumed epoch, and turn off Lightning's own restart logic.
 
-        In a restart Lightning counts again, leaves out or does twice what it may have done before a checkpoint of its
-        own: steps, schedules and validations. A snapshot of a run is taken at a boundary, where all of it is done.
+        After a restart Lightning corrects counts of steps, schedules and validations that a checkpoint may have caught
+        half done. A snapshot of a run is taken at a step boundary, where all of these are complete, so nothing must be
+        corrected.
         """
         assert self._progress is not None
         self._progress.restore_loops()
@@ -196,7 +197,7 @@ class _Protection:
 
 
 class _StatefulRunLoader(RunLoader):
-    """A loader with an empty state, so that Lightning lets it continue where it was; the run knows where that is."""
+    """A run loader with an empty state dict, so that Lightning accepts it as resumable; the run keeps the position."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -206,7 +207,7 @@ class _StatefulRunLoader(RunLoader):
 
 
 class LightningProgress:
-    """The progress of the Trainer as state: its loops, their running sums, its callbacks and its data module."""
+    """The Trainer's progress as saveable state: its loops, running sums, callbacks and data module."""
 
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
@@ -215,11 +216,11 @@ class LightningProgress:
         self._loops: Mapping[str, Any] | None = None  # the restored loops, in the middle of an epoch
 
     def gather(self) -> None:
-        """Gather the running sums of all ranks; called before a boundary."""
+        """Gather the running sums of all ranks; called before every step boundary."""
         self._ranks.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save."""
+        """Return the progress to save in a snapshot."""
         trainer = self._trainer
         module = trainer.datamodule
         return {
@@ -233,7 +234,7 @@ class LightningProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; running sums are restored when something is added to them."""
+        """Restore saved progress; the sum of a logged value is restored when the value is logged next."""
         trainer = self._trainer
         loop = trainer.fit_loop
         loop.load_state_dict(state["loops"])
@@ -249,18 +250,18 @@ class LightningProgress:
         self.sums.restore(state["figures"], self._ranks.own(state["ranks"]))
 
     def restore_loops(self) -> None:
-        """Set the counters of the loops to the restored ones, once."""
+        """Set the loop counters to their restored values, at the first call only."""
         if self._loops is not None:
             self._trainer.fit_loop.load_state_dict(self._loops)
         self._loops = None
 
 
 def _clear_restarting(loop: Any) -> None:
-    """Make the loops continue as if they had never ended; with `max_steps` the outer loop has no public way to do it."""
-    loop._restarting = False
+    """Clear the loops' restart flags, so that they continue as if training had never stopped."""
+    loop._restarting = False  # with `max_steps` the outer loop has no public way to do this
     loop.epoch_loop.restarting = False
 
 
 def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
-    """Return things by name: the first under `name` alone, the others with a number."""
+    """Return `things` as a dict with the keys `name`, `name_1`, `name_2` and so on."""
     return {name if not number else f"{name}_{number}": thing for number, thing in enumerate(things)}

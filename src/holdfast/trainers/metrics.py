@@ -1,7 +1,7 @@
-"""Running sums of Lightning over an epoch on every rank: the values of `self.log(on_epoch=True)`, and metrics.
+"""Running sums that Lightning keeps on every rank during an epoch: values of `self.log(on_epoch=True)`, and metrics.
 
-They are not part of Lightning's checkpoints. A schedule or early stopping may read them, so they must be restored when a
-run resumes in the middle of an epoch.
+Lightning's checkpoints leave them out. Schedulers and early stopping may read them, so they must be restored when a run
+resumes in the middle of an epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ METRIC, LOGGED, COUNT = "metric", "logged", "_update_count"
 
 
 class RunningSums:
-    """The running sums of one rank, as a row of numbers with a name for each sum."""
+    """The running sums of one rank, as one flat row of numbers and a list of names."""
 
     def __init__(self, module: Any) -> None:
         self._device = module.device
@@ -22,7 +22,7 @@ class RunningSums:
         self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """Return a collection of logged values that replaces Lightning's own and continues restored sums."""
+        """Return a replacement for Lightning's collection of logged values, `before`, that continues restored sums."""
         continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -34,16 +34,16 @@ class RunningSums:
         return self._logged
 
     def names(self) -> list[list[str]]:
-        """Return the kind, owner and name of each sum, in the order of the row."""
+        """Return the kind, owner and name of each sum, in the order of the numbers that `take` returns."""
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:
-        """Return the sums as one row of numbers."""
+        """Return all sums as one flat row of numbers."""
         parts = [value.detach().to(self._device, torch.float64).reshape(-1) for _, value in self._sums()]
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 
     def restore(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
-        """Restore a row: metrics at once, logged values when they are logged next."""
+        """Restore a `row` with the layout `names`: metrics at once, logged values when they are logged next."""
         place = 0
         for kind, owner, name in names:
             if kind == LOGGED:
@@ -69,20 +69,20 @@ class RunningSums:
         yield from (([LOGGED, *key], logged[key]) for key in sorted(logged))
 
     def _continue(self, owner: str, metric: Any) -> None:
-        """Continue the restored sum of a value that is logged for the first time in this attempt."""
+        """Set `metric`, which is logged for the first time since the resume, to its restored sum."""
         for name, value in _tensors(metric):
             if (sum_ := self._waiting.pop((owner, name), None)) is not None:
                 setattr(metric, name, torch.tensor(sum_, dtype=torch.float64).to(value.dtype))
 
 
 def _tensors(metric: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the sums of a metric, without states that are lists."""
+    """Return the names and values of a metric's tensor states, without its list states."""
     states = [(name, getattr(metric, name)) for name in metric._defaults]
     return [(name, value) for name, value in states if isinstance(value, torch.Tensor)]
 
 
 def _set(metric: Any, name: str, row: torch.Tensor) -> int:
-    """Set a sum of a metric from the beginning of a row; return the number of values that it took."""
+    """Set the state `name` of a metric from the first values of `row`, and return how many values were used."""
     if name == COUNT:
         metric._update_count = int(row[0])
         return 1

@@ -6,30 +6,29 @@
     protect(trainer)
     trainer.train()
 
-The Trainer keeps its loop. Its batches are the steps of the run, so that a resumed run continues with the very next
-batch; model, optimizer, scheduler, gradient scaler, the Trainer's state and running loss, and the state of callbacks
-that are `ExportableState` are saved in the run's store and restored bit for bit. The global batch is
-`per_device_train_batch_size` times the number of workers times `gradient_accumulation_steps`; samples that do not fill
-one wait for the next shuffle, as with `dataloader_drop_last`. The order of samples and all random draws follow
-`data_seed`, or `seed`.
+The Trainer keeps its loop, but its batches come from the run, so that a resumed run continues with the very next batch.
+Snapshots contain the model, optimizer, scheduler, gradient scaler, the Trainer's state and running loss, and the state
+of callbacks that are `ExportableState`; all are restored bit for bit. The global batch is `per_device_train_batch_size`
+times the number of workers times `gradient_accumulation_steps`. An epoch leaves out samples that do not fill a global
+batch, as with `dataloader_drop_last`. `data_seed`, or else `seed`, determines the order of samples.
 
 Options that prevent exact recovery are refused, each with the reason:
 
 - `resume_from_checkpoint` and hyperparameter search: the run resumes from its own snapshots, and trains one model;
 - `deepspeed`, `fsdp`, tensor, context and sequence parallelism, `device_map` over several devices, and several GPUs in
-  one process: a rank must hold the whole state, and train one part of a step;
+  one process: every rank must hold the whole state and train its own part of a step;
 - `auto_find_batch_size`: steps would have another size after a failure;
 - `train_sampling_strategy` other than `random`, and `split_batches`: the run decides the order and sizes of batches;
-- optimizers that step inside backward (LOMO, the layerwise ones): a step must be one boundary;
-- `enable_jit_checkpoint`: the run itself saves and stops when it is asked to;
-- datasets without a length and numbered samples; `--recovery` other than `restart`, because the surviving workers
+- optimizers that step inside backward (LOMO, the layerwise ones): a step must end after backward;
+- `enable_jit_checkpoint`: the run itself saves and stops on SIGTERM;
+- iterable-style datasets; `--recovery` other than `restart`, because the surviving workers
   cannot repair the collectives of the Trainer.
 
-Not restored exactly: times and speeds (`train_runtime` is that of the last attempt; earlier ones are left out of the
-restored `log_history`), callbacks with a state of their own that are not `ExportableState`, and files that the Trainer
-writes itself (`save_strategy`), which may be of steps that are then trained again. A callback's `on_train_begin` is
-called in every attempt, and `on_epoch_begin` in the middle of an epoch. The run can resume with another number of
-workers if the batch size is changed so that the global batch stays the same.
+Not restored exactly: times and speeds (`train_runtime` counts from the last restart; the restored `log_history` has no
+times), the state of callbacks that are not `ExportableState`, and files that the Trainer writes itself
+(`save_strategy`), which may be of steps that are trained again after a restart. After every restart `on_train_begin` is
+called again, and `on_epoch_begin` in the middle of an epoch. The run can resume with another number of workers if the
+batch size is changed so that the global batch stays the same.
 """
 
 import functools
@@ -64,7 +63,7 @@ _CLOCKS = ("_runtime", "_per_second")
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Make `trainer` train as part of the run this process belongs to, and return it."""
+    """Connect `trainer` to the run of this process, which supplies its batches and saves its state, and return it."""
     if not hasattr(trainer, "_init_training_state"):
         raise BadInput("protect() supports the Trainer of transformers 5.22 and later: update the package.")
     for name, reason in _unsupported_options(trainer):
@@ -83,7 +82,7 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
 
 
 def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Yield the options of the Trainer that prevent exact recovery, each with the reason."""
+    """Yield each option of the Trainer that prevents exact recovery, with the reason."""
     args = trainer.args
     whole = "every worker must hold the whole model; leave it out"
     if getattr(trainer, "is_deepspeed_enabled", False) or args.deepspeed:
@@ -114,7 +113,7 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """The methods of a protected Trainer that are replaced: its source of batches and its step boundaries."""
+    """Replacements for the methods of a protected Trainer that supply batches and end steps."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer, self._run = trainer, run
@@ -127,7 +126,7 @@ class _Protection:
         trainer.callback_handler.callbacks.insert(0, _Boundary(self._progress, self._trained_epochs, run))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Return the replacements of the Trainer's methods, by name."""
+        """Return the replacements for the Trainer's methods, by name."""
         ours: dict[str, Callable[..., Any]] = {
             "train": self._train,
             "get_train_dataloader": self._loader,
@@ -161,7 +160,7 @@ class _Protection:
         return int(args.per_device_train_batch_size * self._run.world_size * args.gradient_accumulation_steps)
 
     def _replicate(self, prepare: Callable[..., Any], model: Any, *args: Any, **options: Any) -> Any:
-        """Let Accelerate prepare the model without wrapping it; the run replicates it."""
+        """Let Accelerate's `prepare` set up the model without DDP; the run replicates the model instead."""
         if options.pop("evaluation_mode", False):
             return prepare(model, *args, evaluation_mode=True, **options)
         handler = self._trainer.accelerator.ddp_handler
@@ -169,7 +168,7 @@ class _Protection:
         return self._run.replicate(ready, **(handler.to_kwargs() if handler else {}))
 
     def _begin(self, max_steps: int, updates: int, epochs: int, _resume: Any, trial: Any) -> tuple[int, int]:
-        """Prepare what is protected, restore it, and return the epoch to begin with."""
+        """Prepare training, restore the saved state, and return the epoch to start with and 0 batches to skip."""
         trainer, run_loader = self._trainer, self._run_loader
         assert run_loader is not None
         self._original["_init_training_state"](max_steps, updates, epochs, None, trial)
@@ -205,7 +204,7 @@ class _Protection:
         return self._prepared
 
     def _batch_samples(self, batches: Iterator[Any], count: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Return the next batches; none for the steps of this epoch that were trained before this attempt."""
+        """Return the next `count` batches, or none for a step of this epoch that was trained before the restart."""
         if self._trained:
             self._trained -= 1
             return [], None
@@ -214,7 +213,7 @@ class _Protection:
         return samples
 
     def _trained_epochs(self) -> float:
-        """Return the number of epochs that are trained after the current step, with a fraction."""
+        """Return how many epochs are trained once the current step ends, as a fractional number."""
         assert self._run_loader is not None
         assert self._run_loader.last is not None
         at = self._run_loader.last
@@ -226,7 +225,7 @@ class _Protection:
         return self._original["_finalize_training"](*args)
 
     def _log(self, logs: dict[str, float], *args: Any) -> None:
-        """Log as the Trainer does, but compute the final speeds from the steps of this attempt."""
+        """Log as the Trainer does, but compute the final speeds only from steps since the last restart."""
         if "train_runtime" in logs and self._progress.begun:
             steps = self._trainer.state.global_step
             for name in ("train_samples_per_second", "train_steps_per_second"):
@@ -236,21 +235,21 @@ class _Protection:
 
 
 class TransformersProgress:
-    """The progress of the Trainer as state: its counters, logs and running sums, and the state of its callbacks."""
+    """The Trainer's progress as saveable state: its counters, logs, running sums and the state of its callbacks."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
         self._ranks = RankNumbers(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
-        """The number of steps trained before this attempt."""
+        """The number of steps that were trained before the last restart."""
 
     def gather(self) -> None:
-        """Gather the running losses of all ranks; called before a boundary."""
+        """Gather the running losses of all ranks; called before every step boundary."""
         self._ranks.gather()
 
     def begin(self) -> None:
-        """Restore the running sums, which the Trainer has just set to zero."""
+        """Restore the running sums after the Trainer has set them to zero."""
         trainer, state = self._trainer, self._restored
         if state is None:
             return
@@ -263,7 +262,7 @@ class TransformersProgress:
         trainer.args.eval_on_start = False  # it ran before the first step, and its result is in the state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save, without clock times."""
+        """Return the progress to save in a snapshot, without clock times."""
         trainer = self._trainer
         return {
             **{name: getattr(trainer.state, name) for name in _PROGRESS},
@@ -275,7 +274,7 @@ class TransformersProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; running sums are restored when training begins."""
+        """Restore saved progress, except for the running sums, which `begin` restores."""
         self._restored = state
         self.begun = state["global_step"]
         for name in (*_PROGRESS, "log_history"):
@@ -296,17 +295,17 @@ class TransformersProgress:
 
 
 class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
-    """A callback that runs before all others of the Trainer."""
+    """The first callback of the Trainer: it restores running sums, corrects the epoch and records losses."""
 
     def __init__(self, progress: TransformersProgress, trained_epochs: Callable[[], float], run: Run) -> None:
         self._progress, self._trained_epochs, self._run = progress, trained_epochs, run
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Restore the running sums, which the Trainer has set to zero."""
+        """Restore the running sums, which the Trainer has just set to zero."""
         self._progress.begin()
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Set the epoch to that of the run, because the Trainer counts only the batches of this attempt."""
+        """Set `state.epoch` from the run, because the Trainer counts only the batches since the last restart."""
         state.epoch = self._trained_epochs()
 
     def on_log(self, *_: Any, logs: Mapping[str, Any] | None = None, **__: Any) -> None:

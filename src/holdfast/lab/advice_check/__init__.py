@@ -1,1 +1,1 @@
-"""The experiment advice-check: costs of failures that `holdfast advise` predicts, beside the costs they then have."""
+"""The experiment advice-check: compare the failure costs that `holdfast advise` predicts with measured costs."""

@@ -1,4 +1,4 @@
-"""Does the advice hold? Costs of failures predicted from runs without one, then measured; and its save interval in a sweep."""
+"""Test `holdfast advise`: predict failure costs from runs without failures, measure them, and sweep save intervals."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ RECOMMENDED = FACTORS.index(1.0)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Predict costs, cause failures and measure them; then sweep save intervals."""
+    """Run the experiment: predict and measure the costs of failures, then sweep save intervals."""
     prepare(options.out)
     runs = run_and_kill(options, meter)
     trials = simulate_failures(options, meter)
@@ -103,7 +103,7 @@ def _sweep_claim(sweep: Sweep) -> Claim:
 
 
 def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
-    """Return which cases cost more or less than predicted."""
+    """Return a remark on the cases whose measured cost is outside the predicted interval."""
     missed = [case for case in cases if not case.holds]
     if not missed:
         return f"{name}: every case was as predicted."
@@ -118,7 +118,7 @@ def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
 
 
 def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
-    """Yield how wide the predicted intervals are; an interval that contains everything would be worthless."""
+    """Yield remarks on how wide the predicted intervals are; an interval that contains everything is worthless."""
     for unit in ("seconds", "iterations"):
         chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
@@ -150,7 +150,7 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
 
 
 def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":
-    """Draw predicted intervals with the measured costs, and the sweeps."""
+    """Draw the predicted intervals with the measured costs, and the goodput over save intervals."""
     drawn = new_figure(13, 4.6)
     seconds, iterations, over = drawn.subplots(1, 3)
     _draw_cases(seconds, [case for case in real_cases if case.unit == "seconds"], "cost of a kill, seconds")

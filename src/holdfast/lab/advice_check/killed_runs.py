@@ -1,4 +1,4 @@
-"""Real training runs: one without failures from which costs are predicted, then runs whose workers are killed."""
+"""Real training runs: one without failures, from which costs are predicted, then runs whose workers are killed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ Execute = Callable[["RunConfig", Path], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """The cases of all killed runs, and the costs of each run without a failure."""
+    """The predicted and measured costs of all kills, and the costs of each run without failures (`calm`)."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]
@@ -42,7 +42,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without a failure, and once with kills under every recovery."""
+    """Run each workload once without failures, and once with two kills under every recovery."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
@@ -69,7 +69,7 @@ def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """Return the two kills of a worker in every killed run, at steps and points that do not depend on saves."""
+    """Return the two kills of every killed run, at random steps and at random points of a step."""
     rng, kills = np.random.default_rng((seed, 1)), []
     for steps in (EARLIER, LATER):
         step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))
@@ -85,7 +85,7 @@ def run_config(
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
 ) -> "RunConfig":
-    """Return the config of a run of workload `name`."""
+    """Return the config of a run of the workload `name`, which is a key of `WIDTHS`."""
     from holdfast.runs.config import RunConfig
 
     return RunConfig(
@@ -100,7 +100,7 @@ def run_config(
 
 
 def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Sequence[Event]:
-    """Execute a run and return its history; raise WorkerLost if the run is not completed."""
+    """Execute a run in `folder` and return its events; raise WorkerLost if the run is not completed."""
     verdict = execute(config, folder)
     if verdict != "completed":
         raise WorkerLost(f"the run {folder.name} was not completed: {verdict}.")
@@ -108,7 +108,7 @@ def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Se
 
 
 def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
-    """Return the seconds and the iterations of every kill of a run."""
+    """Return two cases for every kill of a run: its cost in seconds, and its cost in iterations."""
     cases = []
     for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
         work, where = failure.rework_steps + failure.samples_lost / costs.batch, f"killed in step {failure.step}"

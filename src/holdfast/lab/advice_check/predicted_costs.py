@@ -1,4 +1,4 @@
-"""A predicted cost of a failure beside the measured one."""
+"""Predicted and measured costs of failures, and how often the predictions hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from holdfast.lab.result import Row
 
 @dataclass(frozen=True, slots=True)
 class AdviceCase:
-    """One failure of a workload under a strategy; `unit` is seconds or iterations."""
+    """The predicted and the measured cost of one failure; `unit` is seconds or iterations."""
 
     workload: str
     failure: str

@@ -1,6 +1,6 @@
-"""A process that executes supervised runs one after another, so that torch is imported once, without other threads.
+"""A process that executes supervised runs one after another; it imports torch once and has no other threads.
 
-It reads one line of JSON for each run, with its config and folder, and answers with the verdict of the run.
+For each run it reads a line of JSON with the config and the folder, and answers with the verdict of the run.
 """
 
 import json
@@ -21,7 +21,7 @@ LEAVES_WITHIN = 30.0
 
 @contextmanager
 def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
-    """Start the process and yield a function from a config and a folder to the verdict; its output goes to `log`."""
+    """Start the driver process, and yield a function that executes a run and returns its verdict; log to `log`."""
     with (
         log.open("ab") as output,
         Popen([sys.executable, "-m", __spec__.name], stdin=PIPE, stdout=PIPE, stderr=output, text=True) as driver,
@@ -54,7 +54,7 @@ def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
 
 
 def main() -> None:
-    """Execute the requested runs until standard input ends."""
+    """Execute the runs that are requested on standard input, until it is closed."""
     from holdfast.supervise.preload import warm
     from holdfast.supervise.supervisor import supervise
 

@@ -1,4 +1,4 @@
-"""Goodput at save intervals around the recommended one, resampled from measured costs and in real runs."""
+"""Goodput at save intervals around the recommended one, simulated from measured costs and in real runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ RESAMPLED = 4000  # failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Committed steps per second at save intervals `every`, relative to training without saves and failures."""
+    """Goodput at the save intervals `every` (in steps), relative to training without saves and failures."""
 
     workload: str
     how: str
@@ -40,12 +40,12 @@ class Sweep:
 
     @property
     def recommended(self) -> float:
-        """The goodput at the recommended interval over the best of the sweep."""
+        """The goodput at the recommended interval as a fraction of the best goodput of the sweep."""
         return float(self.means[FACTORS.index(1.0)] / self.means.max())
 
 
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
-    """Return the mean time between failures of a sweep, and the intervals around the one recommended for it."""
+    """Return a mean time between failures in seconds, and save intervals around the one recommended for it."""
     question = Question()
     restart, stall = restart_time(costs, question).value, save_delay(costs, question).value
     mtbf, durable = OFTEN * restart, costs.durable.value if costs.durable else 0.0
@@ -55,7 +55,7 @@ def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
 
 
 def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
-    """Return the sweep with measured steps, saves and restarts, and failures at random times."""
+    """Return a sweep simulated from measured times of steps, saves and restarts, with failures at random times."""
     mtbf, every = intervals_to_sweep(costs)
     rng = np.random.default_rng(seed)
     shares = [[_useful_share(costs, interval, mtbf, restarts, rng) for interval in every] for _ in range(5)]
@@ -65,7 +65,7 @@ def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed:
 def _useful_share(
     costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator
 ) -> float:
-    """Return the share of the time that trains steps which count, over many failures."""
+    """Return the simulated share of time that is spent on steps whose result is saved, over many failures."""
     step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
     durable = costs.durable.value if costs.durable else 0.0
     gaps = rng.exponential(mtbf, RESAMPLED)
@@ -78,9 +78,9 @@ def _useful_share(
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """Return the sweep in real runs, once by the wall clock and once by the share of its time that a run trains.
+    """Return the sweep in real runs: once by wall-clock time, and once by the share of its time that a run trains.
 
-    All intervals of a repeat meet the same failures. On a shared machine the wall clock varies from run to run. The
+    All intervals of a repeat have the same failures. On a shared machine wall-clock time varies from run to run. The
     share hardly varies, but does not show that steps are slower while a save is written.
     """
     from holdfast.lab.advice_check.run_driver import start_driver
@@ -107,7 +107,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
 
 
 def kill_schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
-    """Return kills with exponential gaps, measured in committed steps."""
+    """Return kills at random steps below `steps`, with exponential gaps of `mean_gap` steps on average."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(mean_gap, 1000)).astype(int)
     unique = sorted({int(step) for step in at if 1 <= step < steps})

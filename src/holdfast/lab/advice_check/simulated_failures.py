@@ -1,4 +1,4 @@
-"""Simulated failures: their costs predicted from the losses of an unperturbed run, then measured."""
+"""Simulated failures: their costs are predicted from the losses of a run without failures, then measured."""
 
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ WORKLOADS = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # pa
 
 
 def strategies(interval: int) -> dict[str, Strategy]:
-    """Return the strategies by name: full recovery, partial recovery, and partial recovery from priority saves."""
+    """Return the strategies to test, by name: full recovery, and partial recovery from full or priority checkpoints."""
     whole = Policy(ranking="full", interval=interval)
     part = Policy(ranking="priority", interval=interval, fraction=Fraction(1, interval))
     return {
@@ -31,7 +31,7 @@ def strategies(interval: int) -> dict[str, Strategy]:
 
 
 def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
-    """Return every trial of every strategy on every workload as a case."""
+    """Return the predicted and measured cost of every trial, for each strategy and workload."""
     trials = options.trial_count(full=40, quick=5)
     workloads = (PANELS[name].workload(None, quick=True) for name in WORKLOADS)
     return [case for workload in workloads for case in _cases(workload, options, trials, meter)]
@@ -55,6 +55,6 @@ def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> l
 
 
 def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
-    """Return the cost that is predicted for a strategy from the costs of a run without a failure."""
+    """Return the predicted cost of a failure under `strategy`, from the costs of a run without failures."""
     lost = float(strategy.lost) if strategy.recovery == RECOVERIES[0] else 1.0
     return iterations_lost(costs.interval, lost, costs.rate, costs.noise)

@@ -1,4 +1,4 @@
-"""The training whose failures `advice-check` predicts; its arguments are the width of the network and the steps."""
+"""The training script whose failure costs `advice-check` predicts; it takes the network's width and the steps."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""The experiment backprop-tradeoff: workers lost inside back-propagation, under replay, forward and skip."""
+"""The experiment backprop-tradeoff: workers are lost during backward, and replay, forward or skip recovers."""

@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of "lossy forward recovery": accuracy against overhead when workers are lost inside back-propagation."""
+"""Figures 2 to 4 of the paper "lossy forward recovery": accuracy and overhead when workers are lost during backward."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from holdfast.report.files import prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare the strategies on every panel."""
+    """Run the experiment: compare the strategies replay, forward and skip on every panel."""
     import torch  # takes a second
 
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15
@@ -80,7 +80,7 @@ def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, m
 
 
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
-    """Run every trial that the log does not know; each process has one thread, so no result depends on --jobs."""
+    """Return the outcome of every trial, and run those that are not in the log yet, in processes of one thread each."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     path = trials_folder(options.out) / f"{panel.name}{'-quick' if options.quick else ''}.jsonl"
     with closing(TrialLog(path)) as log:
@@ -94,7 +94,7 @@ def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter)
 
 
 def _rows(results: PanelResults) -> Iterator[Row]:
-    """Yield the accuracies, the slowdowns, the costs of checkpoint-restart, and the training without failures."""
+    """Yield the result rows of a panel: accuracies, slowdowns, checkpoint-restart costs, and the failure-free run."""
     for phase, epoch in zip(PHASES, results.phases, strict=True):
         for cell, when in MEASURED:
             deviation = results.deviation(phase, cell, when)
@@ -137,7 +137,7 @@ def _columns(name: str, estimate: ConfidenceInterval) -> Row:
 
 
 def _csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, with a column for every name that occurs in a row."""
+    """Return rows as CSV text, with a column for every key that occurs in a row."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = csv.DictWriter(text, names, lineterminator="\n")

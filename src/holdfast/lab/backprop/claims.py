@@ -1,4 +1,4 @@
-"""The results of one panel of backprop-tradeoff, the claims of the paper and ours about them, and remarks for readers."""
+"""The results of one panel of backprop-tradeoff, the paper's and our claims about them, and remarks for readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ TOLERANCE = 0.05  # ratios of times that differ by less agree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one panel: accuracies trial by trial, slowdowns, prices and predictions."""
+    """The measurements of one panel (a network on a data set): accuracies, slowdowns, prices and predictions."""
 
     panel: BackpropPanel
     data: str
@@ -49,31 +49,31 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return the accuracy of every trial."""
+        """Return the accuracy of every trial after `cell`, a failure and its recovery, in a phase of training."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return for every trial the accuracy over that of Baseline, minus 1."""
+        """Return for every trial the relative difference of its accuracy from that without a failure."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return for every trial the mean absolute deviation over the scenarios of a strategy."""
+        """Return for every trial the mean absolute deviation from the accuracy without a failure, over all failures."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the slowdown of a strategy, over all its cells or those of one point."""
+        """Return the median slowdown of a mini-batch by a failure, at all points of backward or at one `point`."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return the work that checkpoint-restart repeats over the overhead of a strategy."""
+        """Return the work that checkpoint-restart repeats after a failure, divided by the overhead of `strategy`."""
         repeated = mean_checkpoint_restart(self.prices, epoch=self.panel.epoch).replay / self.prices.minibatch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, Cell, ConfidenceInterval]:
-        """Return the scenario in which a strategy is on average farthest from Baseline right after the mini-batch."""
+        """Return the phase and failure in which a strategy changes the accuracy most on average, and that change."""
         distances = {
             (phase, cell): confidence.mean_of_few(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
@@ -88,7 +88,7 @@ def _cells(strategy: str) -> list[Cell]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return the claims of the paper and ours about one panel."""
+    """Return the paper's claims and our own about one panel."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"
@@ -123,7 +123,7 @@ def claims(results: PanelResults) -> list[Claim]:
 
 
 def remarks(results: PanelResults) -> list[str]:
-    """Return what a reader should know besides the claims, and the cause of each claim that fails."""
+    """Return remarks for the reader about one panel, including the cause of each claim that fails."""
     label, prices = results.label, results.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean_of_few(results.deviation(phase, BEFORE)).value for phase in PHASES}
@@ -157,7 +157,7 @@ def _time(seconds: float) -> str:
 
 
 def _cause(results: PanelResults, claim: Claim) -> str:
-    """Return why a claim fails, as far as the measurements show."""
+    """Return a sentence that says why `claim` fails, as far as the measurements show."""
     start = f"{claim.claim}: does not hold."
     if "-dearer-than-" in claim.id:
         half = results.panel.epoch / 2

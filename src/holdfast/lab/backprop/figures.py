@@ -1,4 +1,4 @@
-"""Figures like the paper's 2 to 4, drawn only from the rows of `backprop-tradeoff`, so also from an old result."""
+"""Figures like the paper's 2 to 4, drawn only from the rows of a result, so that stored results can be drawn again."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -25,7 +25,7 @@ HATCHES = {2: "..", 4: "//", 6: ""}
 
 
 def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
-    """Return all figures, or a remark instead if matplotlib is not installed."""
+    """Return all figures by name and no remarks, or no figures and a remark if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure  # noqa: F401
     except ImportError:
@@ -48,7 +48,7 @@ def caption(name: str) -> str:
 
 
 def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
-    """Draw figure 2: accuracy without failures, and the work that checkpoint-restart would repeat."""
+    """Draw figure 2: the accuracy without failures, and the time that checkpoint-restart would repeat."""
     drawn, colour = new_figure(max(4 * len(panels), 4.8), 5.6), COLOURS["baseline"]
     for panel, above, below in zip(panels, *drawn.subplots(2, len(panels), squeeze=False), strict=True):
         own = [row for row in rows if row["panel"] == panel]
@@ -72,7 +72,7 @@ def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
-    """Draw figures 3 and 4: accuracy by scenario, now and an epoch later, above the slowdown of the mini-batch."""
+    """Draw figures 3 and 4 for one panel: accuracy at once and an epoch later, and the slowdown of the mini-batch."""
     own = [row for row in rows if row["panel"] == panel]
     drawn = new_figure(13, 9)
     places = drawn.subplots(3, len(PHASES), squeeze=False)
@@ -103,7 +103,7 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Draw bars by point of failure, with their intervals, and at the foot of each the value of `marked`."""
+    """Draw bars of column `value` by point of failure, with intervals, and write column `marked` below each bar."""
     foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}

@@ -1,4 +1,4 @@
-"""The panels of backprop-tradeoff: a network on a data set each, and how it is trained."""
+"""The panels of backprop-tradeoff: a network on a data set each, with its hyperparameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ WORKERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainingTask:
-    """A network, its samples and hyperparameters. Failures strike in the middle of the epochs in `phases`.
+    """A network, its samples and hyperparameters; failures happen in the middle of the epochs in `phases`.
 
-    Mini-batches without a failure are trained as one batch if `whole`, otherwise worker by worker to save memory.
+    If `whole`, mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory.
     """
 
     data: str
@@ -36,11 +36,11 @@ class TrainingTask:
 
     @property
     def batch(self) -> int:
-        """Samples of a mini-batch, over all workers."""
+        """The number of samples in a mini-batch, over all workers."""
         return WORKERS * self.share
 
     def optimizer(self, model: "nn.Module") -> "SGD":
-        """Return a new optimizer for `model`."""
+        """Return a new SGD optimizer for `model`."""
         from torch.optim import SGD
 
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
@@ -51,7 +51,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """One panel: functions that load its task, full or quick, the paper's epoch length and a note for readers."""
+    """A network on a data set: functions that load its full or quick task, and the paper's epoch length."""
 
     name: str
     full: Load
@@ -60,7 +60,7 @@ class BackpropPanel:
     note: str = ""
 
     def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        """Load the training task."""
+        """Return the quick training task, or the full one with its data in the folder `data`."""
         return self.quick(data) if quick else self.full(data)
 
 
@@ -102,7 +102,7 @@ def _resnet50(data: Path | None) -> TrainingTask:
 
 
 def _digits(depth: int) -> TrainingTask:
-    """Return a task for `--quick`: 160 images of 8×8 pixels, and a network of an eighth of the width."""
+    """Return a task for `--quick`: 160 images of 8×8 pixels, and a ResNet with an eighth of the usual width."""
     import torch
 
     from holdfast.workloads.datasets import load

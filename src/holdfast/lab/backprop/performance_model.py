@@ -1,8 +1,8 @@
 """The performance model of section IV.C of "lossy forward recovery": the predicted cost of a failure, by strategy.
 
-Checkpoint-restart pays three overheads: it trains the mini-batches since the last checkpoint again (replay), saves
-periodically (checkpoint), and starts workers (restart). Immediate rollback (`replay`) restarts and replays one
-mini-batch, without saves. `forward` pays nothing. All prices are in seconds.
+Checkpoint-restart has three overheads: it trains the mini-batches since the last checkpoint again (replay), saves
+periodically (checkpoint), and starts workers (restart). Immediate rollback (`replay`) starts workers and trains one
+mini-batch again, without saves. `forward` costs nothing. All times are in seconds.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The seconds that the parts of a training take on one machine."""
+    """The seconds that each part of training takes on one machine."""
 
     minibatch: float
     save: float
@@ -34,12 +34,12 @@ class Overhead:
 
     @property
     def total(self) -> float:
-        """The sum over the causes."""
+        """The sum over all causes, in seconds."""
         return self.replay + self.checkpoint + self.restart
 
 
 def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> Overhead:
-    """Return the overhead of a failure `since` mini-batches after the last checkpoint, with `saves` per failure."""
+    """Return the cost of a failure `since` mini-batches after the last checkpoint, with `saves` saves per failure."""
     replay = _non_negative("mini-batches since the checkpoint", since) * prices.minibatch
     return Overhead(
         replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.init + prices.load
@@ -47,19 +47,20 @@ def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> O
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
-    """Return the mean overhead if every epoch ends with a checkpoint: half an epoch is trained again."""
+    """Return the mean cost of a failure if a checkpoint ends every epoch (of `epoch` mini-batches)."""
     return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 
 def immediate_rollback(prices: Prices) -> Overhead:
-    """Return the overhead of one replayed mini-batch, after replacements have started."""
+    """Return the cost of a failure under replay: new workers start, and one mini-batch is trained again."""
     return Overhead(replay=prices.minibatch, restart=prices.init)
 
 
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
-    """Return the time of a mini-batch that fails at `point` of backward and runs again, over one without a failure.
+    """Return the slowdown of a mini-batch that fails at the fraction `point` of backward and runs again.
 
-    The failed part is its forward, and backward and updates up to `point`, so the ratio lies in (1, 2].
+    It is the ratio of its time to that of a mini-batch without a failure. The failed part is the forward pass, and
+    backward and updates up to `point`, so the ratio lies in (1, 2].
     """
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""The grid of failures inside back-propagation: phases of training, points of failure, survivors and strategies."""
+"""The grid of failures during backward: phases of training, points of failure, numbers of survivors and strategies."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the grid: what happens in the failing mini-batch; only `forward` depends on the survivors."""
+    """A cell of the grid: the strategy, the fraction of backward at which workers fail, and the number of survivors."""
 
     strategy: str
     point: float | None = None
@@ -36,7 +36,7 @@ class Cell:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure, or None if nothing fails; the first workers of `order` survive."""
+        """Return the failure of this cell, or None if nothing fails; the first workers in `order` survive."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -57,7 +57,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: the accuracy after every epoch without failures, and after every cell of every phase."""
+    """One trial: test accuracy after every epoch without failures (`curve`), and after each cell of every phase."""
 
     curve: list[float]
     accuracy: dict[tuple[str, Cell, str], float]
@@ -65,7 +65,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """All scenarios of one panel; called with a trial number, it trains the trial and returns its accuracies."""
+    """All failures of one panel; call it with a trial number to train that trial and get its accuracies."""
 
     panel: str
     quick: bool
@@ -74,7 +74,7 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Run a trial; `report` gets the key and the accuracy of every cell."""
+        """Run trial `number` and return its accuracies; `report` gets the key and the accuracy of every cell."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device
@@ -128,7 +128,7 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: Cell, order: list[int]
     ) -> None:  # fmt: skip
-        """Bring the training to the state after the cell; all cells share the gradients `first`."""
+        """Set `training` to its state after the mini-batch of `cell`; all cells share the gradients `first`."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch
@@ -142,5 +142,5 @@ class Scenarios:
 
 @cache
 def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
-    """Return the training task of a panel, loaded once in each process."""
+    """Return the training task of a panel; each process loads it once."""
     return PANELS[panel].task(data, quick=quick)

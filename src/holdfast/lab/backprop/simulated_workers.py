@@ -1,14 +1,14 @@
-"""The workers of one mini-batch, simulated in one process, and a failure inside their back-propagation.
+"""The workers of one mini-batch, simulated in one process, and a failure during their backward.
 
 All replicas are equal before a step, so one model represents all of them. A worker's gradients are those of the mean
-loss of its share, as in data-parallel training; layers such as BatchNorm see only that share, and the buffers that a
-forward leaves are kept for each worker. All random numbers of a forward follow from the share's key, so a share that is
-computed again gives the same gradients.
+loss of its share of the samples, as in data-parallel training. Layers such as BatchNorm see only that share, and the
+buffers after a forward are kept for each worker. The key of a share seeds all random numbers of its forward, so a share
+that is computed again gives the same gradients.
 
-Gradients come from the last layer to the first. If the optimizer steps `inside` backward, each layer is updated as soon
-as its gradients are summed, and a failure leaves a model of which only the upper layers have moved. If it steps after
-backward, a failure leaves a consistent model. `lossy_gradient` decides which gradients a failed step uses, as in a real
-run.
+Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
+layer is updated as soon as its gradients are summed, and a failure leaves a model of which only the upper layers have
+moved. If it steps after backward, a failure leaves a consistent model. `lossy_gradient` decides which gradients a
+failed step uses, as in a real run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -27,14 +27,14 @@ from holdfast.live.lossy_gradient import Weights
 
 Tensors: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""From a model's outputs and the targets to the mean over the samples."""
+"""A function from a model's outputs and the targets to the mean loss over the samples."""
 Layers: TypeAlias = tuple[tuple[str, ...], ...]
 """The names of the parameters of each layer, in the order of the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The samples of one worker, and the key of the random numbers that its forward draws."""
+    """The samples of one worker, and the seed (`key`) of the random numbers that its forward draws."""
 
     x: Tensor
     y: Tensor
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerGradients:
-    """The gradients of one worker by parameter name, and the buffers that its forward left."""
+    """The gradients of one worker by parameter name, and the model's buffers after its forward."""
 
     samples: int
     gradients: Tensors
@@ -54,8 +54,8 @@ class WorkerGradients:
 class Interruption:
     """A failure in the backward of one mini-batch, and the strategy that recovers from it.
 
-    `point` is the fraction of the gradients, in reverse layer order, that were summed and applied before the failure,
-    or the name of the first layer that was not. Without casualties nothing fails.
+    `point` is the fraction of the gradients, from the last layer on, that were summed and applied before the failure,
+    or the name of the first layer that was not. `casualties` are the lost workers; if there are none, nothing fails.
     """
 
     strategy: str
@@ -66,7 +66,7 @@ class Interruption:
 def compute_gradients(
     model: nn.Module, shares: Sequence[Share], loss: Loss, wanted: Collection[str] | None = None
 ) -> list[WorkerGradients]:
-    """Return every worker's gradients and leave the model unchanged; `wanted` ends backward after these parameters."""
+    """Return the gradients of every worker, for all parameters or those in `wanted`; the model does not change."""
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -84,12 +84,12 @@ def compute_gradients(
 
 
 def copy_tensors(named: Iterator[tuple[str, Tensor]]) -> Tensors:
-    """Return copies that no later step changes."""
+    """Return detached copies of the tensors, by name."""
     return {name: tensor.detach().clone() for name, tensor in named}
 
 
 def copy_into(values: Tensors, targets: Tensors) -> None:
-    """Copy values into tensors of the same names."""
+    """Copy `values` into the tensors of the same names in `targets`."""
     with torch.no_grad():
         for name, value in values.items():
             targets[name].copy_(value)
@@ -97,7 +97,7 @@ def copy_into(values: Tensors, targets: Tensors) -> None:
 
 @contextmanager
 def seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from `key`, and restore the generators afterwards."""
+    """Seed the random generators with `key` for the `with` block, and restore their states afterwards."""
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
         torch.default_generator.manual_seed(key)  # torch.manual_seed would query every kind of device
@@ -107,13 +107,17 @@ def seeded(key: int, device: torch.device) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> Layers:
-    """Return the trainable parameters by layer: the parameters that one module holds itself."""
+    """Return the names of the trainable parameters, grouped by the module that directly holds them."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return tuple(tuple(group) for _, group in groupby(names, key=_module))
 
 
 def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
-    """Return the parameters whose gradients are summed at the failure: whole layers, starting with the last."""
+    """Return the names of the parameters whose gradients were complete when a failure struck backward at `point`.
+
+    Backward goes from the last layer in `order` to the first. `point` is the fraction of the parameters that were
+    reached, rounded down to whole layers, or the name of the first layer that was not.
+    """
     if isinstance(point, str):
         layers = [_module(names[0]) for names in order]
         if point not in layers:
@@ -139,9 +143,10 @@ def train_minibatch(
     *,
     inside: bool = True,
 ) -> None:
-    """Train one mini-batch on all workers, interrupted or not.
+    """Train one mini-batch on all workers, with the failure `interruption` if one is given.
 
-    An abandoned mini-batch costs what was done of it: its forward, and backward up to the failure.
+    If the strategy drops or repeats the failed mini-batch, backward is computed only up to the failure. If `inside`,
+    the optimizer steps inside backward, layer by layer.
     """
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)
@@ -159,7 +164,7 @@ def apply_gradients(
     *,
     inside: bool = True,
 ) -> bool:
-    """Take the step that an interruption leaves of these gradients; return True if the mini-batch must run again."""
+    """Step the optimizer with the gradients that a failure leaves; return True if the mini-batch must run again."""
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:
@@ -179,7 +184,7 @@ def apply_gradients(
 def _weights(
     order: Layers, samples: Sequence[int], interruption: Interruption, *, inside: bool
 ) -> dict[str, Weights | None]:
-    """Return for every parameter the weights of the workers' gradients in the failed step."""
+    """Return for each parameter the weight of every worker's gradient in the failed step; None for no update."""
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed_parameters(order, interruption.point)
     weights = {
@@ -202,7 +207,7 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Step the optimizer layer by layer, or once for all layers; a parameter without weights does not move.
+    """Step the optimizer layer by layer if `inside`, else once; a parameter whose weights are None does not move.
 
     Gradients are summed over the workers in order; workers of weight 0 are left out.
     """

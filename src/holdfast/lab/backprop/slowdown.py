@@ -1,6 +1,6 @@
-"""Measure the time of a mini-batch that fails and is recovered, over one without a failure, and the time of a restart.
+"""Measure how much longer a mini-batch takes that fails and is recovered, and how long a restart takes.
 
-Workers run one after another here, with and without a failure alike, so the ratios are those of computing.
+Workers run one after another here, with and without a failure alike, so the ratios compare only computing times.
 """
 
 import subprocess
@@ -42,7 +42,7 @@ class MeasuredTimes:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure on a new model; every round has all cells in random order, each followed by a mini-batch without failure."""
+    """Measure on a new model the slowdowns of all failures, in `rounds` rounds of random order, and the prices."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -73,7 +73,7 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> fl
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return the prices, and the predictions of the performance model from them."""
+    """Return the prices, the predicted slowdowns by point, and the predicted and measured seconds of a restart."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
@@ -86,7 +86,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the seconds of a worker's mini-batch, save, start and load, and those of a load with a replay."""
+    """Return the prices (seconds of a mini-batch, save, start and load), and the seconds of a load and a replay."""
     device = training.device
 
     def train_one() -> None:
@@ -117,7 +117,7 @@ def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, fl
 
 
 def _start_seconds(device: torch.device) -> float:
-    """Return the seconds until a fresh process has imported PyTorch and used the device."""
+    """Return the seconds that a new process needs to import PyTorch and use the device."""
     began = perf_counter()
     code = f"import torch; torch.ones(1, device={str(device)!r}).add(1).cpu()"
     try:
@@ -132,7 +132,7 @@ def _median(device: torch.device, action: Callable[[], object], times: int = 5) 
 
 
 def _seconds(device: torch.device, action: Callable[[], object]) -> float:
-    """Return the seconds of an action, until the device has finished too."""
+    """Return the seconds that `action` takes, including its work on the device."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""One training of a task: mini-batches in an order that follows from a seed, states to return to, and accuracy."""
+"""One training of a task: mini-batches in a seeded order, copies of the state to return to, and test accuracy."""
 
 import copy
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ def default_device() -> torch.device:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A copy of a model and its optimizer; no later step changes it."""
+    """A copy of the states of a model and its optimizer, which later steps do not change."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
 
     @property
     def digest(self) -> str:
-        """A digest of all values, equal for equal states."""
+        """A digest of the model's values, equal for equal models."""
         digest = xxhash.xxh3_128()
         for name, value in self.model.items():
             digest.update(name.encode())
@@ -40,7 +40,7 @@ class State:
 
 
 class Training:
-    """A task in training; everything random is drawn from `seed`."""
+    """A task in training; `seed` determines everything random."""
 
     def __init__(self, task: TrainingTask, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
@@ -58,7 +58,7 @@ class Training:
         return self.plan.steps_per_epoch
 
     def shares(self, number: int) -> list[Share]:
-        """Return mini-batch `number` as the shares of its workers."""
+        """Return the samples of mini-batch `number`, divided among the workers."""
         position = self.plan.position(number)
         ids = [self.plan.share(position, rank, WORKERS) for rank in range(WORKERS)]
         return [Share(*self._samples(share), self._key(number, rank)) for rank, share in enumerate(ids)]
@@ -79,7 +79,7 @@ class Training:
         self.optimizer.step()
 
     def accuracy(self) -> float:
-        """Return the fraction of test samples that are classified correctly."""
+        """Return the fraction of test samples that the model classifies correctly."""
         x, y = self._test
         size = EVALUATED * self.task.share
         self.model.eval()

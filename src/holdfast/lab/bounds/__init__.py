@@ -1,1 +1,1 @@
-"""Perturbations of a run beside the bound of Theorem 3.2: qp-bound, mlr-bound, mlr-reset and lda-reset."""
+"""Costs of perturbed states compared with a proved bound: qp-bound, mlr-bound, mlr-reset and lda-reset."""

@@ -1,16 +1,16 @@
-"""Estimate from an unperturbed run how fast a workload contracts: the c and the D of Theorem 3.2.
+"""Estimate from an unperturbed run how fast a workload converges: c and D in Theorem 3.2 of the SCAR paper.
 
-Theorem 3.2 bounds costs for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖. The steps of a run are such distances, between
-one state and the next, so c is the largest ratio of a step to the step before. That needs no optimum, while a c fitted to
-distances from a far iterate depends on how far that is: 0.984, 0.992 and 0.995 for logistic regression at 3, 10 and 30
-times the run.
+Theorem 3.2 bounds costs for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖. The steps of a run are such distances,
+between one state and the next, so c is the largest ratio of a step to the step before. This needs no optimum. A c
+fitted to the distances from a late iterate would depend on which iterate is taken: for logistic regression it is 0.984,
+0.992 and 0.995 at 3, 10 and 30 times the length of the run.
 
 D must not exceed any ‖x[k] - x*‖ c^-k. The optimum x* is unknown, so a later iterate x[F] takes its place. By the
-triangle inequality ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)), so ‖x[k] - x[F]‖ / (1 + c^(F-k))
-is never too large, whichever F is chosen.
+triangle inequality ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)), so ‖x[k] - x[F]‖ / (1 +
+c^(F-k)) is never too large, whichever F is chosen.
 
-Where some step is longer than the one before, as under noise, no c below 1 was observed and nothing is proved. Then c is
-fitted to the distances from x[F], and given with its range over several F.
+If some step is longer than the step before, as happens with noise, no c below 1 was observed and nothing is proved.
+Then c is fitted to the distances from x[F], and given with its range over several F.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A rate, whether Theorem 3.2 is proved for it, and the range of c over several choices of the optimum."""
+    """A convergence rate, whether Theorem 3.2 is proved for it, and the range of c if it was fitted."""
 
     proved: bool
     low: float
@@ -36,7 +36,7 @@ class Contraction(Rate):
 
     @property
     def words(self) -> str:
-        """The rate in words."""
+        """The rate as a phrase for reports."""
         if self.proved:
             return f"c = {self.c:.4f}, the largest ratio of two consecutive steps"
         return (
@@ -46,7 +46,7 @@ class Contraction(Rate):
 
 
 def contraction(workload: Workload, run: Trajectory) -> Contraction:
-    """Estimate the rate of a workload along its unperturbed run."""
+    """Estimate the convergence rate of a workload from its unperturbed run."""
     pairs = zip(run.states[1:], run.states[:-1], strict=True)
     steps = np.array([_distance(workload, after, before) for after, before in pairs])
     worst = float(np.max(steps[1:] / steps[:-1])) if len(steps) > 1 and steps.all() else 1.0

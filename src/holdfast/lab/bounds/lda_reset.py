@@ -1,4 +1,4 @@
-"""Figure 6b: the cost of resetting a random subset of a topic model's documents to their initial topics."""
+"""Figure 6b of the SCAR paper: the cost of resetting random documents of a topic model to their initial topics."""
 
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ NEVER = Policy(ranking="full", interval=10**9)  # saves nothing, so lost blocks 
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Measure resets of a tenth to all of the documents, halfway through the run."""
+    """Run the experiment: halfway through a run, reset a tenth to all of the documents, and measure the cost."""
     from holdfast.workloads.lda import lda  # compiled: slow to import
 
     trials = options.trial_count(full=100, quick=30)

@@ -1,4 +1,4 @@
-"""Figures 5 and 6a: the cost of perturbing logistic regression, and of resetting some of its rows, beside the bound."""
+"""Figures 5 and 6a of the SCAR paper: the cost of perturbing logistic regression, and of resetting some of its rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ BEYOND = 10  # the optimum is unknown, so the iterate this many times as far as 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """The unperturbed run of a workload, a stand-in for the optimum, and the contraction rate towards it."""
+    """The unperturbed run of a workload, a stand-in for the unknown optimum, and the rate of convergence to it."""
 
     workload: LogisticRegression
     run: Trajectory
@@ -39,17 +39,17 @@ class Reference:
 
     @property
     def weights(self) -> npt.NDArray[Any]:
-        """The state that is perturbed."""
+        """The weights at step `STEP`, which every trial perturbs."""
         return self.run.states[STEP]["weights"]
 
     def distance(self, weights: npt.NDArray[Any]) -> float:
-        """Return the distance of a state from the optimum."""
+        """Return the L2 distance of `weights` from the optimum."""
         return float(np.linalg.norm(weights - self.optimum))
 
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Measure the cost of perturbations `deltas` of the given sizes, in whole iterations as in the theorem."""
+        """Add each of `deltas`, whose norms are `sizes`, to the weights, and measure its cost in whole iterations."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -61,7 +61,7 @@ class Reference:
         self, name: str, title: str, trials: int, options: Options, groups: list[PerturbedTrials], claims: list[Claim],
         remarks: list[str],
     ) -> Result:  # fmt: skip
-        """Return the result of an experiment on this reference."""
+        """Return the result of the experiment `name`, with its groups of trials, claims and remarks."""
         model = self.workload
         start = self.distance(self.run.states[0]["weights"])
         return Result(
@@ -80,7 +80,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train without failures to the criterion, and further to a stand-in for the optimum."""
+    """Train to the convergence criterion, then `BEYOND` times as far to get a stand-in for the optimum."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length
@@ -91,7 +91,7 @@ def reference(options: Options, meter: Meter) -> Reference:
 
 
 def run_bound(options: Options, meter: Meter) -> Result:
-    """Measure random and adversarial perturbations of the same sizes."""
+    """Run mlr-bound: measure the costs of random and adversarial perturbations of the same sizes."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)
@@ -116,7 +116,7 @@ def run_bound(options: Options, meter: Meter) -> Result:
 
 
 def run_reset(options: Options, meter: Meter) -> Result:
-    """Measure resets of random rows, and for each a random and an adversarial perturbation of the same size."""
+    """Run mlr-reset: measure resets of random rows, and random and adversarial perturbations of the same sizes."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)

@@ -1,4 +1,4 @@
-"""Measured iteration costs of perturbations beside the bound of Theorem 3.2: rows, claim, remark and figure."""
+"""Measured costs of perturbations against the bound of Theorem 3.2 (SCAR paper): rows, claim, remark and figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials of one kind: the sizes of each trial's perturbations at `steps`, and its cost."""
+    """Trials of one kind: the sizes of each trial's perturbations at `steps`, and its cost in iterations."""
 
     kind: str
     sizes: Floats  # (trials, perturbations of a trial)
@@ -27,15 +27,15 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return the bound of Theorem 3.2 for every trial."""
+        """Return the upper bound of Theorem 3.2 on the cost of each trial."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return Δ/D of Theorem 3.2: ‖δ‖ at the last step, in units of the distance left there."""
+        """Return for each trial Δ/D of Theorem 3.2: its perturbations relative to the distance left to the optimum."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
-        """Return one row for each trial."""
+        """Return a result row for each trial: its size, aggregate, cost and bound."""
         columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
         names = ("size", "aggregate", "cost", "bound")
         return [
@@ -44,16 +44,16 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials within the bound plus one, because the theorem is proved for whole counts."""
+        """Return the fraction of trials that cost at most the bound plus 1; the theorem counts whole iterations."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return each cost as a fraction of its bound; 1 is the worst case of the theorem."""
+        """Return each cost as a fraction of its bound; 1 is the worst case that the theorem allows."""
         return self.costs / self.bounds(rate)
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that trials of one kind obey the bound."""
+    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "
@@ -63,7 +63,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return how many trials would exceed the bound with the distance of the start, as the paper prints it."""
+    """Return a remark: how many trials exceed the bound if D is `start`, the initial distance, as in the paper."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)
@@ -75,7 +75,7 @@ def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: fl
 
 
 def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
-    """Draw for each kind the costs as points and the bound as a line, over the size of the perturbation."""
+    """Draw for each group of trials the costs as points and the bound as a line, over the size of the perturbation."""
     drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         size = group.aggregate(rate)

@@ -1,4 +1,4 @@
-"""Figure 3: the cost of one and of many random perturbations of a quadratic program, beside the bound."""
+"""Figure 3 of the SCAR paper: the cost of one or many random perturbations of a quadratic program, with the bound."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ SOURCE = "Theorem 3.2, figure 3"
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Measure single, repeated and adversarial perturbations."""
+    """Run the experiment: measure the costs of single, repeated and adversarial perturbations."""
     trials = options.trial_count(full=1000, quick=100)
     program = QuadraticProgram(seed=options.seed)
     unperturbed = trajectory(program)
@@ -40,7 +40,7 @@ def run(options: Options, meter: Meter) -> Result:
     x, left, at = unperturbed.states[STEP]["x"], unperturbed.losses[STEP], np.array([STEP])
     # From a hundredth to ten times the distance left; a 4-D normal vector is about 2 long.
     deltas = left / 2 * 10 ** rng.uniform(-2, 1, size=(trials, 1)) * rng.normal(size=(trials, 4))
-    many, many_starts = _many(program, rate, unperturbed, trials, rng)
+    many, many_starts = _perturb_often(program, rate, unperturbed, trials, rng)
     sizes = left * np.geomspace(0.5, 10, max(trials // 10, 1))
     away = [{"x": x + adversarial(x, program.optimum, size)} for size in sizes]
     single = np.linalg.norm(deltas, axis=1)[:, None]
@@ -73,10 +73,10 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _many(
+def _perturb_often(
     program: QuadraticProgram, rate: Rate, run: Trajectory, trials: int, rng: np.random.Generator
 ) -> tuple[Floats, list[Arrays]]:
-    """Draw normal perturbations at every iteration before the step, together about as large as the single ones."""
+    """Return trials that are perturbed at each iteration before `STEP`: the sizes, and the states at `STEP`."""
     scale = run.losses[STEP] / 2 * (1 - rate.c) * 10 ** rng.uniform(-2, 1, size=(trials, 1, 1))
     deltas = scale * rng.normal(size=(trials, STEP, 4))
     stack = stacked([program.start()] * trials)

@@ -1,1 +1,1 @@
-"""The experiment recovery-matrix: real training runs under the same failures, each recovered in several ways."""
+"""The experiment recovery-matrix: real training runs with the same failures under several recovery methods."""

@@ -1,10 +1,11 @@
-"""Statistics over the runs of a matrix, and the quality gates that a suite must pass to count. Pure.
+"""Statistics over the runs of a matrix, and the quality gates that a suite must pass to count. Pure functions.
 
-The gates are the paper's (section 5.9): target steps, correctness, artifacts, consistent metadata. A suite that fails
-one is shown with the reason and is left out of every mean.
+A suite is a data set, a model and a failure schedule. The gates are those of the ECRL paper (section 5.9): target
+steps, correctness, artifacts, consistent metadata. A suite that fails a gate is listed with the reason and is left out
+of every mean.
 
-Confidence intervals resample the seeds of each suite. All variants of one seed are resampled together, because they
-began with the same weights and ran one after another.
+Confidence intervals resample the seeds of each suite. All variants (recovery methods) of one seed are resampled
+together, because they began with the same weights and ran one after another.
 """
 
 import math
@@ -23,12 +24,12 @@ from holdfast.lab.matrix.suites import PlannedRun, Suite, expected_restarts, fai
 
 Metric: TypeAlias = Callable[[MeasuredRun], float]
 Statistic: TypeAlias = Callable[[Sequence[Floats]], Floats]
-"""From the means of every suite, each as (draw, column), to a number for every draw."""
+"""A function from one array of means per suite, (bootstrap draw, column), to a number for every draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateFailure:
-    """A gate that a run did not pass, and why."""
+    """A quality gate that a run did not pass, and the reason."""
 
     suite: Suite
     run: str
@@ -37,7 +38,7 @@ class GateFailure:
 
 
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Return every gate that a run of the suite does not pass."""
+    """Return every quality gate that a run of `suite` does not pass."""
     failures: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
@@ -76,7 +77,7 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return a statistic of suites, each an array of (seed, column), with its interval if every suite has 2 seeds."""
+    """Return `statistic` of `suites`, arrays of (seed, column), with an interval if each has 2 or more seeds."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -87,29 +88,29 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return the mean over the suites of the first column over the second, minus 1."""
+    """Return for every bootstrap draw the mean over the suites of column 0 divided by column 1, minus 1."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return the mean over the suites of the first column minus the second."""
+    """Return for every bootstrap draw the mean over the suites of column 0 minus column 1."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return by which fraction the mean of the first column is below that of the second."""
+    """Return for every bootstrap draw the fraction by which the mean of column 0 is below that of column 1."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """Return the share of the suites in which the first column is above the second."""
+    """Return for every bootstrap draw the share of the suites in which column 0 is above column 1."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a matrix; statistics use only the suites that pass the gates."""
+    """The measured runs of a matrix; statistics use only the suites that pass all quality gates."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -117,30 +118,30 @@ class Analysis:
 
     @cached_property
     def failed(self) -> list[GateFailure]:
-        """Every gate that a run did not pass."""
+        """All quality gates that runs did not pass."""
         return [failure for suite in self.suites for failure in gate_failures(self.matrix, suite, self.measured)]
 
     @cached_property
     def counted(self) -> list[Suite]:
-        """The suites that pass every gate."""
+        """The suites that pass every quality gate."""
         failed = {failure.suite for failure in self.failed}
         return [suite for suite in self.suites if suite not in failed]
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants, in the order of the file."""
+        """The names of the variants (recovery methods), in the order of the matrix file."""
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
-        """Return True if a suite counts and the matrix has all of `variants`."""
+        """Return True if a suite passes all quality gates and the matrix has all of `variants`."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
-        """Return the runs of a suite in one variant, by seed."""
+        """Return the runs of `suite` in one variant, in the order of the seeds."""
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of a metric over suites and seeds; NaN without suites."""
+        """Return the mean of `metric` over the runs of a variant in `suites`, by default all that pass the gates."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
@@ -148,13 +149,13 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Return a statistic that compares two variants by one metric, with its interval over the seeds."""
+        """Return `statistic`, which compares the variants `first` and `second` by `metric`, with its interval."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return every axis with several values, each value, and the suites that have it."""
+        """Return (axis, value, suites with that value) for every axis, such as the model, with several values."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
@@ -163,20 +164,21 @@ class Analysis:
         ]
 
     def values(self, axis: str) -> list[str]:
-        """Return the values that the suites have on an axis."""
+        """Return the different values that the suites have on `axis`, such as the names of their models."""
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return how far the runs of a variant are from the reference, as means over the seeds."""
+        """Return the distance of a variant's runs from the reference runs without failures, as means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 
 
 class LossGap(NamedTuple):
-    """The distance of a run from its reference: by losses of the same steps, and by models of the same snapshots.
+    """The distance of a run from its reference run: of losses at the same steps, and of models in the same snapshots.
 
-    `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of
-    the last snapshot over the norm of the reference's model. NaN where nothing could be compared.
+    `loss` is the mean absolute difference of losses and `most` the largest. `distance` is the mean L2 distance of
+    models; `last` is the distance in the last snapshot over the norm of the reference's model. NaN if nothing could be
+    compared.
     """
 
     loss: float
@@ -186,7 +188,7 @@ class LossGap(NamedTuple):
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
-    """Return how far one run is from its reference."""
+    """Return the distance of `run` from `reference`, the run without failures."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     distances = run.distances or ()

@@ -1,4 +1,4 @@
-"""The claims of a matrix beside its measurements, and remarks for readers. Pure."""
+"""The claims about the runs of a matrix, and remarks for readers. Pure functions."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ STALL, WRITE = 0.57, 0.92  # the paper's reductions
 
 
 def claims(analysis: Analysis) -> list[Claim]:
-    """Return the claims that the runs can decide."""
+    """Return the claims that the measured runs can decide."""
     passed = [run.audit == "pass" for run in analysis.measured.values()]
     count, share = len(analysis.suites), sum(passed) / len(passed)
     gates = f"suites that pass all quality gates, of {count}"
@@ -25,7 +25,7 @@ def claims(analysis: Analysis) -> list[Claim]:
 
 
 def _overlapped(analysis: Analysis) -> Iterator[Claim]:
-    """Compare overlapped with blocking as the paper does; sweeps and storage faults show where that ends."""
+    """Yield claims that compare overlapped with blocking saves, unless the matrix has sweeps or storage faults."""
     has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
     if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return
@@ -41,7 +41,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
-    """Compare the losses of exact recoveries with the reference; with other numbers of workers, sums round differently."""
+    """Yield the claim that exact recoveries have the losses of the reference run, if the world size never changes."""
     exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
@@ -52,7 +52,7 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
 
 
 def remarks(analysis: Analysis) -> list[str]:
-    """Return what a reader should know besides the claims."""
+    """Return remarks for the reader: how times are counted, which suites are left out, and what a save costs."""
     lines = [
         "Wall clock, and so goodput, counts everything from the start of the supervisor to the end of the last worker: "
         "start-up, every recovery, and the wait for saves that are still in flight at the end.",

@@ -1,6 +1,6 @@
-"""A matrix as a TOML file defines it: read and checked once, with the line of every mistake.
+"""A matrix of runs as a TOML file defines it: read and checked once; every error names its line.
 
-The standard library's TOML reader keeps no line numbers, so lines are searched only once a mistake is known.
+The standard library's TOML reader keeps no line numbers, so a line is searched only after a mistake was found.
 """
 
 import re
@@ -19,7 +19,7 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to do the same training: its recovery and writer, as `holdfast run` names them."""
+    """One way to do the same training: its recovery method and snapshot writer, as `holdfast run` names them."""
 
     recovery: str
     writer: str
@@ -49,10 +49,10 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """Return the line of a key in a table, or of one `value` of it; without a key, the line of the table's header.
+    """Return the line of `key` in `table`, or of `value` in its list; without `key`, the line of the table's header.
 
-    `table` is "" for keys before the first header; `nth` chooses among the tables of an array of tables. A table
-    without a header of its own has the line of the first table below it. 0 if there is no such line.
+    `table` is "" for keys before the first header; `nth` selects a table in an array of tables. For a table without a
+    header of its own, return the line of its first subtable. Return 0 if there is no such line.
     """
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -69,7 +69,7 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
 
 
 def _line_of_value(text: str, first: int, value: object) -> int:
-    """Return the first line from `first` on that has the value, which may be one of a list over several lines."""
+    """Return the first line, from line `first` on, that contains `value`; a list may span several lines."""
     shown = re.escape(str(value))
     pattern = re.compile(rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])")
     lines = enumerate(text.splitlines()[first - 1 :], first)
@@ -77,7 +77,7 @@ def _line_of_value(text: str, first: int, value: object) -> int:
 
 
 def _plain(name: str) -> str:
-    """Return a dotted name without blanks and quotes."""
+    """Return a dotted TOML name without blanks and quotes."""
     return ".".join(part.strip().strip("\"'") for part in name.split("."))
 
 
@@ -91,9 +91,10 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Every data set, model and failure schedule together make a suite; `sweep` has further axes by name.
+    """The settings of a matrix of runs: each combination of data set, model and failure schedule is a suite.
 
-    Each suite runs in every variant with every seed. `failures` are the schedules by name.
+    Each suite runs in every variant with every seed. `failures` has the failure schedules by name. `sweep` has lists of
+    values for further settings; each value makes suites of its own.
     """
 
     steps: int
@@ -111,7 +112,7 @@ class Matrix:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """Return the matrix in a file; raise BadInput with the line number of a mistake."""
+    """Return the matrix that a TOML file defines; raise BadInput with the line number of a mistake."""
     if path.exists() and not path.is_file():  # reading a pipe would block
         raise BadInput(f"{path} is not a file: name a TOML file with --config.")
     try:
@@ -126,13 +127,13 @@ def read_matrix(path: Path) -> Matrix:
 
 
 class _Reader:
-    """Converts the tables of one file into a matrix; its text is kept to find lines in."""
+    """A converter from the parsed tables of a TOML file to a matrix; it needs the text to find line numbers."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._text = path, text
 
     def matrix(self, given: Mapping[str, Any]) -> Matrix:
-        """Return the checked matrix of the parsed file."""
+        """Return the matrix of the parsed file `given`, after checking every value."""
         self._only(given, KEYS, "")
         for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
             if key not in given:
@@ -155,7 +156,7 @@ class _Reader:
         return matrix
 
     def _check_together(self, matrix: Matrix) -> None:
-        """Refuse values that are valid alone and not together."""
+        """Raise BadInput for values that are valid alone but not together."""
         live = [name for name in matrix.variants if VARIANTS[name].is_live]
         if live and "workers_after" in matrix.sweep:
             self._refuse(f"workers_after needs restarts, and {live[0]} has none", "sweep", "workers_after")
@@ -174,7 +175,7 @@ class _Reader:
                     self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {most - 1}", table, "ranks")
 
     def _failures(self, given: Any) -> dict[str, Schedule]:
-        """Return every schedule, read from one table, or from several if its failures differ in kind."""
+        """Return all failure schedules by name; a schedule has one table, or several for different kinds of failure."""
         if not isinstance(given, dict) or not given:
             self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
         schedules = {}
@@ -236,7 +237,7 @@ class _Reader:
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
     ) -> tuple[Any, ...]:
-        """Return a list without repetitions whose entries all fit."""
+        """Return the list under `key`; raise BadInput if it has repetitions or entries that do not pass `fits`."""
         values = given[key]
         if not isinstance(values, list) or not values or not all(fits(value) for value in values):
             self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)

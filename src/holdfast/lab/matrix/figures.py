@@ -1,4 +1,4 @@
-"""The figures of a matrix: goodput by suite, the gain of overlapping, wall clock by cause, distance from the reference."""
+"""Figures of a matrix: goodput, the gain of overlapped saves, wall-clock time by cause, distance from the reference."""
 
 import math
 from collections import defaultdict
@@ -35,7 +35,7 @@ CAPTIONS = {
 
 
 def figures(analysis: Analysis) -> dict[str, "Figure"]:
-    """Return every figure that the runs can fill, by name."""
+    """Return every figure for which there are runs, by name."""
     if not analysis.counted:
         return {}
     drawn = {"goodput": goodput(analysis), "wall-clock": wall_clock(analysis)}
@@ -49,7 +49,7 @@ def figures(analysis: Analysis) -> dict[str, "Figure"]:
 
 
 def goodput(analysis: Analysis) -> "Figure":
-    """Draw a group of bars for each suite."""
+    """Draw the goodput (committed steps per second) of each suite as a group of bars, one per variant."""
     figure, axes = _figure(max(6.0, 1.2 + 1.1 * len(analysis.counted)), 4.2)
     places, width = np.arange(len(analysis.counted)), 0.85 / len(analysis.variants)
     for number, variant in enumerate(analysis.variants):
@@ -65,7 +65,7 @@ def goodput(analysis: Analysis) -> "Figure":
 
 
 def gains(analysis: Analysis) -> "Figure":
-    """Draw a bar for each suite, the largest gain at the top."""
+    """Draw the goodput that overlapped saves gain over blocking ones: a bar for each suite, the largest at the top."""
     pairs = [
         (name, analysis.paired(gain, lambda run: run.goodput, OVERLAPPED, BLOCKING, [suite]))
         for name, suite in zip(_names(analysis), analysis.counted, strict=True)
@@ -83,7 +83,7 @@ def gains(analysis: Analysis) -> "Figure":
 
 
 def stall_and_gain(analysis: Analysis) -> "Figure":
-    """Draw a point for each suite."""
+    """Draw for each suite a point at the stall that overlapped saves avoid and the goodput they gain."""
     figure, axes = _figure(6.4, 4.4)
     for number, (name, suite) in enumerate(zip(_names(analysis), analysis.counted, strict=True)):
         saved = -analysis.paired(difference, lambda run: run.waited, OVERLAPPED, BLOCKING, [suite]).value
@@ -97,7 +97,7 @@ def stall_and_gain(analysis: Analysis) -> "Figure":
 
 
 def wall_clock(analysis: Analysis) -> "Figure":
-    """Draw a bar for each variant, divided by cause."""
+    """Draw the mean wall-clock time of a run: a bar for each variant, divided by cause."""
     figure, axes = _figure(8.0, 1.8 + 0.5 * len(analysis.variants))
     ends = np.zeros(len(analysis.variants))
     for cause, colour in CAUSES.items():
@@ -115,7 +115,7 @@ def wall_clock(analysis: Analysis) -> "Figure":
 
 
 def sweep(analysis: Analysis) -> "Figure":
-    """Draw goodput over the values of each swept axis, a line for each variant."""
+    """Draw goodput over the values of each swept setting, a line for each variant."""
     axes_swept = list(analysis.matrix.sweep)
     figure = plot_style.new_figure(4.6 * len(axes_swept) + 0.6, 4.0)
     places = figure.subplots(1, len(axes_swept), squeeze=False)[0]
@@ -133,7 +133,7 @@ def sweep(analysis: Analysis) -> "Figure":
 
 
 def distance(analysis: Analysis) -> "Figure":
-    """Draw a line for each variant, the mean over suites and seeds."""
+    """Draw the mean distance of each variant's models from those of the reference run, over the steps."""
     figure, axes = _figure(6.4, 4.0)
     for variant in [name for name in analysis.variants if name != REFERENCE]:
         distances: defaultdict[int, list[float]] = defaultdict(list)
@@ -150,7 +150,7 @@ def distance(analysis: Analysis) -> "Figure":
 
 
 def _names(analysis: Analysis) -> list[str]:
-    """Return the values in which the suites differ, or the full name of the only one."""
+    """Return a label for each suite: the values in which suites differ, or the full name of a single suite."""
     axes = list(dict.fromkeys(axis for axis, _, _ in analysis.slices()))
     return [" ".join(suite.axes[axis] for axis in axes) or suite.name for suite in analysis.counted]
 

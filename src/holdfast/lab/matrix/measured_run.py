@@ -1,4 +1,4 @@
-"""The measurements of one run of a matrix: its history read, audited and priced, its snapshots compared, kept as JSON."""
+"""The measurements of one run of a matrix, from its history, audit, costs and snapshots; stored as JSON."""
 
 import json
 import math
@@ -32,12 +32,12 @@ THREADS = 2  # that compare snapshots; each has two of them in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One run: its verdict, audit, costs and losses.
+    """The measurements of one run: its verdict, audit, costs and losses.
 
-    `seconds` is its wall clock by cause, and `stall` the wait for saves by part. `losses` are those of the steps that
-    count, None where none was logged. `distances` are the L2 distances from the reference, None if there was nothing to
-    compare. `stolen` is the share of processor time that the host of a virtual machine gave to others, if known, and
-    `tries` how often the run was executed because of that.
+    `seconds` is the wall-clock time by cause, and `stall` the wait for saves by part. `losses` has an entry for each
+    committed step, None if no loss was logged. `distances` are the L2 distances from the reference run's models, None
+    if there was nothing to compare. `stolen` is the share of CPU time that the host of a virtual machine gave to
+    others, if known, and `tries` is how often the run was executed because of that.
     """
 
     suite: str
@@ -76,7 +76,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The part of `waited` for saves to be written, handed over, or accepted by the queue."""
+        """The seconds of `waited` in which saves were written, handed over, or accepted by the queue."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class MeasuredRun:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "MeasuredRun":
-        """Return the run from what `to_json` returned."""
+        """Return the run whose JSON values `to_json` returned."""
         wall, distances = data["wall"], data["distances"]
         converted = {
             "wall": math.nan if wall is None else float(wall),
@@ -105,7 +105,7 @@ def read_measured(path: Path) -> MeasuredRun | None:
 
 
 def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
-    """Measure the run in a folder; a run that never trained a step has only a verdict."""
+    """Return the measurements of the run in `folder`; a run that never trained a step has only its verdict."""
     events = read_history(folder).events
     run = MeasuredRun(
         suite=planned.suite.name,
@@ -140,7 +140,7 @@ def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path)
 
 
 def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
-    """Return the loss of every step: the mean over its samples, in the last attempt that trained the step."""
+    """Return the loss of every step: the mean over its samples in the last attempt that trained it, or None."""
     by_step: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for what in (event.what for event in events):
         if isinstance(what, Step):
@@ -157,7 +157,7 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distances of the models of two runs, at every step with a good snapshot of both; None without one."""
+    """Return the distance between two runs' models at each step with good snapshots of both, or None."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)
@@ -165,9 +165,9 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return the step, the L2 distance of the models' floating-point values, and the norm of the second.
+    """Return `step`, the L2 distance between the models' floating-point values, and the norm of the reference's.
 
-    None if a snapshot is damaged, for example by an injected storage fault.
+    Return None if a snapshot is damaged, for example by an injected storage fault.
     """
     try:
         one, other = _model(folder, step), _model(reference, step)

@@ -1,4 +1,4 @@
-"""The networks and data sets of a matrix, by name. Data sets are kept as plain arrays that every worker maps."""
+"""The networks and data sets of a matrix, by name. Data sets are stored as arrays that every worker memory-maps."""
 
 import os
 from collections.abc import Callable
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Build: TypeAlias = "Callable[[int, int, int], nn.Module]"
-"""From the channels and the side of an image, and the number of classes, to a network."""
+"""A function that builds a network from the channels and side length of images, and the number of classes."""
 Load: TypeAlias = Callable[[Path | None], LabeledImages]
 GENERATED, PATTERNS, SIDE = 4000, 10, 8
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A data set on disk: the folder with `x.npy` and `y.npy`, its number of samples and of classes."""
+    """A data set on disk: the folder with `x.npy` and `y.npy`, and the numbers of samples and of classes."""
 
     folder: Path
     samples: int
@@ -31,7 +31,7 @@ class PreparedData:
 
 
 def prepare_dataset(name: str, data: Path | None, folder: Path) -> PreparedData:
-    """Load a data set, from the folder `data` if it is not embedded, and store its arrays below `folder`."""
+    """Load the data set `name`, from the folder `data` if it is not built in, and store its arrays below `folder`."""
     place = folder / name
     try:
         if not (place / "y.npy").is_file():
@@ -54,7 +54,7 @@ def _save(path: Path, values: np.ndarray) -> None:
 
 
 def _digits(_: Path | None) -> LabeledImages:
-    """Return 1,797 digits of 8×8 pixels, which come with scikit-learn."""
+    """Return the 1,797 handwritten digits of 8×8 pixels that come with scikit-learn."""
     from holdfast.workloads.datasets import load
 
     digits = load("digits")
@@ -62,7 +62,7 @@ def _digits(_: Path | None) -> LabeledImages:
 
 
 def _generated(_: Path | None) -> LabeledImages:
-    """Return noisy copies of ten patterns of colours."""
+    """Return a synthetic data set: noisy copies of ten random colour patterns."""
     rng = np.random.default_rng(0)
     labels = rng.integers(PATTERNS, size=GENERATED)
     patterns = rng.uniform(0, 255, (PATTERNS, 3, SIDE, SIDE))

@@ -1,4 +1,4 @@
-"""The experiment recovery-matrix: the same trainings under the same failures, recovered in several ways, on real workers."""
+"""The experiment recovery-matrix: the same training with the same failures under several recovery methods."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ QUICK = Path(__file__).with_name("quick.toml")
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Execute every run that is not finished yet, and analyse all of them."""
+    """Run the experiment: execute every run that is not finished yet, and analyse all of them."""
     from holdfast.lab.matrix.analysis import Analysis
     from holdfast.lab.matrix.claims import claims, remarks
     from holdfast.lab.matrix.config import read_matrix
@@ -70,7 +70,7 @@ def _config(file: Path, matrix: "Matrix", suites: int) -> Mapping[str, Any]:
 
 
 def row(run: "MeasuredRun") -> Row:
-    """Return one run as a row of the result."""
+    """Return the measurements of one run as a row of the result."""
     costs = ("committed", "rolled_back", "samples_lost", "restarts", "saves", "bytes")
     return {
         **{name: getattr(run, name) for name in ("suite", "variant", "seed", "verdict", "audit", "goodput")},

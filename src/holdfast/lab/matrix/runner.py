@@ -1,12 +1,12 @@
-"""Executes the runs of a matrix one after another; finished runs are kept, interrupted ones start again.
+"""Execute the runs of a matrix one after another; finished runs are kept, interrupted ones start again.
 
 <out>/data/<data set>/            its images as arrays
 <out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots are removed once they are compared
 <out>/runs/<suite>/<run>.log      the output of its supervisor
 <out>/runs/<suite>/<run>.json     its measurements: with this file the run is finished
 
-Runs are compared by the wall clock. A run during which the host of a virtual machine gave many processors to others is
-therefore repeated.
+Runs are compared by wall-clock time. So a run is repeated if the host of a virtual machine gave much CPU time to others
+meanwhile.
 """
 
 import json
@@ -42,14 +42,14 @@ WITHIN = 600.0  # seconds to read the snapshots of one run, or to remove them fr
 
 
 class ProcessorTicks(NamedTuple):
-    """The ticks of all processors since the kernel started."""
+    """The clock ticks of all processors since boot; `stolen` are those that the host gave to other machines."""
 
     stolen: int
     total: int
 
 
 def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
-    """Return the current ticks, or None where the system does not report them."""
+    """Return the current ticks from /proc/stat, or None where the system does not report them."""
     try:
         # The time of guests, which follows these eight counts, is already part of them.
         kind, *counts = statistics.read_text().split("\n", 1)[0].split()[:9]
@@ -60,7 +60,7 @@ def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
 
 
 def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
-    """Return the share of processor time between two counts that the host gave to others, or None if unknown."""
+    """Return the share of CPU time between two readings that the host gave to other machines, or None if unknown."""
     if before is None or after is None or after.total <= before.total:
         return None
     return (after.stolen - before.stolen) / (after.total - before.total)
@@ -68,7 +68,7 @@ def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) ->
 
 @dataclass(frozen=True, slots=True)
 class MatrixRunner:
-    """Executes the runs of some suites of a matrix below a folder, on prepared data."""
+    """An executor for the runs of some suites of a matrix; it writes below `out` and reads prepared data sets."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -77,7 +77,7 @@ class MatrixRunner:
 
     @classmethod
     def prepared(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRunner":
-        """Load every data set and check every config before the first run starts."""
+        """Return a runner, after loading every data set and checking the config of every run."""
         names = dict.fromkeys(suite.dataset for suite in suites)
         runner = cls(matrix, suites, out, {name: prepare_dataset(name, data, out / "data") for name in names})
         for planned in runner.planned:
@@ -86,26 +86,26 @@ class MatrixRunner:
 
     @property
     def planned(self) -> list[PlannedRun]:
-        """Every run, in the order of execution."""
+        """All runs, in the order of execution."""
         return list(planned_runs(self.matrix, self.suites))
 
     def folder(self, planned: PlannedRun) -> Path:
-        """Return the folder of a run."""
+        """Return the folder of the run `planned`."""
         return self.out / "runs" / planned.suite.name / planned.name
 
     def config(self, planned: PlannedRun) -> RunConfig:
-        """Return the config of a run."""
+        """Return the config of the run `planned`."""
         return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
     def finished(self, planned: PlannedRun) -> MeasuredRun | None:
-        """Return the measurements of a run that completed earlier with the same config."""
+        """Return the measurements of a run that completed earlier with the same config, or None."""
         run = read_measured(self._record(planned))
         if run is None or run.verdict != "completed" or run.digest != config_digest(self.config(planned)):
             return None
         return run
 
     def run_all(self, meter: Meter) -> dict[PlannedRun, MeasuredRun]:
-        """Return all runs, executing those that are not finished; KeyboardInterrupt ends it at any time."""
+        """Execute all runs that are not finished, and return all measurements; raise KeyboardInterrupt to stop."""
         progress = meter("runs", len(self.planned))
         runs: dict[PlannedRun, MeasuredRun] = {}
         warm()  # otherwise only the first run would pay for the imports
@@ -128,7 +128,7 @@ class MatrixRunner:
         return runs
 
     def _undisturbed(self, planned: PlannedRun) -> MeasuredRun:
-        """Repeat a run that the host disturbed; a run that failed is kept, so that its failure is not lost."""
+        """Execute a run, and repeat it if the host took much CPU time; a run that failed is not repeated."""
         run = replace(self._measured(planned), tries=1)
         for pause in PAUSES:
             is_sound = run.verdict == "completed" and run.audit == "pass"
@@ -153,10 +153,10 @@ class MatrixRunner:
         return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
     def _distances(self, planned: PlannedRun) -> Distances | None:
-        """Return the distances of a run's models from those of the reference, or None if they cannot be compared.
+        """Return the distances of a run's models from those of the reference run, or None if they cannot be compared.
 
-        This happens in a child process: this process forks workers, so it must not start threads, as a client of an
-        object store does.
+        A child process compares them, because a client of an object store starts threads. This process forks workers
+        and must therefore not have threads.
         """
         answer: Any = None
         folder = self.folder(planned)
@@ -166,7 +166,7 @@ class MatrixRunner:
         return None if answer is None else tuple((int(step), float(apart), float(norm)) for step, apart, norm in answer)
 
     def _remove_snapshots(self, planned: PlannedRun) -> None:
-        """Remove the snapshots of a run; a snapshot that a store refuses to remove does no harm."""
+        """Remove the snapshots of a run, and ignore errors of the store."""
         shutil.rmtree(self.folder(planned) / "checkpoints", ignore_errors=True)
         place = self._checkpoints(planned)
         if place is None:
@@ -187,7 +187,7 @@ class MatrixRunner:
         return self.folder(planned).with_suffix(".json")
 
     def _checkpoints(self, planned: PlannedRun) -> str | None:
-        """Return where a run saves: None for its own folder, or a place below the one in the suite."""
+        """Return the path or URL where a run saves its snapshots, or None for its own folder."""
         place = dict(planned.suite.settings).get("checkpoints", "directory")
         if place == "directory":
             return None
@@ -200,5 +200,5 @@ class MatrixRunner:
 
     @property
     def _memory(self) -> Path:
-        """The folder in memory for the runs below `out`; another `out` has another folder."""
+        """The folder in /dev/shm for snapshots of these runs, different for every `out`."""
         return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"

@@ -1,4 +1,4 @@
-"""The runs of a matrix: every suite in every variant with every seed, and the config of each run. Pure."""
+"""The runs of a matrix: every suite in every variant with every seed, and the config of each run. Pure functions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One cell of the matrix: a data set, a model, a failure schedule, and the settings that are swept over."""
+    """One cell of the matrix: a data set, a model, a failure schedule, and values of the swept settings."""
 
     dataset: str
     model: str
@@ -37,14 +37,14 @@ class Suite:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The values, as words, in which the suites of a matrix differ."""
+        """The values that distinguish the suite from others, as text: data set, model, failures and swept settings."""
         plain = {"dataset": self.dataset, "model": self.model, "failures": self.failures}
         return plain | {key: _word(value) for key, value in self.settings}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of the matrix."""
+    """One run of the matrix: a suite in one variant (recovery method) with one seed."""
 
     suite: Suite
     variant: str
@@ -52,17 +52,17 @@ class PlannedRun:
 
     @property
     def how(self) -> Variant:
-        """The definition of the variant."""
+        """The definition of the variant: its recovery and writer."""
         return VARIANTS[self.variant]
 
     @property
     def name(self) -> str:
-        """The name of the run below its suite."""
+        """The name of the run within its suite."""
         return f"{self.variant}-{self.seed}"
 
 
 def suites(matrix: Matrix) -> list[Suite]:
-    """Return every suite, in the order of the file."""
+    """Return every suite of a matrix, in the order of its file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -79,27 +79,27 @@ def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield every run; runs that are compared follow each other, so that they find the machine in the same state."""
+    """Yield every run; runs that are compared are adjacent, so that the machine is in the same state for them."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
 
 def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
-    """Return the failures that should strike a run."""
+    """Return the failures to inject into a run."""
     return matrix.failures[unit.suite.failures] if unit.how.fails else ()
 
 
 def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
-    """Return the restarts that a run should have: one for each step in which a process ends, unless it recovers live.
+    """Return how many restarts a run should have: one for each step in which a failure ends a worker process.
 
-    A disk that stays full ends a process too.
+    A run that recovers without a restart still has one if the disk stays full (`enospc`).
     """
     fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
     return len({failure.step for failure in failure_schedule(matrix, unit) if failure.kind in fatal})
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of a run; every snapshot is kept, to be compared with those of the reference."""
+    """Return the config of a run; it keeps every snapshot, for comparison with the reference, in `checkpoints`."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),
@@ -128,7 +128,7 @@ def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return the identity of a run: equal for the same config and version, wherever it is stored."""
+    """Return a digest that is equal for the same config and holdfast version, wherever the run is stored."""
     fields: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
     data = fields["args"].index("--data") + 1
     args = [Path(word).name if place == data else word for place, word in enumerate(fields["args"])]
@@ -136,7 +136,7 @@ def config_digest(config: RunConfig) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return a setting as it appears in the name of a folder."""
+    """Return the value of a setting as text for the name of a folder."""
     if isinstance(value, tuple):
         return "+".join(map(str, value))
     return str(value).split("://", 1)[0]

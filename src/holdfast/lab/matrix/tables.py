@@ -1,4 +1,4 @@
-"""The tables of a matrix: the paper's tables 5 to 8, and further ones. Pure."""
+"""The tables of a matrix: tables 5 to 8 of the ECRL paper, and further ones. Pure functions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ METRICS: dict[str, Metric] = {
 
 
 def tables(analysis: Analysis) -> list[ResultTable]:
-    """Return every table that the runs can fill, the most important first."""
+    """Return every table for which there are runs, the most important first."""
     makers: list[Callable[[Analysis], ResultTable | None]] = [aggregate, per_suite, sliced, complete]
     makers += [stalls, wall_clock, divergences, rejected]
     return [table for make in makers if (table := make(analysis)) is not None and table.rows]
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
-    """Return the means over the suites that count, by variant (the paper's table 5)."""
+    """Return the means of all metrics by variant, over the suites that pass all quality gates (the paper's table 5)."""
     if not analysis.counted:
         return None
     compared = analysis.has(BLOCKING, OVERLAPPED)
@@ -52,7 +52,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return the suites, ordered by the gain of overlapping (the paper's table 6)."""
+    """Return a row for each suite, sorted by the goodput that overlapped saves gain (the paper's table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
@@ -69,7 +69,7 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
-    """Return the means over suites with one value in common (the paper's table 7), including swept values."""
+    """Return means over the suites with one value in common, such as a model (the paper's table 7)."""
     if not analysis.has(BLOCKING, OVERLAPPED):
         return None
     rows: list[list[Value]] = []
@@ -89,7 +89,7 @@ def sliced(analysis: Analysis) -> ResultTable | None:
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
-    """Return goodput, stall and wall clock of every suite in every variant (the paper's table 8)."""
+    """Return the goodput, stall and wall-clock time of every suite in every variant (the paper's table 8)."""
     columns = [*_axes(analysis)]
     for what in ("steps/s", "stall, s", "wall, s"):
         columns += [f"{variant}, {what}" for variant in analysis.variants]
@@ -105,7 +105,7 @@ def complete(analysis: Analysis) -> ResultTable | None:
 
 
 def stalls(analysis: Analysis) -> ResultTable | None:
-    """Return how long training waits for saves, by part: seconds per run, and per save."""
+    """Return how long training waits for saves in each variant: seconds per run by part, and per save."""
     parts = ("waited", *PARTS, "overlapped")
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
@@ -119,7 +119,7 @@ def stalls(analysis: Analysis) -> ResultTable | None:
 
 
 def wall_clock(analysis: Analysis) -> ResultTable | None:
-    """Return the wall clock of each variant by cause."""
+    """Return the mean wall-clock time of a run in each variant, divided by cause."""
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
         seconds = [analysis.mean(lambda run, cause=cause: run.seconds.get(cause, 0.0), variant) for cause in CAUSES]  # type: ignore[misc]
@@ -130,7 +130,7 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
 
 
 def divergences(analysis: Analysis) -> ResultTable | None:
-    """Return how far every variant is from the reference."""
+    """Return how far the losses and models of every variant are from the reference run, by suite."""
     if REFERENCE not in analysis.variants:
         return None
     rows: list[list[Value]] = []

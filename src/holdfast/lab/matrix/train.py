@@ -1,4 +1,4 @@
-"""Train one network of a recovery matrix: an ordinary PyTorch loop, started by `holdfast run` in every worker."""
+"""Train one network of a recovery matrix: an ordinary PyTorch loop that `holdfast run` starts in every worker."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 
 
 def main() -> None:
-    """Train on images that are stored as arrays."""
+    """Parse the command line, and train the chosen network on images that are stored as arrays."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", choices=NETWORKS, required=True)

@@ -1,1 +1,1 @@
-"""Failures that take some blocks of the state: partial-recovery, priority-checkpoint, early-failures, and your own model."""
+"""Failures that lose a part of the state: partial-recovery, priority-checkpoint, early-failures, and your own model."""

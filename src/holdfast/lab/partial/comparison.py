@@ -1,4 +1,4 @@
-"""Strategies compared on panels: a measurement and a row for each strategy, and every trial in `trials.csv`."""
+"""Compare strategies on panels (a model on a data set each): rows for all strategies, and every trial as CSV."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from holdfast.report.files import prepare, replace_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """One panel: its measurement, and a row for each strategy."""
+    """The comparison on one panel (a model on a data set): the measurement, and a row for each strategy."""
 
     panel: str
     workload: str
@@ -37,16 +37,16 @@ class PanelComparison:
         return f"{self.panel}, quick on {self.workload}" if self.quick else self.panel
 
     def row(self, strategy: Strategy) -> Row:
-        """Return the row of a strategy."""
+        """Return the row of `strategy`."""
         return next(row for row in self.rows if row.items() >= strategy_columns(strategy).items())
 
 
 def compare_strategies(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy, *, early: int = 1
 ) -> list[PanelComparison]:
-    """Measure strategies on the chosen panels, or on the user's own workload; reductions are against `baseline`.
+    """Measure strategies on the chosen panels or the user's own workload; cost reductions are relative to `baseline`.
 
-    If `early` is more than 1, every second failure strikes before that step.
+    If `early` is more than 1, every second failure happens before that step.
     """
     folder, logs = prepare(options.out), trials_folder(options.out)
     is_quick = options.quick and options.workload is None
@@ -81,7 +81,7 @@ def compare_strategies(
 
 
 def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:
-    """Return the row of one strategy on one panel: means over its trials, and the reduction against `baseline`."""
+    """Return the row of one strategy on one panel: means over its trials, and the cost reduction against `baseline`."""
     costs = measured.costs_of(strategy)
     mean = confidence.mean(confidence.finite(costs.cost))
     whole = confidence.mean(confidence.finite(costs.whole))
@@ -101,7 +101,7 @@ def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: St
 
 
 def strategy_columns(strategy: Strategy) -> Row:
-    """Return the columns of a row that identify a strategy."""
+    """Return the columns that identify a strategy in a result row."""
     return {
         "recovery": strategy.recovery,
         "policy": strategy.policy.ranking,
@@ -113,9 +113,9 @@ def strategy_columns(strategy: Strategy) -> Row:
 
 
 def _csv(comparisons: Sequence[PanelComparison], strategies: Sequence[Strategy]) -> str:
-    """Return every trial: its failure, the number of lost blocks, perturbation, bound and cost.
+    """Return a CSV text with a line for each trial: its failure, number of lost blocks, perturbation, bound and cost.
 
-    Which blocks are lost follows from the seed (see `lost_in_trial`). A trial that did not converge costs infinity.
+    The ids of the lost blocks follow from the seed (see `lost_in_trial`). A trial that did not converge costs infinity.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -1,7 +1,4 @@
-"""The report of strategies compared on panels: the cost table, figures laid out like the paper's, and the bound.
-
-The bound of Theorem 3.2 is drawn and described beside the measured costs.
-"""
+"""Reports on strategies compared on panels: the cost table, figures like the paper's, and the bound of Theorem 3.2."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
@@ -56,7 +53,7 @@ def cost_result(
     figure: "Figure",
     caption: str,
 ) -> Result:
-    """Return the result of a comparison, with the cost table, and the bound as second figure."""
+    """Return the result of a comparison, with a cost table, `figure`, and a figure of costs over their bounds."""
     rows = [row for comparison in panels for row in comparison.rows]
     values = [[row[key] for key in COLUMNS.values()] for row in rows]
     cells = [[None if v != v else round(v, 4) if isinstance(v, float) else v for v in line] for line in values]
@@ -83,7 +80,7 @@ def departures(options: Options) -> list[str]:
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
-    """Return for each panel its criterion and the iterations of unperturbed runs to it."""
+    """Return for each panel a phrase with its convergence criterion and the iterations to it without failures."""
     described = {}
     for panel in panels:
         measured, shortest, longest = (
@@ -98,7 +95,7 @@ def criteria(panels: Sequence[PanelComparison]) -> Row:
 
 
 def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
-    """Return a sentence for each strategy with trials that did not reach the criterion."""
+    """Return a sentence for each strategy with trials that did not converge."""
     return [
         f"{comparison.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "
         f"{row['unconverged']} of {row['trials']} trials did not reach the criterion within {LIMIT} times the iterations "
@@ -113,7 +110,7 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Draw every panel in axes of its own, up to four in a row, with one legend for all."""
+    """Call `draw` for each panel with axes of its own, up to four in a row; `across` is the label of the x axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
@@ -130,13 +127,13 @@ def panel_grid(
 
 
 def panel_title(comparison: PanelComparison) -> str:
-    """Return the title of a panel in words, marked if it is a quick run."""
+    """Return the title of a panel for figures, marked if it is a quick run."""
     quick = "quick, " if comparison.quick else ""
     return f"{comparison.title or comparison.label} ({quick}{comparison.measurement.unperturbed:.0f} iterations)"
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Draw mean costs with confidence intervals at places 0, 1, ...; `shift` keeps neighbouring series apart."""
+    """Draw mean costs with confidence intervals at x = 0, 1, ... plus `shift`; `over` is the column of tick labels."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]
@@ -147,7 +144,7 @@ def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift
 def draw_late_failures(
     axes: "Axes", comparison: PanelComparison, strategies: Sequence[Strategy], *, shift: float = 0
 ) -> None:
-    """Draw the means over the failures after the first full checkpoint, as a series of their own."""
+    """Draw as a separate series the mean costs of the failures after the first full checkpoint."""
     measured, later = comparison.measurement, comparison.measurement.steps >= strategies[0].policy.interval
     if not later.any():
         return
@@ -159,14 +156,14 @@ def draw_late_failures(
 
 
 def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> None:
-    """Draw the range of costs that the paper gives, at one place."""
+    """Shade the range of costs that the paper reports, around x = `place`."""
     if np.isfinite(low) and np.isfinite(high):
         ends, label = [place - 0.3, place + 0.3], "range in the paper"
         axes.fill_between(ends, low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label=label)
 
 
 def _bound_remark(comparison: PanelComparison) -> str:
-    """Return how well Theorem 3.2, with the estimated c, predicts the costs of a panel."""
+    """Return a remark on how well Theorem 3.2, with the estimated rate c, predicts the costs on a panel."""
     costs = list(comparison.measurement.strategies.values())
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate
@@ -182,7 +179,7 @@ def _bound_remark(comparison: PanelComparison) -> str:
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
-    """Draw every trial as a point, its cost over its bound."""
+    """Draw every trial as a point, at its bound by Theorem 3.2 (x) and its measured cost (y)."""
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:
         strategies = comparison.measurement.strategies

@@ -1,11 +1,12 @@
 """Beyond the paper: failures before the first full checkpoint, and two remedies.
 
-Every second failure strikes before the first full checkpoint; the others are drawn as in the paper's experiments.
+Every second failure happens before the first full checkpoint; the others are drawn as in the paper's experiments.
 
-A block that was never saved can only return with its first value, and the surviving blocks must then unlearn it: on
-matrix factorization that costs more than starting over. First remedy: saves start early, after 1, 2, 4, ... iterations,
-in parts that together have the bytes of one full checkpoint, or in full with up to log2(C) more states. Second remedy:
-a block that was never saved gets a fresh value by the workload's own rule.
+A block that was never saved can only be reset to its initial value, and the surviving blocks must adapt to that: on
+matrix factorization this costs more than starting over. First remedy: saves start early, after 1, 2, 4, ... iterations.
+They save either parts that together have the bytes of one full checkpoint, or the full state, which writes up to
+log2(C) more states if a full checkpoint is saved every C iterations. Second remedy: a block that was never saved gets a
+fresh value by the workload's own rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ FOUND_ON = "mf-movielens"  # the panel on which first values cost more than star
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A way to save and recover, with a name for readers."""
+    """A named way to save and recover that this experiment compares."""
 
     name: str
     recovery: str
@@ -44,7 +45,7 @@ class Approach:
     fraction: Fraction = Fraction(1)
 
     def strategy(self, interval: int) -> Strategy:
-        """Return the strategy, with half of the blocks lost."""
+        """Return this approach as a strategy with the checkpoint interval `interval` and half of the blocks lost."""
         ranking = "full" if self.fraction == 1 else "priority"
         policy = Policy(ranking=ranking, interval=interval, fraction=self.fraction, saves=self.saves)
         return Strategy(policy=policy, recovery=self.recovery, lost=LOST)
@@ -71,20 +72,20 @@ class Split:
 
     @property
     def early(self) -> npt.NDArray[np.bool_]:
-        """A mask of the trials that failed before the first full checkpoint."""
+        """A mask of the trials that fail before the first full checkpoint."""
         return self.comparison.measurement.steps < self.interval
 
     def cost(self, approach: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean cost of the trials in `mask`."""
+        """Return the mean cost of `approach` over the trials in `mask`, in iterations."""
         return mean_of_few(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean number of iterations that `approach` saves over `against`, trial by trial."""
+        """Return the mean number of iterations that `approach` saves over `against` in the same trials of `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean_of_few(theirs - ours)
 
     def rows(self) -> list[Row]:
-        """Return the rows of the comparison, each with the costs of early and of later failures added."""
+        """Return the rows of the comparison, extended by the costs of early and of later failures."""
         rows = []
         for approach, row in zip(self.approaches, self.comparison.rows, strict=True):
             costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
@@ -93,7 +94,7 @@ class Split:
         return rows
 
     def table(self) -> ResultTable:
-        """Return the mean costs of early and of later failures."""
+        """Return a table of the mean costs of early and of later failures, by approach."""
         length = round(self.comparison.measurement.unperturbed)
         rows: list[list[Value]] = []
         for approach in self.approaches:
@@ -108,7 +109,7 @@ class Split:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare the remedies with starting over and with first values, without claims on the user's own model."""
+    """Run the experiment: compare both remedies with starting over and with a reset to initial values."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     has_fresh_values = options.workload is None or has_rule(options.workload)
     approaches = [approach for approach in APPROACHES if has_fresh_values or approach.recovery != "fresh"]
@@ -153,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return the costs of early failures, cheapest first, and what early saves cost in later failures."""
+    """Return a remark on the costs of early failures, cheapest first, and on what early saves cost in later ones."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
@@ -168,7 +169,7 @@ def _remark(split: Split) -> str:
 
 
 def figure(splits: Sequence[Split]) -> "Figure":
-    """Draw mean costs of early and later failures with their intervals, one place for each approach."""
+    """Draw for each panel the mean costs of early and later failures with their intervals, by approach."""
     by_comparison = {id(split.comparison): split for split in splits}
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:

@@ -1,4 +1,4 @@
-"""Explain why a reduction lies outside the range that a paper gives, from other measurements of the same trials."""
+"""Explain why a cost reduction is outside the range that a paper gives, from other measurements of the same trials."""
 
 from dataclasses import dataclass, replace
 from math import isnan
@@ -14,10 +14,10 @@ from holdfast.lab.simulate.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ReductionFacts:
-    """Measurements that may explain the reduction of one strategy on one panel.
+    """Measurements that may explain the cost reduction of one strategy on one panel.
 
-    A failure before the first full checkpoint returns to the start, which says nothing about the saves. `later`,
-    `smaller` and `scaled` are therefore those of the other failures, or of all where there are no others.
+    A failure before the first full checkpoint returns to the start, which says nothing about the saves. So `later`,
+    `smaller` and `scaled` leave these failures out, unless there are no others.
     """
 
     trials: int
@@ -32,7 +32,7 @@ class ReductionFacts:
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
-    """Measure on the trials of a strategy what may explain their costs."""
+    """Return measurements that may explain the cost of `strategy` relative to that of `baseline` on `panel`."""
     measured = panel.measurement
     ours, full = measured.costs_of(strategy), measured.costs_of(baseline)
     both = np.isfinite(ours.cost) & np.isfinite(full.cost)
@@ -58,7 +58,7 @@ def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strate
 def explain_reduction(
     panel: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
 ) -> str:
-    """Return the facts about a strategy, and the cause they show if `claim` is outside its expected range."""
+    """Return a sentence with the facts about a strategy, and with the cause if `claim` does not hold."""
     facts = reduction_facts(panel, strategy, baseline)
     policy, lost = strategy.policy, f"{strategy.lost} lost"
     name = f"{policy.ranking} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
@@ -78,7 +78,7 @@ def explain_reduction(
 
 
 def cause_of(facts: ReductionFacts, claim: Claim) -> str:
-    """Return in one clause why a reduction is outside the expected range."""
+    """Return a clause that says why the reduction in `claim` is outside its expected range."""
     low, high = claim.expected
     if facts.early == facts.trials:
         return "every failure comes before the first full checkpoint, so full recovery starts over."

@@ -1,4 +1,4 @@
-"""Iteration costs of strategies on a workload: the cost, perturbation and bound of every trial."""
+"""Measure strategies on a workload: the cost, the perturbation and the bound of every trial."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -22,10 +22,10 @@ LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
+    """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds.
 
-    `cost` is in fractions of an iteration, and infinite for a trial that did not converge within the limit. `whole` is
-    in whole iterations, as the paper counts.
+    `cost` is fractional, and infinite for a trial that did not converge within the limit. `whole` is the cost in whole
+    iterations, as the paper counts. `bound` is the bound of Theorem 3.2 in the SCAR paper.
     """
 
     cost: Floats
@@ -35,13 +35,13 @@ class Costs:
 
     @property
     def unconverged(self) -> int:
-        """The number of trials that did not reach the criterion."""
+        """The number of trials that did not converge."""
         return int(np.isinf(self.cost).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """All strategies on one workload; trial i of each has the same unperturbed run and the same failure."""
+    """The costs of all strategies on one workload; trial i has the same run and failure under every strategy."""
 
     lengths: Ids  # of the unperturbed runs
     steps: Ids
@@ -51,11 +51,11 @@ class Measurement:
 
     @property
     def unperturbed(self) -> float:
-        """The mean length of an unperturbed run, in iterations."""
+        """The mean length of a run without failures, in iterations."""
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
-        """Return the costs of a strategy, in canonical form or not."""
+        """Return the costs of `strategy`; equivalent strategies share one measurement."""
         return self.strategies[strategy.canonical]
 
 
@@ -69,11 +69,11 @@ def measure(
     meter: Meter,
     early: int = 1,
 ) -> list[Measurement]:
-    """Run every strategy on the same failures, and return a measurement for each of `workloads`, which train alike.
+    """Run every strategy on the same failures, and return a measurement for each of `workloads`.
 
-    Progress is shown under `name`. Trials found in `log` are not run again, and new ones are written to it. The rate
-    and the concentration are those of the run of stream 0. If `early` is more than 1, every second failure strikes
-    before that step.
+    The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the file
+    `log` are not run again, and new ones are written to it. The rate and the concentration are measured with random
+    seed 0. If `early` is more than 1, every second failure happens before that step.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
@@ -115,8 +115,8 @@ def _measured(
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
     """Return the share of the squared movement between two full checkpoints that one small save could hold.
 
-    The blocks with most movement per value come first, until they make up 1/interval of the values. Priority
-    checkpoints help where this is near 1. NaN for a run shorter than the interval.
+    Such a save has 1/`interval` of all values, in the blocks that moved most per value. Priority checkpoints help if
+    the share is near 1. NaN for a run shorter than `interval`.
     """
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):

@@ -1,7 +1,7 @@
-"""`holdfast lab check`: find what would make trials of the user's own model meaningless, before they run.
+"""`holdfast lab check`: find faults of the user's own model that would make its trials meaningless.
 
-A trial must depend only on its own state, iteration and stream, and its criterion must be within reach. The costs of a
-model that breaks these rules look plausible and mean nothing.
+A trial must depend only on its own state, iteration and random seed, and its convergence criterion must be reachable. A
+model that breaks these rules has costs that look plausible and mean nothing.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ USUAL_INTERVAL = 8  # iterations between two full checkpoints by default
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The problems of a workload, none if it can be measured, and a summary of the workload."""
+    """The problems of a workload (empty if it can be measured), and a one-line summary of the workload."""
 
     problems: list[str]
     summary: str
@@ -37,7 +37,7 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Check the shapes, arrays, lanes, streams and the criterion of a workload, or of the file that defines one."""
+    """Return the problems of a workload, or of the file that defines one, that would make its trials meaningless."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:
@@ -132,7 +132,7 @@ def _iteration(workload: Workload) -> Iterator[str]:
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
-    """Compare two states in one stack with the same states among copies of themselves, in different lanes."""
+    """Yield a problem if the result of one trial in a stack depends on the other trials."""
     if workload.lanes < 2:
         return
     states = [workload.start(0), _after(workload, 3)]
@@ -166,7 +166,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train without failures, and return problems with the criterion and the iterations to it, if it is reached."""
+    """Train without failures; return problems with the criterion and the iterations to it, or None if out of reach."""
     losses, stack = [np.inf], _filled(workload, workload.start(0))
     for iteration in range(limit + 1):
         loss = float(np.asarray(workload.loss(stack))[0])
@@ -199,7 +199,6 @@ def _after(workload: Workload, iterations: int) -> Arrays:
 
 
 def _filled(workload: Workload, state: Arrays) -> Stack:
-    """Return a stack with `state` in every lane."""
     return stacked([state] * workload.lanes)
 
 
@@ -212,5 +211,5 @@ def _copied(arrays: Arrays) -> Arrays:
 
 
 def _changed(before: Arrays, after: Arrays) -> str | None:
-    """Return the name of the first array whose bits differ, or None."""
+    """Return the name of the first array whose bits differ between `before` and `after`, or None."""
     return next((name for name in before if before[name].tobytes() != np.asarray(after[name]).tobytes()), None)

@@ -1,4 +1,4 @@
-"""`hf.lab.compare`: the cost of failures of the user's own model under several strategies, as rows and a report."""
+"""`hf.lab.compare`: measure what failures of the user's own model cost under several strategies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -60,7 +60,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A row for each strategy, remarks, and the path of the report; `str()` gives a table."""
+    """The result of `compare`: a row for each strategy, remarks, and the path of the report; `str()` gives a table."""
 
     rows: list[CostRow]
     remarks: list[str]
@@ -93,11 +93,12 @@ def compare(
     data: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
-    """Simulate failures of a model, and compare their costs under full, partial and smaller checkpoints.
+    """Simulate failures of a model, and compare their costs with full and partial checkpoints and recoveries.
 
     Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
-    the additional iterations to the criterion. All strategies write the same number of values: a full checkpoint every
-    `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if given.
+    the additional iterations until it converges. All strategies write the same number of values: a full checkpoint
+    every `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if
+    given.
     """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
@@ -121,14 +122,14 @@ def compare(
 
 
 def load_model(workload: OneState | Workload | str | Path, data: str | Path | None) -> Workload:
-    """Return the workload of a model, or of the file that defines one."""
+    """Return `workload` as a Workload; a path is that of a file that defines one, with its data in folder `data`."""
     if isinstance(workload, str | Path):
         return load_for_lab(str(workload), None if data is None else Path(data))
     return as_workload(workload, "the workload")
 
 
 def comparison_result(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
-    """Return the comparison as a result without claims."""
+    """Run the comparison, and return its result, which has no claims."""
     interval = options.interval
     full, part = Policy(ranking="full", interval=interval), max(SMALLEST, Fraction(1, interval))
     rankings = ("priority", "round", "random") if part < 1 else ()
@@ -143,7 +144,7 @@ def comparison_result(options: Options, meter: Meter, trials: int, lost: Fractio
 
 
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
-    """Draw mean costs with their intervals, one line for each strategy."""
+    """Draw the mean cost of each strategy with its confidence interval, one line per strategy."""
     drawn = new_figure(6.4, 0.45 * len(strategies) + 1.5)
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval

@@ -1,4 +1,4 @@
-"""The panels of the paper's figures 7 and 8: a model on a data set, and a small one on embedded data for `--quick`."""
+"""The panels of the SCAR paper's figures 7 and 8: a model on a data set each, and a small version for `--quick`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from holdfast.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: functions that load its workload, full from a data folder or quick."""
+    """A model on a data set: functions that load the full workload from a data folder, or a quick one."""
 
     name: str
     title: str  # the model and its data in words
@@ -21,12 +21,12 @@ class Panel:
     quick: Callable[[], Workload]
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
-        """Load the workload to measure."""
+        """Return the quick workload, or the full one with its data in the folder `data`."""
         return self.quick() if quick else self.full(data)
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return where the chosen panels differ from the paper's."""
+    """Return notes on where the panels called `names` differ from the paper's; on all panels if `names` is empty."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen_panels(names) if panel.name in NOTES]
 
 

@@ -1,4 +1,4 @@
-"""Figures 7 and C.1: the cost of a failure if all blocks return to the checkpoint, and if only the lost blocks do."""
+"""Figures 7 and C.1 of the SCAR paper: after a failure, restore all blocks, or only the lost ones."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -31,12 +31,12 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return full checkpoints with one of the two recoveries."""
+    """Return a strategy with a full checkpoint every `interval` iterations; `recovery` is full or partial."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare full with partial recovery on every panel, or without claims on the user's own model."""
+    """Run the experiment: compare full with partial recovery; the user's own model gets no claims."""
     trials, interval = options.trial_count(full=100, quick=20), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
@@ -76,7 +76,7 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Explain the reductions for half lost, and for every other fraction whose claim does not hold."""
+    """Return remarks that explain the reduction for half of the blocks lost, and every claim that does not hold."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [
@@ -88,7 +88,7 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
-    """Return a sentence for each step in which losing less costs more, split into early and later failures."""
+    """Return a remark for each pair of lost fractions where losing less costs more, for early and later failures."""
     lines = []
     for less, more in pairwise(LOST):
         extra = mean(-_saved(panel, less, more, interval))
@@ -111,7 +111,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw mean costs with 95 % confidence intervals over the lost fraction, axes for each panel."""
+    """Draw for each panel the mean costs over the lost fraction; `paper` adds the ranges that the paper reports."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

@@ -1,4 +1,4 @@
-"""Figures 8 and C.2: which blocks to save when a save may hold only some, at the same bytes per iteration."""
+"""Figures 8 and C.2 of the SCAR paper: which blocks to save if a save holds only some, at equal bytes per iteration."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -32,18 +32,18 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return partial checkpoints by `ranking`, and partial recovery of the lost half."""
+    """Return a strategy that saves a `fraction` of the blocks chosen by `ranking`, and restores only the lost half."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 
 
 def traditional(interval: int) -> Strategy:
-    """Return full checkpoints with full recovery."""
+    """Return the strategy with a full checkpoint every `interval` iterations and full recovery."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery="full", lost=LOST)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare rankings at rising frequencies on every panel, or without claims on the user's own model."""
+    """Run the experiment: compare block rankings at rising save frequencies; the user's own model gets no claims."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     baseline = traditional(interval)
     smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]
@@ -90,7 +90,7 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost at the highest frequency over that of full checkpoints."""
+    """Return the mean cost at the highest save frequency as a fraction of the mean cost with full checkpoints."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
@@ -98,7 +98,7 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw mean costs with 95 % confidence intervals over the frequency of checkpoints."""
+    """Draw for each panel the mean costs over the frequency of saves; `paper` adds the range that the paper reports."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):

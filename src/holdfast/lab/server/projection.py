@@ -1,4 +1,4 @@
-"""Project rates measured on this machine to the size of the paper's run, under the assumptions listed here."""
+"""Project rates measured on this machine to a run of the paper's size, under the assumptions listed here."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates of this machine, each measured alone in one process, except for `transfer`."""
+    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`."""
 
     sample: float  # seconds per token and topic, of one core
     transfer: float  # bytes per second that a worker pulls and pushes in the served runs
@@ -41,7 +41,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a run."""
+    """The size of a training run: its data, its model and its machines."""
 
     documents: float
     tokens: float
@@ -77,7 +77,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The seconds of an iteration by part, of a checkpoint after it, and of the write in the background."""
+    """The projected seconds of an iteration by part, of its checkpoint, and of the write in the background."""
 
     compute: float
     transfer: float
@@ -86,18 +86,18 @@ class Projection:
 
     @property
     def iteration(self) -> float:
-        """The seconds of an iteration without a checkpoint."""
+        """The seconds of an iteration without its checkpoint."""
         return self.compute + self.transfer
 
     @property
     def share(self) -> float:
-        """The time of a checkpoint over that of the iteration."""
+        """The time of a checkpoint as a fraction of the time of an iteration."""
         return self.checkpoint / self.iteration
 
 
 def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
-    """Project the rates to a run; machines work in parallel, so each part takes as long as on one machine."""
-    tokens = size.tokens / size.machines
+    """Return the projected times of a run of this `size` whose checkpoints each save `fraction` of the state."""
+    tokens = size.tokens / size.machines  # machines work in parallel
     counts = size.vocabulary * size.topics * 4
     moved = 2 * tokens * size.token + counts * size.machines  # topics both ways, and the counts of every node
     saved = fraction * tokens * size.token
@@ -113,7 +113,7 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Measure every rate except for two: `transferred` bytes per second, and the seconds of a `message`."""
+    """Measure all rates except for two that are given: `transferred` in bytes per second, and `message` in seconds."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)
@@ -142,7 +142,7 @@ def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferre
 
 
 def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
-    """Return the blocks on as many nodes as in the served runs, one iteration after they were saved."""
+    """Return the server shards of a run on `NODES` nodes, one iteration after all their blocks were saved."""
     partition = PartitionMap.random(len(workload.blocks), range(NODES), np.random.default_rng(0))
     before, after, shards = workload.start(0), workload.start(1), []
     for node in range(NODES):
@@ -156,7 +156,7 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
 
 
 def _chosen(shards: list[Shard], blocks: int) -> list[np.ndarray]:
-    """Return the blocks of every node that are saved, chosen as the server does, in this process."""
+    """Return for each shard the ids of the blocks that the server would save now."""
     candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), blocks) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
     verdict = converse(conversation, lambda question: [candidate.answer(question) for candidate in candidates]).verdict
@@ -179,7 +179,7 @@ def _written(
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Return the shortest of several times, because other work on the machine only adds to them."""
+    """Return the shortest of several times of `action`, because other work on the machine only adds to them."""
     action()  # compiles, and fills caches
     taken = []
     for _ in range(TIMES):

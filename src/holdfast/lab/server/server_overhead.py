@@ -1,4 +1,4 @@
-"""Figure 9: a topic model on the parameter server, half of whose nodes are killed: what recovery saves, what saving costs."""
+"""Figure 9 of the SCAR paper: kill half of a parameter server's nodes, and measure recovery and checkpoint costs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -43,7 +43,7 @@ PAPER_TOPICS, PAPER_SECONDS = 1000, 243.0
 
 
 class OverheadPanel(NamedTuple):
-    """A topic model, its number of iterations, and its number of seeds."""
+    """A topic model, the number of iterations to train it, and the number of seeds."""
 
     workload: str
     iterations: int
@@ -61,7 +61,7 @@ CAPTION = "Likelihood over iterations and over seconds: every seed thin, their m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadResults:
-    """All trials of one panel, the measured rates, and their projection to the size of the paper."""
+    """All trials of one topic model, the measured rates, and their projection to the size of the paper's run."""
 
     workload: str
     topics: int
@@ -70,28 +70,29 @@ class OverheadResults:
     projection: "Projection"
 
     def of(self, arm: Arm) -> list[ServerTrial]:
-        """Return the trials of an arm, by seed."""
+        """Return the trials of `arm`, sorted by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: Arm, more: Arm) -> ConfidenceInterval:
-        """Return how many iterations sooner `less` reaches the losses of `more`, over the seeds."""
+        """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
 
     def share(self) -> ConfidenceInterval:
-        """Return the wait for checkpoints over the rest of an iteration, over the seeds."""
+        """Return the wait for a checkpoint as a fraction of the rest of an iteration, as a mean over the seeds."""
         return mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
-        """Return the time that a save adds to its iterations over others of the same processes, over the seeds."""
+        """Return the time that a save adds, as a fraction of an iteration without a save, as a mean over the seeds."""
         return mean_of_few(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations sooner, on average and in fractions, `less` reaches the losses of `more` after a failure.
+    """Return how many iterations earlier, on average, the run `less` reaches the losses of the run `more`.
 
-    Every loss of `more` counts that neither run had reached by the iteration of the failure. NaN without such a loss.
+    `fails` is the iteration of the failure. Only losses count that neither run had reached by then. The result is
+    fractional, and NaN if there is no such loss.
     """
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
@@ -103,12 +104,12 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median wait for a checkpoint over the rest; the first iteration compiles and is left out."""
+    """Return the median wait for a checkpoint as a fraction of the rest of an iteration; the first is left out."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 
 def time_added(trial: ServerTrial) -> float:
-    """Return the time that a save adds to its iteration and the next, in which it is written, over one with neither."""
+    """Return the time that a save adds to its iteration and the next, as a fraction of an iteration without a save."""
     steps, period, seconds = np.arange(1, len(trial.losses) + 1), int(SELDOM.period), trial.columns["seconds"]
     saving, writing = (np.median(seconds[(steps > 1) & (steps % period == after)]) for after in (0, 1))
     clean = np.median(seconds[(steps > 1) & (steps % period > 1)])
@@ -116,7 +117,7 @@ def time_added(trial: ServerTrial) -> float:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run all arms on the server, then measure the rates for the projection."""
+    """Run the experiment: train on the server with every arm, then measure the rates for the projection."""
     known = PANELS if options.data is not None and not options.quick else REDUCED
     names = [panel.workload for panel in known]
     if unknown := [name for name in options.panels if name not in names]:
@@ -166,7 +167,7 @@ def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return the claims from the paper's figure and its 13 of 243 seconds, and our own goal."""
+    """Return the claims about one panel: the paper's figure 9, its checkpoint cost (13 of 243 s), and our own goal."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"
@@ -181,7 +182,7 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return what a reader should know besides the claims, and the causes of claims that are resolved and fail."""
+    """Return remarks for the reader about one panel, including the causes of claims that fail."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
@@ -206,7 +207,7 @@ def remarks(results: OverheadResults) -> list[str]:
 
 
 def _checkpoint_parts(results: OverheadResults) -> str:
-    """Return where the time of a checkpoint goes, as far as it was measured."""
+    """Return a sentence that says where the time of a checkpoint goes, as far as it was measured."""
     from holdfast.lab.server.projection import MESSAGES
 
     alone, rates = results.of(SCAR_ALONE), results.rates
@@ -225,7 +226,7 @@ def _checkpoint_parts(results: OverheadResults) -> str:
 
 
 def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
-    """Return how the length of an iteration changes the share of a checkpoint."""
+    """Return a remark on how the length of an iteration changes the share of a checkpoint."""
     if len(panels) < 2:
         return []
     parts = [
@@ -258,7 +259,7 @@ def _projection(results: OverheadResults) -> list[str]:
 
 
 def rows(results: OverheadResults) -> list[Row]:
-    """Return every iteration of every trial, then the rates and the projection."""
+    """Return a row for every iteration of every trial, then one for the rates and one for the projection."""
     which, iterations = {"workload": results.workload}, list[Row]()
     for trial in results.trials:
         own = {"what": "iteration", **which, "arm": trial.arm.name, "seed": trial.seed}
@@ -272,7 +273,7 @@ def rows(results: OverheadResults) -> list[Row]:
 
 
 def figure(results: OverheadResults) -> "Figure":
-    """Draw the likelihood over iterations and over time: all seeds thin, their mean thick."""
+    """Draw the likelihood over iterations and over time: every seed as a thin line, their mean as a thick one."""
     drawn = new_figure(9, 3.8)
     by_iteration, by_time = drawn.subplots(1, 2)
     for axes in (by_iteration, by_time):
@@ -296,7 +297,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of a column over all iterations except for the first, which compiles."""
+    """Return the median of column `name` over all iterations, without the first of each trial, which compiles."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

@@ -1,7 +1,8 @@
-"""Trials of `server-overhead`: a topic model on the parameter server, half of whose nodes are killed in iteration 7.
+"""Trials of `server-overhead`: a topic model on the parameter server; half of the nodes are killed in iteration 7.
 
-Every trial is read from the server's history into the trial log, so a finished trial never runs again. An empty message
-to all nodes is measured too: the part of a checkpoint that no faster node could save.
+The measurements of each trial are copied from the server's history to the trial log, so a finished trial never runs
+again. The time of an empty message to all nodes is measured too: faster nodes could not reduce this part of a
+checkpoint.
 """
 
 import statistics
@@ -44,7 +45,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to save and recover, with a failure or without."""
+    """One arm of the experiment: a checkpoint policy and a recovery, with a failure or without."""
 
     name: str
     policy: Policy
@@ -54,7 +55,7 @@ class Arm:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Half of the nodes, at the end of iteration 7, when the workers' updates are about to be applied."""
+        """The failures of this arm: half of the nodes in iteration 7, just before the workers' updates are applied."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 
@@ -70,7 +71,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerTrial:
-    """The iterations of a trial: the loss after each, and its seconds in total and by part."""
+    """One trial: for each iteration the loss after it, and its seconds in total and by part."""
 
     arm: Arm
     seed: int
@@ -78,19 +79,19 @@ class ServerTrial:
 
     @property
     def losses(self) -> Floats:
-        """The loss after every iteration."""
+        """The loss after each iteration."""
         return self.columns["loss"]
 
     @property
     def rest(self) -> Floats:
-        """The seconds of every iteration, without the wait for a checkpoint."""
+        """The seconds of each iteration, without the wait for its checkpoint."""
         return self.columns["seconds"] - self.columns["checkpoint"]
 
 
 def run_trials(
     workload: str, iterations: int, arms: Sequence[Arm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
-    """Run all arms of the first seed, then of the second, and so on, except for trials that the log knows."""
+    """Run every arm with every seed, except for trials that the log already has, and return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
     with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log, ExitStack() as stack:
@@ -112,7 +113,7 @@ def run_trials(
 
 
 def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
-    """Run a trial in a temporary folder."""
+    """Run one trial in a temporary folder and return its iterations; raise WorkerLost after `ENDS_WITHIN` seconds."""
     deadline = time.monotonic() + ENDS_WITHIN
 
     def check_deadline(_: object) -> None:
@@ -132,7 +133,7 @@ def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options
 
 
 def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Path, data: Path | None) -> Settings:
-    """Return the settings of a trial whose run folder is `out`."""
+    """Return the server settings of a trial whose run folder is `out`."""
     return Settings(
         workload=workload,
         nodes=NODES,
@@ -149,7 +150,7 @@ def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Pat
 
 
 def _known(log: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
-    """Return a finished trial from the log; one that converged may be shorter than `iterations`."""
+    """Return the columns of a trial from the log, or None if it is not finished."""
     length = log.known.get(_key(arm, seed, iterations, "length"))
     if length is None:
         return None
@@ -164,7 +165,7 @@ def _key(arm: Arm, seed: int, iterations: int, *parts: object) -> str:
 
 
 def message_seconds(workload: str, options: Options) -> float:
-    """Return the median seconds of an empty message to all nodes and back; measured once and kept in the log."""
+    """Return the median seconds of an empty message to all nodes and back, measured once and kept in the log."""
     with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log:
         if KEY not in log.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
@@ -174,7 +175,7 @@ def message_seconds(workload: str, options: Options) -> float:
 
 
 def measure_message(settings: Settings) -> float:
-    """Start nodes without blocks, and time messages to them."""
+    """Start server nodes without blocks, and return the median seconds of a message to all of them and back."""
     import ray
 
     from holdfast.server.members import Member, ServerMembers

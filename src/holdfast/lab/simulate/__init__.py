@@ -1,1 +1,1 @@
-"""Simulated trials of partial-recovery and its relatives: runs without failures, failures in them, many at once."""
+"""Simulated failures: train a model, inject failures into its run, and count the iterations they cost."""

@@ -1,11 +1,12 @@
-"""Count the iterations that trials need from their start to the criterion, many trials at once.
+"""Count the iterations that trials need from their start to the convergence criterion, many trials at once.
 
-Trials advance together as one stack of arrays whose last axis is the lane. The number of lanes is fixed: a trial that
-reaches the criterion leaves its lane to the next trial, and a lane without a trial holds a copy of another. Every
-matrix product then has the same shape, so a result depends neither on the other trials nor on the number of processes.
+Trials advance together as one stack of arrays. Its last axis is the lane, and each lane holds one trial. The number of
+lanes is fixed: when a trial converges, the next trial takes its lane, and a lane without a trial holds a copy of
+another one as padding. Every matrix product then has the same shape, so a result depends neither on the other trials
+nor on the number of processes.
 
-Iterations are counted in fractions: the point of the last iteration at which the loss, as a straight line, meets the
-criterion. In whole iterations a failure that costs a tenth of one would cost 0 or 1 by chance.
+Iterations are counted in fractions: within the last iteration, the loss is interpolated linearly to the point at which
+it meets the criterion. In whole iterations a failure that costs a tenth of one would cost 0 or 1 by chance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ WIDTH = 4  # states whose loss is computed together, where only some lanes are d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The start of a trial: a state, the next iteration, and the trial's stream of random numbers."""
+    """The start of a trial: a state, the number of its next iteration, and the seed of its random numbers."""
 
     state: Arrays
     iteration: int
@@ -43,7 +44,7 @@ def run_lanes(
     limit: int,
     done: TrialDone,
 ) -> Floats:
-    """Return the iterations of each trial to the criterion in this process; see `iterations_to_criterion`."""
+    """Return the iterations that each trial needs to converge (infinite beyond `limit`), computed in this process."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -69,7 +70,7 @@ def run_lanes(
 
 
 def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
-    """Return the losses of `states`, computed in stacks of a fixed width, so that none depends on their number."""
+    """Return the losses of `states`, computed in batches of one size, so that no loss depends on the other states."""
     width = min(WIDTH, workload.lanes) if workload.steady else workload.lanes
     losses = []
     for first in range(0, len(states), width):
@@ -79,11 +80,11 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 
 
 class _Lanes:
-    """The running trials, one in each lane of a stack; `None` marks a lane that only pads.
+    """The running trials, one in each lane (slot) of a stack of arrays; `None` marks a lane without a trial.
 
-    The loss of a lane is computed when it is due: at every iteration, or, for a steady workload, after four fifths of
-    the way to the criterion at the present slope. If the criterion turns out to have been passed before the last
-    iteration, the slope was misleading, and the trial runs again with its loss computed at every iteration.
+    The loss of a lane is computed at every iteration. For a steady workload, whose loss falls ever more slowly, it is
+    computed only after four fifths of the iterations that the present slope predicts. If the criterion turns out to
+    have been met earlier, the trial runs again with its loss computed at every iteration.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class _Lanes:
 
     @property
     def occupied(self) -> bool:
-        """True while a trial is running."""
+        """True while any lane has a trial."""
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration of every lane; a trial that reaches the criterion or the limit leaves its lane."""
+        """Run one iteration in every lane; the next trials replace those that have converged or reached `limit`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -162,7 +163,7 @@ class _Lanes:
 
 
 def start_as_given(start: Start) -> Start:
-    """Return `start`: the `begin` function of trials that are described by their starts."""
+    """Return `start` unchanged; use it as `begin` for trials that are given as `Start` objects."""
     return start
 
 
@@ -175,10 +176,10 @@ def iterations_to_criterion(
     jobs: int = 1,
     done: TrialDone = lambda trial, count: None,
 ) -> Floats:
-    """Return the iterations of each trial to the criterion, in fractions; infinite beyond `limit`.
+    """Return the iterations that each trial needs to converge, in fractions; infinite beyond `limit`.
 
-    A trial is a small description, and `begin` computes its start only when a lane is free. So a thousand states of a
-    large model never exist at once, and none is sent to another process.
+    A trial is a small description, from which `begin` computes the starting state when a lane (slot) is free. So the
+    starting states of a thousand trials never exist at once, and none is sent to another process.
     """
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
@@ -193,7 +194,7 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """The work of one process: some of the trials, each with its number among all."""
+    """A picklable function that runs some of the trials in one process; each comes with its number among all trials."""
 
     workload: Workload
     begin: Callable[[Any], Start]

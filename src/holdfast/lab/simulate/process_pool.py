@@ -1,4 +1,4 @@
-"""Call a function with many items in several processes; the function can report results before an item is done."""
+"""Call a function for many items in several processes; the function can report results before an item is done."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -17,11 +17,11 @@ Report: TypeAlias = Callable[..., None]
 
 
 class ParallelMap(Protocol):
-    """A way to call work with every item: in this process, in several, or on a cluster, with the same outcomes."""
+    """A parallel `map`: in this process, in several processes or on a cluster, with the same outcomes."""
 
     @property
     def jobs(self) -> int:
-        """The number of items that are worked on at once."""
+        """The number of items that are processed at once."""
 
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
@@ -32,7 +32,7 @@ class ParallelMap(Protocol):
 def map_in_processes(
     work: Callable[[Item, Report], Outcome], items: Sequence[Item], *, jobs: int, on_report: Report
 ) -> list[Outcome]:
-    """Return the outcome of each item. Every process gets `work` once, and takes the next item when it is free."""
+    """Return the outcome of `work` for each item, computed in up to `jobs` processes; `on_report` gets all reports."""
     if jobs == 1 or len(items) == 1:
         return [work(item, on_report) for item in items]
     exit_if_worker_process()
@@ -56,9 +56,9 @@ def map_in_processes(
 
 
 def exit_if_worker_process() -> None:
-    """Exit silently if this process was started to run trials and is about to start others.
+    """Exit silently if this process is a worker that is about to start workers of its own.
 
-    Every worker process imports the script that started it, which would start the work again without a main guard.
+    Every worker imports the script that started it. Without a main guard, this import would start the work again.
     """
     if getattr(current_process(), "_inheriting", False):  # the test that multiprocessing itself uses
         raise SystemExit(1)
@@ -67,7 +67,7 @@ def exit_if_worker_process() -> None:
 def _results(
     futures: "Sequence[Future[Outcome]]", reports: "SimpleQueue[tuple[Any, ...]]", on_report: Report
 ) -> list[Outcome]:
-    """Return all outcomes and deliver reports meanwhile; the first item that fails ends the wait."""
+    """Return all outcomes, and deliver reports while waiting; raise the error of the first item that fails."""
     pending, begun = set(futures), 0
     try:
         while pending:

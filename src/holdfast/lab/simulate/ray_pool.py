@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster, each of whose machines needs holdfast, and the user's model at the same path."""
+"""Run trials on a Ray cluster; each machine needs holdfast, and the user's model at the same path."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ LOOK_EVERY = 0.2  # seconds
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap | None]:
-    """Connect to the Ray cluster at `address`, or start one here; yield None for this machine (`on` is None)."""
+    """Yield a parallel map on the Ray cluster at `address`, or on a new local one; None if `on` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:
@@ -34,11 +34,11 @@ def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap |
 
 
 class RayPool:
-    """A parallel map on the connected cluster; each item is a task and takes one core."""
+    """A parallel map on the connected Ray cluster; each item is one task on one core."""
 
     @property
     def jobs(self) -> int:
-        """The cores of the cluster."""
+        """The number of CPU cores of the cluster."""
         import ray
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ class RayPool:
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
     ) -> list[Outcome]:
-        """Return the outcome of each item; reports arrive through a queue while the tasks run."""
+        """Return the outcome of each item; reports reach `on_report` through a queue while the tasks run."""
         import ray
         from ray.util.queue import Queue
 

@@ -1,9 +1,10 @@
-"""Strategies against failures: what they have saved, and the state from which training continues after a failure.
+"""Checkpoint strategies: the blocks they have saved, and the state from which training continues after a failure.
 
-A trial is a strategy, the step of the failure and a number. Everything random about it follows from the number, so
-trials of one number can be compared: they fail at the same step, lose blocks in the same order, and draw the same
-random numbers afterwards. The running checkpoint of a policy is kept as the iteration at which each block was last
-saved; the values are in the trajectory, so one small table serves every trial.
+A block is a part of the model's state that is saved or lost as a whole. A trial is a strategy, the step of a failure
+and a number that determines everything random. So trials with the same number can be compared: they fail at the same
+step, lose blocks in the same order, and draw the same random numbers afterwards. A running checkpoint (the last saved
+value of every block) is kept as the iteration at which each block was last saved. The values are in the trajectory, so
+one small table serves every trial.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,12 +22,12 @@ from holdfast.theory.bounds import partial_size
 from holdfast.workloads.workload import Arrays
 
 Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]
-"""From the state at a failure, the lost blocks, those of them that were never saved, the next iteration and the stream
-of random numbers, to new values of the blocks that were never saved, packed."""
+"""A function that returns new values for blocks that were never saved, packed. Its arguments: the state at the failure,
+all lost blocks, the lost blocks that were never saved, the next iteration and the seed of random numbers."""
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Return for iteration k (row) and block b (column) the iteration at which `policy` last saved b."""
+    """Return a table: entry [k, b] is the iteration, at most k, at which `policy` last saved block b."""
     saved = {name: value.copy() for name, value in states[0].items()}
     zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
@@ -54,7 +55,8 @@ def recovered_state(
 ) -> Arrays:
     """Return the state with which training continues if the blocks `lost` are lost after iteration `step`.
 
-    `saved_at` is the row of `last_saved` for that step; recovery `fresh` calls `renew` for blocks never saved.
+    `states` are those of the run, and `saved_at` has the iteration at which each block was last saved. The recovery
+    `fresh` calls `renew` to get new values for blocks that were never saved.
     """
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
@@ -66,7 +68,7 @@ def recovered_state(
 
 
 def checkpoint_state(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
-    """Return the running checkpoint: each block with the value of the iteration it was saved at."""
+    """Return the state in which every block has its value from the iteration at which it was last saved."""
     saved = {name: value.copy() for name, value in states[0].items()}
     for iteration in np.unique(saved_at):
         blocks.copy(states[iteration], saved, np.flatnonzero(saved_at == iteration))
@@ -78,7 +80,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy that saves blocks, the fraction of blocks that a failure takes, and the recovery of those blocks."""
+    """A policy that saves blocks, the recovery after a failure, and the fraction of blocks that a failure loses."""
 
     policy: Policy
     recovery: str
@@ -86,7 +88,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The form that equal strategies share: saving all blocks needs no ranking, losing all is full recovery."""
+        """The normal form of equivalent strategies: full saves need no ranking, and losing all is full recovery."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -97,7 +99,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial: a failure at `step` under a strategy, or no failure if the strategy is None."""
+    """One trial: a failure after iteration `step` under `strategy` (None: no failure); `number` is its random seed."""
 
     strategy: Strategy | None
     step: int
@@ -105,22 +107,22 @@ class Trial:
 
 
 def trial_stream(seed: int, number: int) -> int:
-    """Return the stream of random numbers of a trial: 63 bits, so that no two trials or seeds share one."""
+    """Return the 63-bit seed of the random numbers of trial `number`, different for every trial and `seed`."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the blocks that trial `number` loses: the first of a random order, so a larger loss contains a smaller."""
+    """Return the blocks that trial `number` loses; a larger `fraction` includes the blocks of a smaller one."""
     order = np.random.default_rng((seed, number)).permutation(blocks)
     return np.sort(order[: max(1, round(fraction * blocks))])
 
 
 class CheckpointedRun:
-    """A run, and the running checkpoint that every policy would have kept of it.
+    """A run without failures, and the checkpoint that each policy would have kept of it.
 
-    Called with a trial, it returns the start from which the trial continues after its failure. A policy that draws
-    blocks at random draws other blocks in every trial. `order` is that of the norm, as in `full_size`; `renew` is the
-    workload's rule for blocks that were never saved, which recovery `fresh` needs.
+    Call it with a trial to get the start from which the trial continues after its failure. A policy that chooses blocks
+    at random chooses others in every trial. `order` is that of the norm, as in `full_size`. `renew` gives new values to
+    blocks that were never saved, which only the recovery `fresh` needs.
     """
 
     def __init__(
@@ -144,14 +146,14 @@ class CheckpointedRun:
         self._drawn: dict[Trial, Ids] = {}
 
     def __call__(self, trial: Trial) -> Start:
-        """Return the state, the iteration and the stream from which `trial` continues after its recovery."""
+        """Return the state, the iteration and the random seed with which `trial` continues after its failure."""
         stream = trial_stream(self._seed, trial.number)
         if trial.strategy is None:
             return Start(self._states[trial.step], trial.step, stream)
         return Start(self._recovered(trial, trial.strategy), trial.step, stream)
 
     def perturbation_size(self, trial: Trial) -> float:
-        """Return how far recovery moves the state, ‖δ‖ of Theorem 3.2."""
+        """Return how far the recovery moves the state: ‖δ‖ in Theorem 3.2 of the SCAR paper."""
         if trial.strategy is None:
             return 0.0
         distances = self._norm(self._blocks, self._states[trial.step], self._recovered(trial, trial.strategy))
@@ -159,7 +161,7 @@ class CheckpointedRun:
         return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """Return the blocks that a trial loses."""
+        """Return the ids of the blocks that `trial` loses."""
         assert trial.strategy is not None
         return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 

@@ -1,4 +1,4 @@
-"""Runs without failures: every state of a workload and its loss, from the start to the criterion."""
+"""Runs without failures: every state of a workload and its loss, from the start to the convergence criterion."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstac
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """States and losses of iterations 0 to `length`, which is the first iteration below the criterion."""
+    """The states and losses of a run, from iteration 0 to the first whose loss is below the convergence criterion."""
 
     states: list[Arrays]
     losses: Floats
 
     @property
     def length(self) -> int:
-        """Iterations to the criterion without a failure."""
+        """The number of iterations until the loss was below the convergence criterion."""
         return len(self.states) - 1
 
     def crossed(self, criterion: float) -> float:
-        """Return the length in fractions of an iteration, from which iteration costs are counted."""
+        """Return the length in fractional iterations: where the interpolated loss meets `criterion`."""
         before, after = map(float, self.losses[-2:])
         return self.length - 1 + crossing(before, after, criterion)
 
 
 def crossing(before: float, after: float, criterion: float) -> float:
-    """Return where in (0, 1] of an iteration the loss meets the criterion, on a line from `before` to `after`."""
+    """Return where in (0, 1] a line from the loss `before` an iteration to the loss `after` it meets `criterion`."""
     if not np.isfinite(before):
         return 1.0
     return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before did not reach it
@@ -39,12 +39,12 @@ def crossing(before: float, after: float, criterion: float) -> float:
 def trajectory(
     workload: Workload, *, limit: int = 10_000, progress: Callable[[int], None] = lambda done: None
 ) -> Trajectory:
-    """Run a workload without failures to its criterion, on stream 0."""
+    """Train a workload without failures until it converges, in at most `limit` iterations, with random seed 0."""
     return _runs(workload, [0], 1, limit, progress)[0]
 
 
 def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
-    """Run several streams, at most as many as the workload has lanes, in one stack padded to the usual width."""
+    """Train a workload once for each random seed in `streams`, all in one stack, until all runs converge."""
     padding = [streams[0]] * (workload.lanes - len(streams))
     return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
 
@@ -52,7 +52,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Return the first `wanted` runs of a stack; a finished run continues, unrecorded, until all are finished."""
+    """Train with all `streams` together, and return the first `wanted` runs, each up to its convergence."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]
@@ -79,7 +79,7 @@ def _runs(
 def continue_training(
     workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
 ) -> Arrays:
-    """Return the state before iteration `last`, trained from the `state` before iteration `first`, on stream 0."""
+    """Return the result of training `state` from iteration `first` up to, but without, `last`, with random seed 0."""
     stack = stacked([state])
     with threadpool_limits(1):
         for iteration in range(first, last):

@@ -1,8 +1,8 @@
-"""Trials: a run without failures, a failure in it, and the iterations that every strategy needs to the criterion.
+"""Trials: a run without failures, a failure in it, and the iterations that each strategy then needs to converge.
 
-All strategies meet the same failure. Where runs differ by chance, every trial has a run of its own, because a single
-run says little about others. Trials run in groups small enough for the states of their runs to fit into memory.
-Workloads that train alike, and differ only in their blocks, share their runs.
+All strategies get the same failure. If training is random, every trial has its own run without failures, because a
+single run says little about others. Trials run in groups small enough for the states of their runs to fit into memory.
+Workloads that train alike, and differ only in how their state is divided into blocks, share their runs.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of one trial number: the run in which it strikes, and its step."""
+    """The failure of one trial number: the run in which it happens, and its step."""
 
     number: int
     length: int
@@ -55,7 +55,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """All trials of some workloads and strategies; called with trial numbers, it runs these trials."""
+    """All trials of some workloads and strategies; call it with trial numbers to run these trials."""
 
     workloads: Sequence[Workload]  # that train alike
     strategies: Sequence[Strategy]
@@ -66,14 +66,14 @@ class Trials:
     early: int = 1  # every second failure strikes before this step; with 1 all are drawn alike
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Return the trial numbers that run together: as few groups as memory and `jobs` allow."""
+        """Return groups of trial numbers that run together: one group per job, or more if memory requires it."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)
         return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
 
     def __call__(self, numbers: Sequence[int], report: Report) -> list[list[Outcomes]]:
-        """Return the outcomes of each trial number for every workload; `report` gets each key with its iterations."""
+        """Return the outcomes of each trial in `numbers`, one for each workload, and pass every result to `report`."""
         if self.shared is not None:
             runs = self._checkpointed(self.shared.states)
             failures = {number: self._failure(number, self.shared, runs) for number in numbers}
@@ -100,10 +100,11 @@ class Trials:
         return outcomes
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
-        """Draw the step of a failure: geometric with mean half the length of the run, redrawn when past its end.
+        """Return the failure of trial `number` in `run`, at a random step.
 
-        With `early`, every second failure has instead any step before `early` with equal probability. A run that is
-        not shared is kept only up to the failure, to save memory.
+        The step is geometric with mean half the length of the run, redrawn if it is past the end. If `early` is more
+        than 1, every second failure instead has any step before `early` with equal probability. A run that is not
+        shared is kept only up to the failure, to save memory.
         """
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
@@ -134,7 +135,7 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run every trial that is not known; equal trials run once, and each is reported."""
+        """Run every trial whose key is not in `known`; trials with the same key run once, and each is reported."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)
