@@ -1,4 +1,4 @@
-"""`python -m holdfast` is the command, also where its folder is not on the path."""
+"""Run the `holdfast` command as `python -m holdfast`, even if the command is not on the PATH."""
 
 from holdfast.cli import main
 

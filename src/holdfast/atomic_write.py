@@ -1,4 +1,4 @@
-"""Replace a file as a whole: a reader, or a power cut, finds the old content or the new one, never a part."""
+"""Replace a file atomically: a reader finds either the old content or the new, never a part of it."""
 
 import os
 from contextlib import suppress
@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, temporary: Path, *, durable: bool = False) -> None:
-    """Write `data` to `temporary`, in the folder of `path`, and rename it; `durable` syncs the file and its folders.
+    """Write `data` to the file `temporary` in the folder of `path`, and rename it to `path`.
 
-    Two processes that may write one path at the same time must each use a `temporary` of their own.
+    `durable` syncs the file and its folders, so that the new content survives a power failure. Two processes that may
+    write the same path at the same time must use different files as `temporary`.
     """
     try:
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -32,7 +33,7 @@ def write_atomically(path: Path, data: bytes, temporary: Path, *, durable: bool 
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync `folder`, so that the names of its new files survive a power failure."""
+    """Sync the directory `folder`, so that the names of its new files survive a power failure."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)

@@ -1,4 +1,4 @@
-"""Every error that holdfast raises on purpose: one class for each thing that a caller can do about it.
+"""The errors that holdfast raises on purpose: one class for each way in which a caller can react.
 
     HoldfastError
     ├── BadInput          the request is invalid: correct it
@@ -21,7 +21,7 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError):
-    """The request is invalid as it is; correct it and try again."""
+    """The request is invalid; correct it and try again."""
 
 
 class Interrupted(HoldfastError):
@@ -33,7 +33,7 @@ class DataMissing(HoldfastError):
 
 
 class NotAStore(HoldfastError):
-    """The place is not a checkpoint store."""
+    """The given path or address is not a checkpoint store."""
 
 
 class NoSnapshot(HoldfastError):

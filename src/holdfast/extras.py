@@ -1,4 +1,4 @@
-"""The optional extras of the installation, and the modules that each of them needs."""
+"""The optional extras of the installation, and the modules that each of them installs."""
 
 from importlib.util import find_spec
 
@@ -11,7 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def require(extra: str, what: str) -> None:
-    """Raise BadInput if a package of `extra` is not installed; `what` names the feature that needs it."""
+    """Raise BadInput if a module of `extra` is not installed; `what` names the feature that needs it."""
     if modules := missing(extra):
         raise BadInput(
             f"{what} needs packages that are not installed ({', '.join(modules)}): pip install 'holdfast[{extra}]'."

@@ -1,4 +1,4 @@
-"""The verdict of a check, and words that all checks use."""
+"""The verdict of an audit check, and helpers for the wording of its finding."""
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -10,14 +10,14 @@ SHOWN = 3  # items of a list that a finding names
 
 
 class CannotTell(Exception):
-    """The history does not hold what a check needs, so its verdict is unknown."""
+    """Raised when the history lacks data that a check needs, so that its verdict is unknown."""
 
 
 def counted(number: int, noun: str) -> str:
-    """Return the number with the noun in singular or plural."""
+    """Return the number followed by the noun, with an `s` unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def where(what: "Malformed", file: str | None) -> str:
-    """Return the file and line of a malformed event in brackets, if they are known."""
+    """Return the file and line of a malformed event in parentheses, or an empty string if they are not known."""
     return f" ({file}.jsonl, line {what.line})" if file is not None and what.line is not None else ""

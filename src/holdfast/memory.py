@@ -1,6 +1,6 @@
-"""Checks of the available memory, before a value is read or processes are started.
+"""Checks that enough memory is available before a value is read or processes are started.
 
-A length in an untrusted manifest may be any number, so it is compared with the available memory first.
+The length in an untrusted manifest may be any number, so it is compared with the available memory first.
 """
 
 import os
@@ -12,9 +12,9 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def require(name: str, length: int) -> None:
-    """Raise BadInput if a value of `length` bytes does not fit into memory.
+    """Raise BadInput if a value of `length` bytes does not fit into the available memory; `name` is for the message.
 
-    This is not Corrupt: the snapshot may be good, and a larger machine can read it.
+    The error is not Corrupt, because the snapshot may be good and a larger machine can read it.
     """
     if length > (free := available()):
         raise BadInput(
@@ -23,7 +23,7 @@ def require(name: str, length: int) -> None:
 
 
 def available() -> int:
-    """Return the bytes that are free on this machine, within the limit of its container."""
+    """Return the bytes of memory and swap that are available, at most the memory limit of the container."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         free = {words[0]: int(words[1]) * 1024 for words in lines}
@@ -37,7 +37,7 @@ def available() -> int:
 
 
 def require_room(processes: int, least: int, who: str, advice: str) -> None:
-    """Raise BadInput if `processes` of at least `least` bytes each exceed the memory: the kernel would kill processes."""
+    """Raise BadInput if `processes` of `least` bytes each exceed the memory; its message uses `who` and `advice`."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if processes * least > total:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""Stop signals and exit statuses of worker processes. A signal only sets a flag; the training loop stops at a boundary."""
+"""Stop signals and exit statuses of worker processes. A signal only sets a flag; training stops at a step boundary."""
 
 import ctypes
 import signal
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 PREEMPTED = 75
 """The exit status of a worker that saved and stopped after a signal; the run can be continued (EX_TEMPFAIL)."""
 IN_ORDER = (0, PREEMPTED)
-"""The exit statuses of a worker that has not failed."""
+"""The exit statuses of a worker that has not failed: it finished, or it was preempted."""
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 """The signals that ask a process to stop."""
 
 
 class StopFlag:
-    """A flag without a lock, because a signal may interrupt a thread that holds any lock."""
+    """A flag that a signal handler can set safely. It has no lock, because the interrupted thread may hold any lock."""
 
     def __init__(self) -> None:
         self._made = False
@@ -33,7 +33,7 @@ requested = StopFlag()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Block stop signals while forking, so that a child never runs its parent's handlers."""
+    """Block stop signals inside this context, so that a child forked in it never runs its parent's handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 
 
 def outlast() -> None:
-    """Ignore stop signals in a helper process of a worker: the worker handles them and ends its helpers."""
+    """Ignore stop signals in a helper process of a worker; the worker itself handles them and ends its helpers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -1,8 +1,8 @@
 """The progress of a worker, in memory that it shares with its supervisor.
 
-The memory is allocated before the fork, so a worker reports progress by writing a number: without a file system, a
-message or a second thread, and the supervisor sees it even while the worker holds the interpreter's lock. Without a
-supervisor the numbers are written all the same.
+The memory is allocated before the fork, so a worker reports progress by writing a number, without a file, a message or
+a second thread. The supervisor sees it even while the worker holds the GIL. Without a supervisor the numbers are
+written all the same.
 """
 
 import mmap
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Phase(IntEnum):
-    """The activity of a worker, as far as its deadlines depend on it."""
+    """The current activity of a worker. How long the supervisor waits for progress depends on it."""
 
     STARTING = 0
     RESTORING = 1
@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 class _Number(Generic[T]):
-    """An attribute that reads one of the numbers."""
+    """A descriptor that reads one number of the shared memory and converts it."""
 
     def __init__(self, index: int, convert: Callable[[int], T]) -> None:
         self._index, self._convert = index, convert
@@ -44,27 +44,27 @@ class _Number(Generic[T]):
 
 
 def _unless_zero(number: int) -> int | None:
-    """Return the value that was stored with 1 added; None if none was stored."""
+    """Decode a value that was stored with 1 added; 0 means that no value was stored."""
     return number - 1 if number else None
 
 
 class Progress:
-    """The numbers of one worker: written by the worker, read by its supervisor."""
+    """Numbers about one worker in shared memory: written by the worker, read by its supervisor."""
 
     boundaries = _Number(0, int)
     """The number of step boundaries that this process has passed."""
     step = _Number(1, _unless_zero)
-    """The step under way, or the last one; None before the first."""
+    """The step that is being trained or was trained last; None before the first step."""
     posted = _Number(2, int)
-    """The exchanges begun since the last boundary. A rank that waits for a peer has begun more than that peer."""
+    """The number of exchanges with peers begun since the last boundary; a rank that waits is ahead of its peer."""
     moved = _Number(3, int)
     """The bytes that saves, restores and transfers between ranks have moved."""
     phase = _Number(4, Phase)
-    """The present activity."""
+    """The current activity of the worker."""
     status = _Number(5, _unless_zero)
     """The exit status that the worker is about to end with, once its script has ended."""
     membership = _Number(6, int)
-    """The number of the membership that the worker is in; 0 is the first, `IN_RESERVE` none."""
+    """The number of the membership (set of training workers) that the worker is in; `IN_RESERVE` if in none."""
     suspected = _Number(7, _unless_zero)
     """The number of the last membership in which a connection broke."""
     has_fallen_back = _Number(8, bool)
@@ -84,22 +84,22 @@ class Progress:
 
     @property
     def is_in_its_loop(self) -> bool:
-        """True from the first step of a run until the worker has reported its end."""
+        """True from the first step of the training loop until the worker has reported that it is done."""
         return self.is_checked and self.step is not None and self.phase not in (Phase.DONE, Phase.ENDED)
 
     @property
     def last_words(self) -> str:
-        """The worker's description of its failure, which arrives even if the disk is full."""
+        """The worker's last message about its failure, which arrives even if the disk is full."""
         return bytes(self._memory[8 * _NUMBERS :]).rstrip(b"\0").decode(errors="replace")
 
     def pass_boundary(self, step: int) -> None:
-        """Report that a boundary is passed and `step` begins."""
+        """Report that training has passed the boundary before `step`, which begins now."""
         self.numbers[2] = 0  # first: to appear behind for a moment does no harm
         self.numbers[0] += 1
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of a peer whose state was taken over."""
+        """Set the two counters to those of a peer whose training state this worker has received."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:
@@ -113,7 +113,7 @@ class Progress:
         self.numbers[8] = 1
 
     def count_evaluation(self) -> None:
-        """Report that an evaluation makes progress; processes that load data for it may do so too."""
+        """Report that an evaluation makes progress. Data-loading processes of the worker may call this too."""
         self.numbers[9] += 1
 
     def set_checked(self) -> None:
@@ -126,11 +126,11 @@ class Progress:
         self.numbers[12] = 1
 
     def count_post(self) -> None:
-        """Report an exchange that ends only once all peers take part in it."""
+        """Report that this worker begins an exchange that ends only once all peers take part."""
         self.numbers[2] += 1
 
     def add_moved(self, count: int) -> None:
-        """Report `count` more bytes moved."""
+        """Report that `count` more bytes were saved, restored or transferred."""
         self.numbers[3] += count
 
     def enter(self, phase: Phase) -> None:
@@ -151,7 +151,7 @@ here = Progress()
 
 @contextmanager
 def during(phase: Phase) -> Iterator[None]:
-    """Be in `phase` for a while, and then in the phase of before."""
+    """Report `phase` inside this context, and the previous phase again after it."""
     before = here.phase
     if before != Phase.CLOSING:  # a save while closing is part of it
         here.enter(phase)
@@ -162,12 +162,12 @@ def during(phase: Phase) -> Iterator[None]:
 
 
 def adopt(progress: Progress) -> None:
-    """Use the memory that the supervisor allocated for this worker."""
+    """Write this worker's progress into `progress`, whose memory its supervisor has allocated."""
     global here
     here = progress
 
 
 def restart_needed(why: str) -> WorkerLost:
-    """Return the error for a loss that live recovery cannot handle, and report it to the supervisor."""
+    """Tell the supervisor that the run must restart because of `why`, and return the error to raise."""
     here.fall_back()
     return WorkerLost(f"{why}: the run restarts from its newest snapshot.")

@@ -1,4 +1,4 @@
-"""The time that training waited for a save, by part."""
+"""The time that training waited for a save, by cause."""
 
 import math
 from dataclasses import astuple, dataclass, fields
@@ -8,10 +8,10 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Seconds that training waited for a save, by part; `+` adds up saves.
+    """The seconds that training waited for a save, in total and by cause. Stalls of several saves can be added.
 
-    `waited` is measured around the whole save, the parts inside it. `write` is only the writing that training waited
-    for. `overlapped` is the writing in the background, which is not part of the stall.
+    `waited` is measured around the whole save, the other fields inside it. `write` counts only the writing that
+    training waited for. `overlapped` is the writing in the background, which is not part of the stall.
     """
 
     waited: float = 0.0
@@ -33,5 +33,5 @@ class Stall:
 
     @property
     def unaccounted(self) -> float:
-        """The wait that no part explains; negative if parts were counted twice, which is a fault of the measurement."""
+        """The part of `waited` that no cause explains; negative if a time was counted twice by mistake."""
         return self.waited - (self.snapshot + self.enqueue + self.backpressure + self.write + self.sync)

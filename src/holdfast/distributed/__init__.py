@@ -1,1 +1,1 @@
-"""Communication among the ranks of a run: memberships, process groups that survive the loss of a member, and links."""
+"""Communication among the ranks of a run: membership, connections, and process groups that survive a lost worker."""

@@ -1,7 +1,7 @@
-"""Connections among the present members of a run, which are broken as a whole and then replaced.
+"""Gloo connections among the workers of a run, which are all shut down and rebuilt when a worker is lost.
 
-Gloo ends an operation that waits for a peer when its connection breaks, but a worker that dies breaks only the
-connections to its neighbours. So a worker that learns of a loss shuts down all its connections, which ends every
+Gloo ends an operation that waits for a peer when the connection to that peer breaks. But a worker that dies breaks only
+the connections to its neighbours. So a worker that learns of a loss shuts down all its connections, which ends every
 operation on them.
 """
 
@@ -28,11 +28,11 @@ POLL_SECONDS = 0.0005
 
 
 class Broken(RuntimeError):
-    """An operation ended because a member was lost or the membership has changed."""
+    """Raised when an operation fails because a worker was lost or the set of workers has changed."""
 
 
 class CompletedWork(dist.Work):
-    """An operation that has ended well."""
+    """A torch.distributed `Work` that has already completed successfully."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class CompletedWork(dist.Work):
 
 
 class FailedWork(CompletedWork):
-    """An operation that could not begin. DDP notices once all gradients are computed."""
+    """A `Work` for an operation that could not start. DDP notices the failure once all gradients are computed."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -72,7 +72,7 @@ def _raise_broken(_: object = None) -> NoReturn:
 
 
 class NoPeersLink:
-    """The group of a member without peers, or without peers yet: its own values are the sums."""
+    """The process group of a worker that has no peers (yet): every collective returns the worker's own values."""
 
     def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
         return CompletedWork(tensors)
@@ -86,16 +86,16 @@ class NoPeersLink:
 
 
 class Link:
-    """The group that collectives run on, until it is broken."""
+    """The process group that collectives run on. Any thread can break it; `connect` replaces it by a new one."""
 
     def __init__(self) -> None:
         self._group: Any = NoPeersLink()
         self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # this worker's listening port, and its peers'
         self.is_broken = False
-        """True while operations fail, until the link is connected again."""
+        """True after a failure or `hang_up`, until `connect` succeeds; meanwhile every operation fails."""
 
     def post(self, operation: str, *arguments: Any) -> Any:
-        """Begin an operation of the group by its name; on a broken link, return one that fails."""
+        """Start the collective named `operation` and return its `Work`; on a broken link, a `Work` that fails."""
         if self.is_broken:
             return FailedWork()
         try:
@@ -105,11 +105,11 @@ class Link:
             return FailedWork()
 
     def do(self, operation: str, *arguments: Any) -> None:
-        """Begin an operation and wait for its end."""
+        """Start the collective named `operation` and wait until it has completed."""
         self.wait(self.post(operation, *arguments))
 
     def wait(self, work: Any) -> None:
-        """Wait for the end of an operation; raise Broken if it fails."""
+        """Wait until `work` has completed; raise Broken if it fails."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -117,7 +117,7 @@ class Link:
             raise Broken(str(error)) from error
 
     def hang_up(self) -> None:
-        """End every operation under way. Any thread may call this."""
+        """Shut down all connections to peers, so that every operation under way fails. Any thread may call this."""
         self.is_broken = True
         own_port, peer_ports = self._ports
         for connection in _sockets():
@@ -128,7 +128,7 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Replace the group by one of `size` members, all of which call this at the same time."""
+        """Replace the group by one of `size` members, all of which call this; raise Broken if `outdated` turns True."""
         _kept.append(self._group)  # freeing it would wait for its threads
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())
@@ -150,7 +150,7 @@ _kept: list[Any] = []
 
 
 class _GroupBuilder(threading.Thread):
-    """Builds a group in a thread, which is abandoned if a member dies meanwhile: then building takes long."""
+    """A thread that builds a gloo group. The caller abandons it if a member dies, because building then takes long."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)
@@ -180,7 +180,7 @@ def _listening_ports() -> set[int]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a handle of each IPv4 socket of this process, closed after its use."""
+    """Yield a duplicate of each IPv4 socket of this process; the duplicate is closed after its use."""
     for file in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):
             if str(file.readlink()).startswith("socket:"):
@@ -190,7 +190,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def wait_until_ended(works: list[Any]) -> None:
-    """Wait until operations on a broken link have ended; from then on their memory can be used again."""
+    """Wait until all `works` of a broken link have ended, after which their tensors can be used again."""
     deadline = time.monotonic() + END_SECONDS
     while not all(work.is_completed() for work in works):
         if time.monotonic() > deadline:

@@ -1,9 +1,11 @@
-"""The members of a run that recovers live: memberships that the supervisor publishes, and how workers act on them.
+"""The membership of a run with live recovery: the workers that currently train together, as the supervisor decides.
 
-A worker that loses a connection only suspects its peer. The supervisor alone decides who is a member, because it alone
-knows which processes are dead. Members are numbered as the ranks were when the workers started; a rank is a member's
-place among the present members. All of it goes through the workers' store. Every wait of a worker ends when the
-supervisor publishes the next membership, which it does whenever a member is lost or hangs.
+A worker that loses a connection only suspects its peer. The supervisor alone decides which workers are members, because
+it alone knows which processes are dead. It publishes every new membership in the workers' store, and does so whenever a
+member is lost or hangs. Every wait of a worker ends when that happens.
+
+A member's number is its rank at the start of the run and never changes. Its current rank is its index among the present
+members.
 """
 
 import json
@@ -28,23 +30,23 @@ POLL_SECONDS = 0.001
 
 
 class Membership(NamedTuple):
-    """The members from one change to the next.
+    """The workers that train together until the next membership is published.
 
-    `joining` has the worker processes that take a member's place. Workers in `asleep` are suspended: they were members
-    and leave at a boundary, so nothing of theirs is lost.
+    `joining` names the worker processes that replace lost members. Workers in `asleep` are suspended: they were members
+    and left at a step boundary, so none of their work is lost.
     """
 
     number: int = 0
     members: tuple[int, ...] = ()
-    joining: Mapping[int, int] = {}  # member number -> seat of the worker process
+    joining: Mapping[int, int] = {}  # member number -> seat (fixed number) of the worker process
     asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Return True if one of `members` is neither a member any longer nor suspended."""
+        """Return True if any of `members` is gone: not suspended, and removed or replaced by a joining worker."""
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
-        """Return the member number with which the worker process at `seat` joins; None if it does not."""
+        """Return the member number that the worker process `seat` gets by joining; None if it does not join."""
         return next((number for number, joining in self.joining.items() if joining == seat), None)
 
     def to_json(self) -> list[Any]:
@@ -57,12 +59,12 @@ class Membership(NamedTuple):
 
 
 def publish(store: Store, membership: Membership) -> None:
-    """Publish the next membership to the workers."""
+    """Publish `membership` to the workers through `store`."""
     store.set(f"membership/{membership.number}", json.dumps(membership.to_json()))
 
 
 class MembershipWatch(threading.Thread):
-    """Follows the published memberships in a thread, and calls `changed` with each."""
+    """A thread that reads every membership as it is published, and calls `changed` with it."""
 
     def __init__(self, store: Store, changed: Callable[[Membership], None]) -> None:
         super().__init__(name="holdfast-membership", daemon=True)
@@ -83,18 +85,18 @@ class MembershipWatch(threading.Thread):
 
 
 class Asleep(Exception):
-    """This worker is suspended: no member until it is admitted again."""
+    """Raised in a worker that the supervisor has suspended: it is not a member until it is admitted again."""
 
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One worker among the members. `member` is its number while it is a member; its `seat` never changes."""
+    """One worker's view of the membership. `member` is its current number; `seat` identifies its process for good."""
 
     member: int
     members: tuple[int, ...]
     store: Callable[[], Store]  # opens a new connection each time, because a wait blocks the others of a connection
     seat: int
-    is_joining: bool = False  # it waits to become a member
+    is_joining: bool = False  # True while this worker waits to become a member
     number: int = 0  # of the membership that this worker is in
     gate: BoundaryGate = field(default_factory=BoundaryGate)
     _nearest: int = 0  # the step before which others can join, if that is beyond the next boundary
@@ -103,32 +105,32 @@ class Coordination:
     _watch: MembershipWatch | None = None
 
     def listen(self, lost: Callable[[], None]) -> None:
-        """Follow memberships from now on; `lost` is called in another thread when members are lost."""
+        """Start to follow published memberships; `lost` is called in another thread whenever members are lost."""
         self._connection = PrefixStore(LIVE, self.store())
         self._watch = MembershipWatch(PrefixStore(LIVE, self.store()), lambda newest: self._on_change(newest, lost))
 
     @property
     def rank(self) -> int:
-        """The place of this worker among the members."""
+        """The current rank of this worker: its index among the members."""
         return self.members.index(self.member) if self.members else self.member
 
     @property
     def newest(self) -> Membership:
-        """The membership that was published last."""
+        """The most recently published membership."""
         return self._watch.current if self._watch else Membership()
 
     @property
     def is_outdated(self) -> bool:
-        """True if a member was lost, and this worker is not in the membership without it yet."""
+        """True if a member was lost and this worker has not yet entered the membership without it."""
         return self.newest.number > self.number and self.newest.has_lost(self.members)
 
     def watch_members(self) -> Callable[[], bool]:
-        """Return a function that tells if one of the members of now has been lost since."""
+        """Return a function that returns True once any of the present members is lost."""
         members, number = self.members, self.number
         return lambda: self.newest.number > number and self.newest.has_lost(members)
 
     def await_admission(self) -> None:
-        """Wait until the supervisor makes this worker a member."""
+        """Wait until the supervisor admits this worker, and take the member number that it assigns."""
         while (newest := self.newest).number == self.number or (member := newest.number_of(self.seat)) is None:
             if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
                 os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
@@ -136,11 +138,11 @@ class Coordination:
         self.member, self.members = member, newest.members
 
     def leave(self) -> None:
-        """Stop being a member until this worker is admitted again."""
+        """Stop being a member, until the supervisor admits this worker again."""
         self.is_joining, self.members = True, ()
 
     def next(self) -> Membership:
-        """Wait for the next membership and enter it; raise Asleep if it suspends this worker."""
+        """Wait for the next membership and return it. Raise Asleep if it suspends this worker; exit if it expels it."""
         while self.newest.number == self.number:
             time.sleep(POLL_SECONDS)
         with self.gate.lock:
@@ -154,7 +156,7 @@ class Coordination:
         return newest
 
     def exchange(self, members: tuple[int, ...], report: Mapping[str, Any]) -> dict[int, Any]:
-        """Post this worker's report and return those of all `members`, once the last is there."""
+        """Post `report` and wait for the reports of all `members`; return them by member number."""
         keys = [f"stand/{self.number}/{member}" for member in members]
         self._store.set(f"stand/{self.number}/{self.member}", json.dumps(report))
         if not self._wait_for_all(keys, self.number):
@@ -162,7 +164,7 @@ class Coordination:
         return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
 
     def connect(self, link: Link, members: tuple[int, ...]) -> None:
-        """Connect `link` with `members`."""
+        """Connect `link` to the workers that are `members`."""
         number = self.number
         link.connect(
             lambda: PrefixStore(f"{LIVE}/group/{number}", self.store()),
@@ -172,7 +174,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if workers join before `step`: at the furthest boundary that a member comes to next."""
+        """Return True if new workers join at the boundary before `step`, the first that no member has passed yet."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:
@@ -190,7 +192,7 @@ class Coordination:
         return self._connection
 
     def _wait_for_all(self, keys: list[str], number: int) -> bool:
-        """Wait until all `keys` are set; return False if a newer membership than `number` comes first."""
+        """Wait until all `keys` are set; return False if a membership newer than `number` is published first."""
         while not self._store.check(keys):
             if self.newest.number > number:
                 return False
@@ -198,7 +200,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """In the watching thread: end operations that wait for lost members, or post the step before which others join."""
+        """Handle a new membership: call `lost` if members were lost, else post where this worker lets others join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

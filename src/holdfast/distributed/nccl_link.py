@@ -1,13 +1,12 @@
-"""Connections among members with one device each: NCCL sums tensors on the devices, gloo does everything else.
+"""Connections among members with one GPU each: NCCL sums tensors on the GPUs, gloo does everything else.
 
 NCCL waits forever for a lost peer, and reports an aborted operation as complete. So a worker that learns of a loss
-aborts the communicator, which ends every operation on the device; an operation counts as done only if that was seen
-before the abort. DDP gets operations that end once this is known. Unlike NCCL's own, they keep backward waiting until the
-device has summed the last bucket, so the next step is not queued behind it.
+aborts the communicator, which ends every operation on the GPU. An operation counts as done only if it was seen to
+complete before the abort. The `Work` that DDP gets completes once this is known. Unlike NCCL's own, it keeps backward
+waiting until the GPU has summed the last bucket, so the next step is not queued behind it.
 
-Untested with two or more devices: the loss of a peer was neither tried nor measured there. The tests cover what works
-without NCCL, and a world of one on one device. A communicator whose members die while it is built is abandoned with its
-thread.
+The loss of a peer is untested with two or more GPUs. The tests cover the code that does not need NCCL, and a single
+rank on one GPU. If a member dies while the communicator is built, the communicator and its thread are abandoned.
 """
 
 import os
@@ -30,7 +29,7 @@ NCCL = "cpu:gloo,cuda:nccl"
 
 
 def why_not(backend: str) -> str | None:
-    """Return why live recovery is impossible with this backend; None if it is possible."""
+    """Return the reason why live recovery is impossible with `backend`, or None if it is possible."""
     if backend == "gloo":
         return None
     if backend != NCCL:
@@ -41,12 +40,12 @@ def why_not(backend: str) -> str | None:
 
 
 def link_for(backend: str, device: torch.device) -> Link:
-    """Return the link for this backend."""
+    """Return a new link for `backend`: gloo alone, or gloo with NCCL sums on `device`."""
     return Link() if backend == "gloo" else DeviceLink(device)
 
 
 class DeviceLink(Link):
-    """A link that sums tensors on `device` with NCCL."""
+    """A link that sums tensors on `device` with NCCL and does everything else with gloo."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class DeviceLink(Link):
 
 
 class _Both:
-    """Gloo's operations, with NCCL's sums for tensors on the devices."""
+    """A process group that sums GPU tensors with NCCL and does everything else with gloo."""
 
     def __init__(self, host: Any, sums: "_Sums") -> None:
         self._host, self._sums = host, sums
@@ -86,14 +85,14 @@ class _Both:
 
 
 class _Sums:
-    """One communicator, and a thread that watches its operations end on the device, in their order."""
+    """An NCCL communicator, and a thread that waits for its operations to complete on the device one after another."""
 
     def __init__(self) -> None:
         self.is_aborted, self.error, self._group = False, None, None  # type: tuple[bool, Exception | None, Any]
         self._posted: queue.SimpleQueue[Watched] = queue.SimpleQueue()
 
     def build(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Build the communicator; its first operation connects the members. Called in a thread of its own."""
+        """Build the communicator and connect the members; store a failure in `error`. Runs in a thread of its own."""
         # Otherwise a thread of NCCL ends this process when it finds that a peer is lost.
         os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
         try:
@@ -113,7 +112,7 @@ class _Sums:
         return posted
 
     def abort(self) -> None:
-        """End every operation; those not known to be done by now have failed."""
+        """Abort all operations under way; those that were not seen to complete count as failed."""
         was_aborted, self.is_aborted = self.is_aborted, True
         if self._group is not None and not was_aborted:
             with suppress(RuntimeError):
@@ -128,7 +127,7 @@ class _Sums:
 
 
 class Watched(dist.Work):
-    """An operation that ends when it has ended on the device."""
+    """The `Work` of an NCCL operation: it completes once the operation has ended on the device."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], sums: _Sums) -> None:
         super().__init__()
@@ -137,14 +136,14 @@ class Watched(dist.Work):
         self._future = self._has_ended.then(self._outcome)  # DDP's C++ code sees what this raises
 
     def has_ended(self) -> bool:
-        """Return True if the device has finished the operation."""
+        """Return True if the operation has ended on the device, successfully or not."""
         try:
             return bool(self._work.is_completed())
         except RuntimeError:
             return True
 
     def conclude(self) -> None:
-        """Complete the future."""
+        """Complete the future that DDP waits for."""
         self._has_ended.set_result(None)
 
     def _outcome(self, _: Future[None]) -> list[torch.Tensor]:

@@ -1,12 +1,13 @@
 """The process groups of a run that recovers live: the one that DDP uses, and the default group of torch.distributed.
 
-DDP posts a sum for every bucket of gradients during backward and gets the link's own operations back, so nothing is
-copied and nothing waits as long as no member is lost. When one is lost, DDP's backward raises once all gradients are
-computed. Then a bucket holds either its sum or garbage, and `param.grad` still holds what this rank computed.
+DDP starts a sum for every bucket of gradients during backward and gets the link's own `Work` objects, so nothing is
+copied and nothing waits as long as no member is lost. After a loss, DDP's backward raises once all gradients are
+computed. Then each bucket holds either its complete sum or garbage, and `param.grad` still holds the gradients of this
+rank.
 
-Collectives that a script calls by itself use groups of torch, which do not survive their first lost member. A worker that
-replaces it has missed what was exchanged before, so such a run restarts after a loss. Once the members have changed, the
-default group only knows rank and size; a collective on it makes the run restart.
+Collectives that a script calls itself use torch's own groups, which do not survive a lost member. A replacement worker
+has missed the earlier exchanges, so such a run restarts after a loss. Once the members have changed, the default group
+is a placeholder that knows only rank and size; a collective on it makes the run restart.
 """
 
 import logging
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Sum:
-    """One bucket of the backward under way."""
+    """The sum of one gradient bucket in the backward pass under way."""
 
     values: torch.Tensor
     work: Any
@@ -44,10 +45,11 @@ class Sum:
 
 
 class RecoverableGroup(ProcessGroup):
-    """A process group of a fixed size, by which DDP divides; `factor` corrects for the share of this rank.
+    """The process group that DDP uses under live recovery. Its size stays the same when members are lost.
 
-    Every call from C++ into Python slows down a small step, so there is one per bucket and no other. `all_posted` is
-    called in every backward with the last sum.
+    DDP divides gradients by that size; `factor` corrects this for the number of samples that this rank trains.
+    `all_posted` is called in every backward, once the sum of the last bucket has started. Every call from C++ into
+    Python slows down a small step, so there is only one per bucket.
     """
 
     def __init__(self, link: Link, rank: int, size: int, all_posted: Callable[[], None]) -> None:
@@ -65,23 +67,23 @@ class RecoverableGroup(ProcessGroup):
         return "holdfast"
 
     def lay_out(self, buckets: list[list[torch.Tensor]]) -> None:
-        """Set the parameters of each of DDP's buckets."""
+        """Set the parameters that each of DDP's gradient buckets holds."""
         self._buckets = buckets
 
     def empty(self, number: int) -> torch.Tensor:
-        """Return uninitialised memory for the values of a bucket."""
+        """Return uninitialised memory for the values of bucket `number`."""
         parameters = self._buckets[number]
         return parameters[0].new_empty(sum(parameter.numel() for parameter in parameters))
 
     def begin(self) -> None:
-        """Prepare for a backward whose gradients are summed."""
+        """Prepare for a backward pass whose gradients are summed over the ranks."""
         self.sums = []
 
     def end(self) -> None:
-        """Forget the sums of a backward that is complete.
+        """Release the sums of a completed backward pass.
 
-        Freeing them takes time, so on the host they are freed while the next ones are under way. Those of a device are
-        freed at once, because gloo holds pinned memory for each.
+        Freeing takes time, so sums in host memory are freed during the next backward. Sums on a device are freed at
+        once, because gloo holds pinned memory for each of them.
         """
         self._spent, self.sums = [] if self.sums[0].values.is_cuda else self.sums, []
 
@@ -110,13 +112,13 @@ class RecoverableGroup(ProcessGroup):
         return self._link.post("allgather", outputs, inputs)
 
     def has_failed(self) -> bool:
-        """Return True if a sum of the backward under way has failed."""
+        """Return True if any sum of the backward pass under way has failed."""
         return any(bucket.has_failed() for bucket in self.sums)
 
     def drop(self, *, is_scaled: bool) -> None:
-        """Make the optimizer skip this step: remove the gradients, or make them infinite for a gradient scaler.
+        """Make the optimizer skip this step: remove all gradients or, if `is_scaled`, set them to infinity.
 
-        A scaler needs gradients. It takes infinite ones for an overflow, skips the step and lowers its scale.
+        A gradient scaler needs gradients. It treats infinite ones as an overflow, skips the step and lowers its scale.
         """
         for parameter in (parameter for bucket in self._buckets for parameter in bucket):
             if is_scaled and parameter.grad is not None:
@@ -125,7 +127,7 @@ class RecoverableGroup(ProcessGroup):
                 parameter.grad = None
 
     def drain(self) -> None:
-        """Wait for the end of every sum on a broken link, and find out which are done."""
+        """Wait until all sums on the broken link have ended, and determine which of them succeeded."""
         unknown = [bucket for bucket in self.sums if bucket.is_done is None]
         wait_until_ended([bucket.work for bucket in unknown])
         for bucket in unknown:
@@ -134,7 +136,7 @@ class RecoverableGroup(ProcessGroup):
 
     @torch.no_grad()
     def pack(self, number: int) -> None:
-        """Put this rank's own gradients back into a bucket, divided and weighted as DDP did."""
+        """Copy this rank's own gradients into bucket `number` again, scaled as before the failed sum."""
         for parameter, view in self._views(number):
             if parameter.grad is None:
                 view.zero_()
@@ -144,7 +146,7 @@ class RecoverableGroup(ProcessGroup):
             self.sums[number].values.mul_(self.factor)
 
     def sum_again(self, numbers: Sequence[int]) -> None:
-        """Sum these buckets again, over the present members."""
+        """Sum the buckets `numbers` again, over the present members."""
         for number in numbers:
             self.pack(number)
             values = self.sums[number].values
@@ -155,14 +157,14 @@ class RecoverableGroup(ProcessGroup):
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Copy the sums into the gradients, as DDP would have done."""
+        """Copy the bucket sums into the gradients of the parameters, as DDP would have done."""
         for number in range(len(self.sums)):
             for parameter, view in self._views(number):
                 if parameter.grad is not None:
                     parameter.grad.copy_(view)
 
     def _views(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each parameter of a bucket with its view of the bucket; DDP keeps the strides of dense ones."""
+        """Yield each parameter of bucket `number`, and the view of the bucket that holds its gradient."""
         place, values = 0, self.sums[number].values
         for parameter in self._buckets[number]:
             flat = values.narrow(0, place, parameter.numel())
@@ -182,7 +184,7 @@ _COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "r
 
 
 def has_script_collectives() -> bool:
-    """Return True if the script has used, or made, a process group of torch; report it once."""
+    """Return True if the script itself uses torch.distributed. The first time, warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     own = [group for group in groups if not isinstance(group, Outlived)]
     # Every collective on a group increases its sequence number.
@@ -197,7 +199,7 @@ def has_script_collectives() -> bool:
 
 
 def replace_default_group(rank: int, size: int) -> None:
-    """Replace the default group, which has lost a member or never had this one, by one that only knows rank and size."""
+    """Replace torch's default group, whose members have changed, by a placeholder that knows only rank and size."""
     if isinstance(dist.group.WORLD, Outlived) and dist.get_rank() == rank:
         return
     leave_default_group()
@@ -218,23 +220,23 @@ _kept: list[
 
 
 def leave_default_group() -> None:
-    """Leave the default group, if there is one."""
+    """Destroy torch's default process group, if there is one."""
     if dist.is_initialized():
         _kept.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
 class Outlived(ProcessGroup):
-    """A group on which every collective makes the run restart."""
+    """A placeholder for torch's default group after its members changed: any collective makes the run restart."""
 
     @property
     def group_name(self) -> Any:
-        """The name by which functional collectives find their group."""
+        """The name by which functional collectives find a group; reading it makes the run restart."""
         _fall_back()
 
 
 class NoStore(Store):
-    """The store of such a group, from which no other group can be made."""
+    """The store of an `Outlived` group: any access makes the run restart."""
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:

@@ -1,8 +1,8 @@
 """The rank of this process and the number of ranks, short messages among the ranks, and the gate at a step boundary.
 
-Under a supervisor or torchrun the ranks share a store and a process group; a process alone is a world of one. A rank that
-waits for a message polls the store: a blocking wait would keep the other threads of this process from the store, and
-would end after a fixed time however busy the peer is.
+Under a supervisor or torchrun the ranks share a store and a process group; a process on its own is rank 0 of 1. A rank
+that waits for a message polls the store. A blocking wait would keep other threads of this process from the store, and
+would time out even if the peer is only busy.
 """
 
 import os
@@ -23,7 +23,7 @@ from holdfast.distributed.process_group import leave_default_group, replace_defa
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
-TERM = "HOLDFAST_TERM"  # the part of the nodes that this worker belongs to, where there are several
+TERM = "HOLDFAST_TERM"  # the number of the group of nodes that this worker belongs to, where there are several
 NODE = "HOLDFAST_NODE"  # the node of this worker
 JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _SUPERVISED_PATIENCE = 86400.0  # seconds: the supervisor detects a hanging peer long before this
@@ -35,15 +35,15 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def ours(token: str, node: int) -> str:
-    """Return the key in the workers' store that marks `token` as the term of the workers of `node`."""
+    """Return the store key whose presence says that `node` belongs to the term (group of nodes) of `token`."""
     return f"term/{token}/{node}"
 
 
 class BoundaryGate:
-    """The next step boundary: training passes it unless another thread waits for it there.
+    """The gate at the next step boundary: training passes it unless another thread has asked it to stop there.
 
-    Other threads learn of a loss, of a worker that wants to join, or of a request to stop, and post to the peers which
-    boundary this rank comes to next. Hold `lock` to read or change `next` and `waiting`.
+    Other threads do so when a worker is lost or wants to join, or when the run should stop. They tell the peers which
+    boundary this rank reaches next. Hold `lock` to read or change `next` and `waiting`.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class BoundaryGate:
         self.waiting: set[object] = set()
 
     def passes(self, step: int) -> bool:
-        """Pass the boundary before `step`; return False if a thread waits there."""
+        """Pass the boundary before `step` and return True; return False if a thread has asked to stop there."""
         with self.lock:
             if self.waiting:
                 return False
@@ -60,26 +60,27 @@ class BoundaryGate:
             return True
 
     def wait(self, owner: object) -> int:
-        """Make the training stop for `owner`; return the boundary that it comes to next."""
+        """Make training stop at its next boundary, on behalf of `owner`; return the step that follows this boundary."""
         with self.lock:
             self.waiting.add(owner)
             return self.next
 
     def leave(self, owner: object) -> None:
-        """Let the training pass as far as `owner` is concerned."""
+        """Withdraw the request of `owner` to stop at the next boundary."""
         with self.lock:
             self.waiting.discard(owner)
 
 
 class Changed(Exception):
-    """The membership changed while a rank waited for a message."""
+    """Raised when the set of ranks changes while this rank waits for a message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ranks:
-    """This process among its peers; a peer that is silent for `patience` seconds is given up.
+    """The rank of this process, the number of ranks, and messages among them through a store.
 
-    With live recovery the peers may change: then waits end because `has_changed` returns True, until `renumber` is called.
+    A wait for a message fails after `patience` seconds of silence. With live recovery the ranks may change: once
+    `has_changed` returns True, waits raise Changed until `renumber` is called.
     """
 
     rank: int
@@ -94,21 +95,21 @@ class Ranks:
     watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
 
     def fixed(self) -> "Ranks":
-        """Return a copy for the present members, for threads that must finish with them after the membership changes."""
+        """Return a copy that keeps the present ranks, for threads that must finish with them after the ranks change."""
         return replace(self, has_changed=self.watch_members())
 
     def renumber(self, rank: int, size: int, number: int) -> None:
-        """Be `rank` of `size` from now on; messages of other memberships than `number` are not seen."""
+        """Become `rank` of `size` ranks in membership `number`; messages from other memberships are no longer seen."""
         assert self.connect is not None
         self.rank, self.size = rank, size
         self.store = PrefixStore(f"run/{number}", self.connect())
 
     def post(self, topic: str, value: str) -> None:
-        """Post a message once, for every rank that waits for `topic`."""
+        """Post `value` under `topic`, for every rank that waits for that topic."""
         self.store.set(topic, value)
 
     def wait_for(self, topic: str) -> str:
-        """Wait for a message and return it; a busy rank 0 may take as long as it needs."""
+        """Wait for the message under `topic` and return it. The time limit restarts whenever rank 0 reports work."""
         pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
         while not self.is_posted(topic):
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:
@@ -125,18 +126,18 @@ class Ranks:
         return bytes(self.store.get(topic)).decode()
 
     def is_posted(self, topic: str) -> bool:
-        """Return True if the message was posted."""
+        """Return True if a message was posted under `topic`."""
         return bool(self.store.check([topic]))
 
     def from_rank_0(self, topic: str, value: str | None) -> str:
-        """Return the value of rank 0 on every rank; only rank 0 gives one."""
+        """Return rank 0's `value` on every rank; the other ranks pass None and wait for it."""
         if value is not None:
             self.post(topic, value)
             return value
         return self.wait_for(topic)
 
     def gather(self, topic: str, value: str) -> list[str] | None:
-        """Return every rank's value in order on rank 0; return None on other ranks, which do not wait."""
+        """Return the values of all ranks on rank 0, sorted by rank; return None on other ranks, which do not wait."""
         if self.rank:
             self.post(f"{topic}/{self.rank}", value)
             return None
@@ -148,7 +149,7 @@ class Ranks:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Report once a second that rank 0 is alive, so that no peer takes a slow save for a dead process."""
+        """Report once a second, inside this context, that rank 0 is alive, so that peers do not take it for dead."""
         if self.rank or self.size == 1:
             yield
             return
@@ -168,9 +169,9 @@ class Ranks:
 
 
 def join(timeout: float) -> Ranks:
-    """Find the peers of this process, and initialise torch.distributed with them.
+    """Return the rank and the peers of this process, and initialise torch.distributed with them.
 
-    Without a supervisor, collectives fail and waits end after `timeout` seconds without a message from the peer.
+    Without a supervisor, collectives and waits for messages fail after `timeout` seconds.
     """
     if dist.is_initialized():
         raise BadInput("attach() initialises torch.distributed itself: leave out init_process_group().")
@@ -202,12 +203,12 @@ def join(timeout: float) -> Ranks:
 
 
 def leave() -> None:
-    """Leave the peers in order; they take a process that disappears for one that crashed."""
+    """Leave the process group, so that the peers do not mistake the exit of this process for a crash."""
     leave_default_group()
 
 
 def _store(patience: timedelta) -> Store:
-    """Connect to the store of the supervisor or of torchrun; each round of a supervisor has its own part of it."""
+    """Connect to the store of the supervisor or torchrun. Under a supervisor, every restart has its own key prefix."""
     if SUPERVISED not in os.environ:
         store: Store = next(rendezvous("env://", timeout=patience))[0]
         store.set_timeout(patience)
@@ -218,7 +219,7 @@ def _store(patience: timedelta) -> Store:
 
 
 def _device() -> torch.device:
-    """Return the accelerator of this rank, or the CPU."""
+    """Return the CUDA device of this rank, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if "LOCAL_RANK" in os.environ:

@@ -1,1 +1,1 @@
-"""Failures on purpose: the schedule, the points of a step where they strike, and storage that fails."""
+"""Failures on purpose: schedules of failures, the points of a step where they happen, and a store that fails."""

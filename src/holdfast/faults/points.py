@@ -1,4 +1,4 @@
-"""The points of a step at which a process can be made to fail, and the checks of an injected failure. Pure.
+"""The points of a step at which a process can be made to fail, and checks of requested failures. No I/O.
 
     point        when it strikes
     boundary     before the batch of the step is handed out
@@ -10,7 +10,7 @@
                  on other ranks when rank 0 has what it needs from them
     recovery     in the first live recovery from another worker's loss at or after the step, once the plan is made
 
-Faults of storage have points of their own (`storage.POINTS`), all of them in a save.
+Storage faults have points of their own (`storage.POINTS`), all within a save.
 """
 
 from collections import defaultdict
@@ -24,17 +24,17 @@ POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
 def name(failure: Failure) -> str:
-    """Return the point without its number."""
+    """Return the name of the failure's point without its number: `backward` for `backward=0.5`."""
     return failure.point.partition("=")[0]
 
 
 def summed_buckets(failure: Failure, buckets: int) -> int:
-    """Return after how many of `buckets` a failure in backward strikes, as in the simulation."""
+    """Return how many of `buckets` gradient buckets are summed before a failure in backward strikes."""
     return int(round(float(failure.point.removeprefix(BACKWARD)) * buckets, 6))  # 6: 0.7 x 10 must not fall short of 7
 
 
 def check(failure: Failure, recovery: str) -> None:
-    """Raise BadInput if the failure's kind or `recovery` never comes to its point."""
+    """Raise BadInput if the failure's kind, or the strategy `recovery`, does not allow its point."""
     kind, point = failure.kind, failure.point
     if kind in storage.KINDS:
         if point not in ("boundary", *storage.POINTS):
@@ -53,7 +53,7 @@ def check(failure: Failure, recovery: str) -> None:
 
 
 def check_survivors(failures: Schedule, recovery: str, ranks: int) -> None:
-    """Raise BadInput if live recovery would have no survivor in some step."""
+    """Raise BadInput if a step would lose all `ranks` workers although the strategy `recovery` needs a survivor."""
     lost: defaultdict[int, set[int]] = defaultdict(set)
     for failure in failures:
         if failure.kind in ENDING:

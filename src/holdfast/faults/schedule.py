@@ -1,6 +1,6 @@
-"""Failures as plain data, computed before a run begins: a schedule can be printed, stored, compared and replayed.
+"""Failures as plain data, computed before a run begins, so that a schedule can be printed, stored and replayed.
 
-The simulator, a training run and the parameter server read the same schedule and each applies it in its own way.
+The simulator, a training run and the parameter server read the same kind of schedule; each applies it in its own way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,11 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One failure: at `step`, of `kind`, at a `point` of that step, hitting `targets` (blocks, nodes or ranks).
+    """A planned failure: its step, its kind, the point within the step, and its targets (blocks, nodes or ranks).
 
-    Kinds and points are open words, because each way to train has its own. The default, `lose` at a `boundary`, is the
-    loss of blocks between two steps. A point may carry a number, as in `backward=0.5`.
+    Kinds and points are free strings, because the simulator, training runs and the parameter server have different
+    ones. The default, `lose` at a `boundary`, loses blocks (groups of parameters) between two steps. A point may carry
+    a number, as in `backward=0.5`.
     """
 
     step: int
@@ -46,12 +47,12 @@ ENDING = ("exit", "kill", "hang")  # kinds that end a process
 
 
 def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", targets: tuple[int, ...] = ()) -> Schedule:
-    """Return failures at exactly these steps, in order."""
+    """Return one failure of the given kind at each of `steps`, sorted by step."""
     return tuple(Failure(step=step, kind=kind, point=point, targets=targets) for step in sorted(steps))
 
 
 def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]) -> Ids:
-    """Return `count` steps in 1..end-1, each geometrically distributed with `mean`, drawn again when at or past `end`."""
+    """Return `count` random steps in 1..end-1, geometrically distributed with `mean`; later steps are redrawn."""
     if mean < 1 or end < 2:
         raise BadInput(f"No failure fits: the mean is {mean} (at least 1) and the end is step {end} (at least 2).")
     rng = np.random.default_rng(seed)
@@ -63,7 +64,7 @@ def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]
 
 
 def lost_blocks(count: int, fraction: float, rng: np.random.Generator) -> Ids:
-    """Return `fraction` of `count` block numbers, chosen uniformly at random, in rising order; at least one."""
+    """Return the sorted numbers of a random `fraction` of `count` blocks, at least one."""
     if not 0 < fraction <= 1:
         raise BadInput(f"The lost fraction must be greater than 0 and at most 1 (got {fraction}).")
     return np.sort(rng.choice(count, size=max(1, round(fraction * count)), replace=False))

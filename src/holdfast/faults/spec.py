@@ -1,4 +1,4 @@
-"""The grammar of `--inject`, one for `holdfast run`, `holdfast serve train` and `holdfast rehearse`. Pure.
+"""The grammar of the option `--inject` of `holdfast run`, `holdfast serve train` and `holdfast rehearse`.
 
     holdfast run          KIND@STEP[:POINT][,rank=RANKS]       kill@120   kill@50+110:backward=0.5,rank=1+3   enospc@200
     holdfast serve train  kill@ITERATION[:POINT][,WHO=NUMBERS]  kill@7,node=1+2   kill@7:checkpoint,worker=0   kill@5,controller
@@ -23,17 +23,17 @@ _RANDOM = re.compile(r"random=(?P<count>[0-9]{1,6})(?:,seed=(?P<seed>[0-9]{1,12}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomKills:
-    """Kills at random steps of a rehearsal; without a `seed`, one is drawn."""
+    """Settings for `count` kills at random steps of a rehearsal. Without a `seed`, one is drawn."""
 
     count: int = 3
     seed: int | None = None
 
 
 def parse_training(specs: Iterable[str]) -> Schedule:
-    """Return the failures of `holdfast run --inject SPEC ...`, in the order of their steps."""
+    """Parse the values of `holdfast run --inject` into failures, sorted by step."""
     failures: list[Failure] = []
     for text in specs:
-        for step, kind, point, group, members in _strikes(text, "kill@120 or kill@120:backward=0.5,rank=1+3"):
+        for step, kind, point, group, members in _parse_one(text, "kill@120 or kill@120:backward=0.5,rank=1+3"):
             if group not in ("", "rank") or (group and not members):
                 raise BadInput(
                     f"--inject {text} does not name ranks: a failure of a run strikes ranks. Write {kind}@{step},rank=1+3."
@@ -43,10 +43,10 @@ def parse_training(specs: Iterable[str]) -> Schedule:
 
 
 def parse_server(specs: Iterable[str]) -> Schedule:
-    """Return the failures of `holdfast serve train --inject SPEC ...`; their kind is the group that is killed."""
+    """Parse the values of `holdfast serve train --inject`; the kind of a failure is the kind of process it kills."""
     failures: list[Failure] = []
     for text in specs:
-        for step, kind, point, group, members in _strikes(text, "kill@7, kill@7,node=1+2 or kill@5,controller"):
+        for step, kind, point, group, members in _parse_one(text, "kill@7, kill@7,node=1+2 or kill@5,controller"):
             if kind != "kill":
                 raise BadInput(
                     f"--inject {text} asks for {kind!r}: processes of a parameter server can only be killed. "
@@ -62,7 +62,7 @@ def parse_server(specs: Iterable[str]) -> Schedule:
 
 
 def parse_rehearsal(spec: str) -> RandomKills:
-    """Return the random kills of `holdfast rehearse --inject SPEC`."""
+    """Parse the value of `holdfast rehearse --inject`."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
         raise BadInput(
@@ -72,8 +72,8 @@ def parse_rehearsal(spec: str) -> RandomKills:
     return RandomKills(count=int(match["count"]), seed=None if match["seed"] is None else int(match["seed"]))
 
 
-def _strikes(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
-    """Yield (step, kind, point, group, members) for each step of one specification."""
+def _parse_one(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
+    """Yield (step, kind, point, group, members) for each step in an `--inject` value; an error shows `example`."""
     match = _STRIKE.fullmatch(text)
     if match is None:
         raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")

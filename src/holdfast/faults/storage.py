@@ -1,17 +1,17 @@
-"""A store that fails on purpose, once at a chosen point of a chosen save.
+"""A checkpoint store that fails on purpose, once at a chosen point of a chosen save.
 
-Some faults raise an error. Others are silent, as on a bad disk, and a reader finds them by their digests.
+Some faults raise an error. Others are silent, as on a bad disk, and are detected only by comparing digests.
 
     kind          effect at the point                                             raises
     io-error      the first try fails                                             yes
     enospc        every try fails for as long as this save is tried               yes
-    delay         it takes longer                                                 no, but nothing is lost
+    delay         the operation takes longer                                      no, but nothing is lost
     torn-write    only the first half is written                                  no
     bit-flip      one bit is flipped                                              no
     lost-rename   the file never gets its name: an older value stays, if any      no
 
-At the point `removal`, the last three mean that the removal never reaches the disk. They leave half of the value, the
-value with a flipped bit, and the value.
+At the point `removal`, when an old snapshot is deleted, the last three leave a file behind: its first half, the file
+with one flipped bit, or the whole file.
 """
 
 import errno
@@ -39,9 +39,11 @@ Record: TypeAlias = Callable[[Failure], None]
 
 
 class Faulty:
-    """A store with faults. Each strikes in the first save at or after its step, at its `point` (or at the tensors).
+    """A wrapper around a store that injects faults into saves.
 
-    `record` is called just before a fault strikes, in the thread that writes. Failures of other kinds are ignored.
+    A fault strikes once, in the first save at or after its step, when the file named by its `point` is written (by
+    default the tensors). `record` is called just before, in the writing thread. Failures of other kinds are ignored.
+    The fault `delay` sleeps for `delay` seconds.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Faulty:
 
     def remove(self, name: str) -> None:
         # Before the commit, leftovers are removed; after it, snapshots that have become too old.
-        kind = self._strikes("removal", "remove", name) if self._committed else None
+        kind = self._inject("removal", "remove", name) if self._committed else None
         if kind in ("torn-write", "bit-flip"):
             self._store.put(name, _damaged(kind, [read(self._store, name, sys.maxsize)]))
         elif kind != "lost-rename":
@@ -86,7 +88,7 @@ class Faulty:
 
     def _write(self, name: str, parts: Parts, write: Callable[[str, Parts], None]) -> None:
         point = self._point_of(name)
-        kind = self._strikes(point, "write", name) if point else None
+        kind = self._inject(point, "write", name) if point else None
         if kind in ("torn-write", "bit-flip"):
             write(name, _damaged(kind, parts))
         elif kind == "lost-rename":
@@ -97,7 +99,7 @@ class Faulty:
         self._committed = self._committed or point == "manifest"
 
     def _point_of(self, name: str) -> str | None:
-        """Return the point of a save at which `name` is written; a save begins with the first name of its step."""
+        """Return the point of a save at which file `name` is written, or None if it has none."""
         if name == LATEST:
             return "latest"
         match = _NAME.fullmatch(name)
@@ -107,8 +109,8 @@ class Faulty:
             self._step, self._committed = int(match[1]), False
         return _POINT_OF.get(match[2])
 
-    def _strikes(self, point: str, verb: str, name: str) -> str | None:
-        """Let a due fault strike; return its kind if it is silent."""
+    def _inject(self, point: str, verb: str, name: str) -> str | None:
+        """Inject the fault that is due at `point`: raise an error, or sleep. Return its kind; None if none is due."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)
@@ -129,7 +131,7 @@ def _point(fault: Failure) -> str:
 
 
 def _damaged(kind: str, parts: Parts) -> list[memoryview | bytes]:
-    """Return the first half of a value, or all of it with one bit flipped in the middle."""
+    """Return the first half of the data for `torn-write`; otherwise all of it with one bit flipped in the middle."""
     whole = [memoryview(part) for part in parts]  # views: only the part that changes is copied
     half = sum(len(part) for part in whole) // 2
     damaged: list[memoryview | bytes] = []

@@ -1,8 +1,8 @@
-"""The gradient of a step in whose backward workers were lost: the weight of each worker, bucket by bucket. Pure.
+"""The weight of each worker's gradients in a step during whose backward workers were lost. No I/O.
 
-A step's gradient is the sum of the workers' gradients, each a mean over that worker's samples and weighted by their
-number. Gradients are summed bucket by bucket during backward, so a failure finds some buckets complete (summed over all
-workers, the lost ones included) and others not. The simulation and live recovery both use these functions.
+The gradient of a step is the sum of the workers' gradients, each a mean over that worker's samples and weighted by
+their number. Gradients are summed bucket by bucket during backward. So a failure finds some buckets complete (summed
+over all workers, the lost ones included) and others not. The simulation and live recovery both use these functions.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,13 +15,16 @@ STRATEGIES = ("replay", "forward", "skip")
 
 
 def normal(samples: Sequence[int]) -> Weights:
-    """Return the weights of a step without a failure: each worker's samples over those of all."""
+    """Return the weights of a step without a failure: each worker's number of samples divided by the total."""
     total = sum(samples)
     return tuple(count / total for count in samples)
 
 
 def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualties: Collection[int]) -> Weights | None:
-    """Return the weights with which a bucket enters the failed step; None if it contributes nothing.
+    """Return each worker's weight in the sum of one bucket; None if the bucket contributes nothing to the step.
+
+    `samples` are the numbers of samples by worker, `casualties` the lost workers. `completed` says that the bucket was
+    summed before the loss. The result depends on `strategy`:
 
     - `replay`: the exact step. Gradients of lost workers are computed again, so the weights are the normal ones.
     - `forward`: a completed bucket is kept, with the lost workers' gradients. Any other is summed over the survivors,

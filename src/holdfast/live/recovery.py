@@ -1,14 +1,15 @@
 """Live recovery of one rank: when members are lost, the survivors complete the step they were in and continue.
 
 Everything here runs in the training thread. A round of recovery has four parts: wait for the supervisor's next
-membership, tell the other members where this rank is (`Stand`), connect with them, and apply the plan that `settle`
-derives from all their reports (`Settlement`). A round in which another member is lost is abandoned and begun again.
+membership, report this rank's position in the training to the other members (`Stand`), connect with them, and carry out
+the plan that `settle` derives from all reports (`Settlement`). If another member is lost during a round, a new round
+begins.
 
     spare or suspended worker --join()--> at a boundary --begin_step()--> in a step --end_step()--> at the next boundary
 
-A rank recovers at a boundary if the membership has changed (`at_boundary`), and in a step if backward, or the exchange of
-buffers before a forward, has failed. Then it continues where it was; with `skip`, the step is dropped. A worker that is
-asked to leave raises `Asleep` at a boundary, and the training loop calls `suspend`.
+A rank recovers at a boundary if the membership has changed (`at_boundary`). It recovers within a step if backward, or
+the exchange of buffers before a forward, has failed. Then it continues where it was; with the strategy `skip`, the step
+is dropped. A worker that is to be suspended raises `Asleep` at a boundary, and the training loop calls `suspend`.
 """
 
 import functools
@@ -41,20 +42,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingHooks:
-    """The training loop's side of live recovery: known once the loop is built, after the models are replicated."""
+    """State and callbacks of the training loop that live recovery needs, set once the loop is built."""
 
     losses: Losses
     protected: Protected
     record: Enrolled
     attempt: int
     record_steps: Callable[[], None]  # writes every step that was trained so far to the history
-    inject: Callable[[int], None]  # called with the step once the survivors of a loss agree how to continue
+    inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
     has_pending_gradients: Callable[[], bool]  # returns True if gradients of earlier steps wait for their optimizer
 
 
 @dataclass(slots=True, eq=False)
 class LiveRecovery:
-    """This rank among the members of a run that recovers live. `size` is the number of members when none is lost."""
+    """The live recovery of one rank. `size` is the number of members when none is lost."""
 
     strategy: str
     size: int
@@ -68,7 +69,7 @@ class LiveRecovery:
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
 
     def connect(self) -> None:
-        """Connect with the members that start together, and follow memberships from now on."""
+        """Connect to the members that start together, and follow changes of the membership from now on."""
         self._recorded = self.members
         self.window = WindowState(basis=self.members)
         if not self.is_joining:
@@ -77,18 +78,18 @@ class LiveRecovery:
         self._guard_backward()
 
     def start(self, hooks: TrainingHooks) -> None:
-        """Begin to recover from losses: the training loop is built. An earlier loss needs a restart."""
+        """Enable recovery, now that the training loop is built. A worker lost before this makes the run restart."""
         self._hooks = hooks
         if not self.is_joining:
             self._set_weight(self.window.basis)
 
     def watch(self, peers: Ranks) -> Ranks:
-        """Return `peers` with waits that end when a member is lost."""
+        """Return a copy of `peers` whose waits for messages end when a member is lost."""
         coordination = self.coordination
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
-        """Return a process group for one more model; `all_posted` is called in every backward with the last sum."""
+        """Return a process group for one more model. Every backward calls `all_posted` once its last sum has begun."""
         self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
         return self.groups[-1]
 
@@ -111,7 +112,7 @@ class LiveRecovery:
         return basis.index(self.member), len(basis)
 
     def join(self) -> int:
-        """Take the place of a lost member with the state of another one; return the first step to train."""
+        """Replace a lost member: receive the state of another member, and return the first step to train."""
         progress.here.enter(Phase.JOINING)
         while True:
             self.coordination.await_admission()
@@ -128,7 +129,7 @@ class LiveRecovery:
         return plan.step
 
     def suspend(self) -> None:
-        """Leave the other members, with everything this worker holds, until `join` is called."""
+        """Leave the other members and keep all state in memory, until `join` is called."""
         progress.here.set_membership(IN_RESERVE)
         self._training.record_steps()
         self._training.record.retire()
@@ -137,11 +138,15 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def begin_step(self, step: int) -> None:
-        """Note that the batch of `step` is handed to the script."""
+        """Note that the batch of `step` is about to be handed to the script."""
         self.window = self.window._replace(step=step, begun=True)
 
     def end_step(self, optimizer_steps: int) -> None:
-        """Note that the step was trained; if members that were ahead sent their result, take it over."""
+        """End the current step, in which the script's optimizers made `optimizer_steps` steps.
+
+        If another member finished the step before a loss and sent its parameters, load them in place of this rank's
+        own.
+        """
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
         self.window = self.window.ended()
@@ -149,13 +154,14 @@ class LiveRecovery:
         self._may_accumulate = not optimizer_steps
 
     def is_dropped(self, step: int) -> bool:
-        """Return True if `step` was dropped after a loss (--recovery skip)."""
+        """Return True if `step` was dropped because of a loss (--recovery skip)."""
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover until the membership is current. At the `last` boundary no worker joins, because no step follows.
+        """Recover at the boundary before `step` until this rank has entered the newest membership.
 
-        Return True if samples are divided in a new way, and the last step in which members recovered.
+        At the `last` boundary, after the final step, no worker joins. Return True if the samples are divided among
+        other members than before, and the last step in which members recovered (None if they did not).
         """
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
@@ -170,11 +176,11 @@ class LiveRecovery:
         return self.window.basis != basis, settled
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
-        """Take over rank 0's buffers before a forward."""
+        """Copy rank 0's model buffers to this rank before a forward pass, and recover if a member is lost meanwhile."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
-        """Recover with the members that are left; complete the interrupted backward of `group`, if there is one."""
+        """Recover with the remaining members. Complete the interrupted backward pass of `group`, if there is one."""
         began = perf_counter()
         progress.here.suspect(self.coordination.number)
         with progress.during(Phase.RECOVERING):
@@ -188,7 +194,7 @@ class LiveRecovery:
         progress.here.set_membership(self.coordination.number)
 
     def _guard_backward(self) -> None:
-        """Recover where `torch.autograd.backward` fails because of a loss; `Tensor.backward` looks it up at every call."""
+        """Wrap `torch.autograd.backward` to recover when it fails because of a lost member."""
         plain = torch.autograd.backward
 
         @functools.wraps(plain)
@@ -214,7 +220,7 @@ class LiveRecovery:
         torch.autograd.backward = backward
 
     def _recover_backward(self, group: RecoverableGroup) -> bool:
-        """Recover if the backward of this model failed because of a loss; return False for any other error."""
+        """Recover the backward pass of `group` if a lost member made it fail; return False for any other error."""
         if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
             return False
         self.recover(group)
@@ -234,7 +240,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> Settlement:
-        """Do one round of recovery; raise Broken if another member is lost meanwhile."""
+        """Do one round of recovery and return its plan; raise Broken if another member is lost meanwhile."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
@@ -255,7 +261,7 @@ class LiveRecovery:
         return plan
 
     def _stand(self, group: RecoverableGroup | None) -> Stand:
-        """Return where this rank is, as the other members need to know it."""
+        """Return this rank's position in the training, as the report for the other members."""
         if self.is_joining:
             return Stand(step=NOWHERE)
         window = self.window
@@ -276,7 +282,7 @@ class LiveRecovery:
         )
 
     def _apply(self, plan: Settlement, stands: dict[int, Stand], group: RecoverableGroup | None, began: float) -> None:
-        """Do this rank's part of the plan."""
+        """Carry out this rank's part of `plan`; `began` is when the recovery began."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.
@@ -323,7 +329,7 @@ class LiveRecovery:
         self._training.record.flush()
 
     def _send_result(self, plan: Settlement, group: RecoverableGroup | None) -> None:
-        """Send the result of a step from a member that has finished it to those that have not."""
+        """Send the result of a step from a member that has finished it to the members that have not."""
         finished = self._training.protected.trained
         state = self._transfer(plan.giver, plan.behind, lambda: self.window.staged or finished())
         if self.member in plan.behind and group:
@@ -335,7 +341,7 @@ class LiveRecovery:
         state_transfer.meet(self.link)
 
     def _send_state(self, plan: Settlement, stands: dict[int, Stand]) -> None:
-        """Send the whole state of a member to those that join."""
+        """Send the whole training state of one member to the workers that join."""
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
         if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
@@ -351,12 +357,12 @@ class LiveRecovery:
             self.window = self.window._replace(basis=())
 
     def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
-        """Send the state of member `giver` to `takers`; return it if this rank is one of them."""
+        """Send what `state` returns on member `giver` to the members `takers`; return it if this rank is among them."""
         ranks = [self.members.index(taker) for taker in takers]
         return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
 
     def _send_sums(self, plan: Settlement, group: RecoverableGroup | None) -> None:
-        """Send each bucket's sum from a member that has it to those that lack it."""
+        """Send the sum of each bucket from a member that has it to the members that lack it."""
         if self.is_joining:
             for own in self.groups:
                 own.given = {}  # sums received in an interrupted round may be summed again
@@ -372,7 +378,7 @@ class LiveRecovery:
                 state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
 
     def _set_weight(self, basis: tuple[int, ...]) -> None:
-        """Weight this rank's gradients in steps that are divided among `basis`."""
+        """Set the weight of this rank's gradients for steps whose samples are divided among `basis`."""
         weight = self._training.losses.weight(self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:
@@ -380,7 +386,7 @@ class LiveRecovery:
 
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """Return the connected live recovery of this rank; None if the run, or its backend, recovers by restart."""
+    """Return the connected live recovery of this rank; None if the run or its backend only supports restarts."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = JOINS in os.environ

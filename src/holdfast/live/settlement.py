@@ -1,9 +1,9 @@
-"""The plan by which the members of a run continue after a loss, derived from where each of them is. Pure.
+"""The plan by which the remaining members continue after a loss, computed from each member's position. No I/O.
 
-Members recover at two kinds of places: in a backward whose sums did not all arrive, or at a boundary. A sum that one
-member has contains every member's gradients, those of the lost ones too, and is sent to those that lack it. A sum that
-no member has is summed again. Members may be on both sides of a boundary: those that have passed it had every sum of the
-step, so those behind take over the resulting parameters.
+Members recover in one of two places: in a backward pass whose sums did not all arrive, or at a step boundary. A sum
+that one member has contains the gradients of all members, including the lost ones, and is sent to the members that lack
+it. A sum that no member has is computed again. Some members may already have passed a boundary that others have not.
+They had every sum of the step before it, so the members behind take over their parameters.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """Where one member is when a recovery begins; all members exchange theirs."""
+    """The position of one member in the training when a recovery begins; every member sends its own to all others."""
 
     step: int  # that it trains or comes to next; NOWHERE for a worker that is to join
     begun: bool = False
@@ -49,7 +49,7 @@ class Stand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The plan of a recovery, the same for all members, which continue in `step`."""
+    """The plan of a recovery, the same on all members. All of them continue in `step`."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -68,14 +68,15 @@ class Settlement:
 
     @property
     def is_complete(self) -> bool:
-        """True if every sum of the step exists: then no samples are lost."""
+        """True if some member has the sum of every bucket of the step, so that no samples are lost."""
         return bool(self.given) and None not in self.given
 
 
 def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
-    """Return the plan for these members, or the reason why there is none and the run must restart.
+    """Return the recovery plan, or a string that says why the run must restart instead.
 
-    Workers in `asleep` were suspended at the boundary that all others have reached.
+    `stands` has the positions of all members. Workers in `asleep` were suspended at the boundary that all members have
+    reached.
     """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
@@ -132,7 +133,7 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
 
 
 class WindowState(NamedTuple):
-    """The window (one step's samples) that this rank trains or comes to next, and what recoveries changed about it."""
+    """The window (one step's samples) that this rank trains now or next, and how recoveries have changed it."""
 
     step: int = 0
     begun: bool = False
@@ -147,11 +148,11 @@ class WindowState(NamedTuple):
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "WindowState":
-        """Return the state after the window was trained."""
+        """Return the state after this rank has trained the window."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: Settlement) -> "WindowState":
-        """Return the state after a recovery: a window that was begun is finished as it was divided, later ones are not."""
+        """Return the state after the recovery `plan`; only later windows are divided among the new members."""
         return self._replace(
             divides_at=plan.step + plan.begun,
             settled=max(self.settled or 0, plan.step),
@@ -159,7 +160,7 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state at the boundary before `step`, and True if windows are divided among `members` from here on."""
+        """Return the state at the next boundary, and True if windows are divided among `members` from there on."""
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:
@@ -169,14 +170,14 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Losses:
-    """The consequences of lost members in one run: the weights of the others, and the samples that a step lacks."""
+    """The effects of lost members on a run: the gradient weights of the others, and the samples that are left out."""
 
     strategy: str
     plan: SamplePlan
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
     def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the weight of a member's gradients in a step divided among `basis`, of whom `members` are left."""
+        """Return the gradient weight of `member` in a step divided among `basis`, of whom only `members` are left."""
         samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)
@@ -184,7 +185,7 @@ class Losses:
         return weights[basis.index(member)]
 
     def missing(self, plan: Settlement) -> tuple[int, ...]:
-        """Return the ids of the samples that the step will never be trained with."""
+        """Return the ids of the samples that are left out of the step in which the members recover."""
         before = self._spared[1] if self._spared[0] == plan.step else ()
         lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]
         if plan.is_complete:  # for now: a member may be lost before it has sent a sum that others lack

@@ -1,8 +1,8 @@
-"""Transfer of one member's state to others over the link, tensor by tensor; nothing is pickled.
+"""Transfer of one member's state to others over the link, tensor by tensor and without pickle.
 
-Tensors on a device leave it through pinned memory, one piece while the piece before is being sent. `Buffers` keeps the
-buffers (such as batch normalization's) that every forward takes over from rank 0: a step's first forward changes them, and
-a worker that replaces a lost member must compute that forward with the same ones.
+Tensors on a device are copied through pinned memory, one piece while the previous piece is being sent. `Buffers` keeps
+the model buffers (such as batch-norm statistics) that every forward pass copies from rank 0. The first forward of a
+step changes them, and a worker that replaces a lost member must compute that forward with the same values.
 """
 
 import json
@@ -24,19 +24,19 @@ _TAG = 0
 
 
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Send the state of rank `giver` to the ranks `takers`; return it if `rank` is one of them."""
+    """Send what `state` returns on rank `giver` to the ranks `takers`; return it if `rank` is one of them."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
 
 
 def meet(link: Link) -> None:
-    """Wait until every member has come here."""
+    """Wait until every member has called this function."""
     link.do("allreduce", [torch.zeros(1)])
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
-    """Copy the values of rank `root` to every member."""
+    """Copy `values` of rank `root` into `values` on every other member."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do("broadcast", [values], options)
@@ -76,7 +76,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the pieces in memory that gloo can send; each is valid until the one after the next."""
+    """Yield all pieces in host memory, from where gloo can send them. Later pieces reuse the memory of a piece."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
@@ -88,7 +88,7 @@ def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the bytes of the tensors, at most PIECE at a time."""
+    """Yield the bytes of the tensors in pieces of at most PIECE bytes."""
     for value in tensors.values():
         if value.numel():
             yield from value.contiguous().reshape(-1).view(torch.uint8).split(PIECE)
@@ -96,14 +96,14 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The buffers that arrived from rank 0 in this step, and how often they arrived."""
+    """The model buffers that this rank received from rank 0 in this step, and how often it received them."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)
-    _given: bool = False  # they arrived in a recovery, and the next forward uses them
+    _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Take over rank 0's buffers before a forward; after a loss meanwhile, those of the new rank 0."""
+        """Set `buffers` to rank 0's values by `broadcast`; if a member is lost, call `recover` and try again."""
         for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break
@@ -124,5 +124,5 @@ class Buffers:
         self.synced += 1
 
     def use(self, values: list[torch.Tensor]) -> None:
-        """Make the next forward use `values`, which another member got from rank 0."""
+        """Make the next forward pass use `values`, which another member received from rank 0."""
         self.values, self._given = values, True

@@ -1,1 +1,1 @@
-"""Decides which samples each step and rank trains, and digests them."""
+"""The choice of samples for each step and rank, and digests of them."""

@@ -1,8 +1,9 @@
 """A digest of a multiset of sample ids that adds up across ranks and steps.
 
-Each id is mixed into two 64-bit numbers, and each of the two is summed with wrap-around. A sum has no order, so the shares
-of a window add up to the window however it was divided. A lost, repeated or exchanged sample goes unnoticed with a
-probability of about 2^-128. The digest does not protect against an adversary who chooses the ids.
+Each id is mixed into two 64-bit numbers, and each of the two is summed with wrap-around. The order of ids does not
+matter, so the digests of all ranks' samples add up to the digest of the step, however its samples were divided. A lost,
+repeated or exchanged sample goes unnoticed with a probability of about 2^-128. The digest does not protect against an
+adversary who chooses the ids.
 """
 
 import re
@@ -25,31 +26,31 @@ _Mix = tuple[int, tuple[int, int], tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A multiset of sample ids: their count, and a digest of 32 hex digits."""
+    """A multiset of sample ids, represented by its size and a digest of 32 hex digits."""
 
     count: int = 0
     digest: str = "0" * 32
 
     @classmethod
     def of(cls, ids: ArrayLike) -> "Samples":
-        """Return the samples with these ids; an id that occurs twice counts twice."""
+        """Return the `Samples` with these ids; an id that occurs twice counts twice."""
         return cls.of_each(_as_words(ids).reshape(1, -1))[0]
 
     @classmethod
     def of_each(cls, rows: ArrayLike) -> "list[Samples]":
-        """Return the samples of each row of ids."""
+        """Return one `Samples` for each row of the two-dimensional array `rows` of sample ids."""
         width = np.asarray(rows).shape[1]
         return [cls(width, _hex(high, low)) for high, low in cls.sums(rows).tolist()]
 
     @staticmethod
     def sums(rows: ArrayLike) -> NDArray[np.uint64]:
-        """Return the two numbers that form the digest of each row of ids."""
+        """Return the digest of each row of sample ids, as two 64-bit numbers per row."""
         numbers = _as_words(rows)
         return np.stack([_mixed_sums(numbers, mix) for mix in (_SPLITMIX, _MURMUR)], axis=1)
 
     @classmethod
     def total(cls, parts: "Iterable[Samples]") -> "Samples":
-        """Return the union of all parts."""
+        """Return the multiset union of `parts`: their counts and digests are added up."""
         count = high = low = 0
         for samples in parts:
             count += samples.count
@@ -61,7 +62,7 @@ class Samples:
         return Samples.total((self, other))
 
     def __sub__(self, other: "Samples") -> "Samples":
-        """Return the samples without `other`, such as a window without those that a recovery dropped."""
+        """Return these samples without `other`, such as a step's samples without those that a recovery dropped."""
         if other.count > self.count:
             raise BadInput(f"Cannot take {other.count} samples out of {self.count}.")
         high = int(self.digest[:16], 16) - int(other.digest[:16], 16)
@@ -70,7 +71,7 @@ class Samples:
 
     @property
     def only_id(self) -> int | None:
-        """The id if this is one sample, otherwise None: mixing is one-to-one and can be undone."""
+        """The sample id if there is exactly one sample, otherwise None. The digest of a single id can be inverted."""
         candidate = _unmixed(int(self.digest[:16], 16), _SPLITMIX)
         return candidate if self == Samples.of([candidate]) else None
 
@@ -105,7 +106,7 @@ def _mixed_sums(numbers: NDArray[np.uint64], mix: _Mix) -> NDArray[np.uint64]:
 
 
 def _unmixed(word: int, mix: _Mix) -> int:
-    """Return the signed 64-bit id that is mixed into `word`."""
+    """Invert the mixing: return the signed 64-bit id that was mixed into `word`."""
     offset, first, second, shift = mix
     x = word ^ word >> shift ^ word >> 2 * shift
     for bits, factor in (second, first):

@@ -1,7 +1,8 @@
-"""The samples of each step: windows of a keyed shuffle, computed from a position alone.
+"""The samples of each step, computed from the number of the step alone.
 
-Window `cursor` of `epoch` is the same for any number of workers, which divide it among themselves. Resuming anywhere costs
-one window, not an epoch. Samples that do not fill a window at the end of an epoch are left out of that epoch.
+Each epoch shuffles the samples and cuts them into windows, one per step. Window `cursor` of `epoch` is the same for any
+number of workers, which divide it among themselves. Resuming anywhere costs the computation of one window, not of an
+epoch. Samples that do not fill a window at the end of an epoch are left out of that epoch.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ LENGTH = ("epochs", "limit")  # the fields that determine the length of a traini
 
 
 class Position(NamedTuple):  # not a dataclass: an audit hashes and compares many
-    """A place in the training: window `cursor` of `epoch`, both counted from 0."""
+    """A position in the training: window (one step's samples) number `cursor` of `epoch`, both counted from 0."""
 
     epoch: int = 0
     cursor: int = 0
@@ -31,9 +32,9 @@ class Position(NamedTuple):  # not a dataclass: an audit hashes and compares man
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
-    """The plan of a training: `batch` of `samples` a step, for `epochs` epochs, in the order of `seed`.
+    """The plan of a training: every step trains `batch` of the `samples`, for `epochs` epochs, shuffled by `seed`.
 
-    With a `limit` it ends after that many steps, which may be in the middle of its last epoch.
+    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch.
     """
 
     samples: int
@@ -64,7 +65,7 @@ class SamplePlan:
 
     @classmethod
     def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "SamplePlan":
-        """Return the plan of `epochs` epochs or of `steps` steps, whichever is given."""
+        """Return the plan for `epochs` epochs or for `steps` steps. Exactly one of the two must be given."""
         if (epochs is None) == (steps is None):
             raise BadInput("Give either num_epochs=N or steps=N: one of them says how long to train.")
         if steps is None or batch < 1 or samples < batch:  # the constructor raises what is wrong
@@ -77,17 +78,17 @@ class SamplePlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of whole windows in an epoch."""
+        """The number of steps in an epoch, each with a whole batch."""
         return self.samples // self.batch
 
     @property
     def steps(self) -> int:
-        """The number of windows in the whole training."""
+        """The number of steps in the whole training."""
         return self.epochs * self.steps_per_epoch if self.limit is None else self.limit
 
     @property
     def length(self) -> str:
-        """The length of the training in words."""
+        """The length of the training in words, for messages."""
         windows = f"{self.epochs} epochs of {self.steps_per_epoch} windows"
         return windows if self.limit is None else f"{self.limit} steps, in {windows}"
 
@@ -96,41 +97,41 @@ class SamplePlan:
         return min((epoch + 1) * self.steps_per_epoch, self.steps)
 
     def __contains__(self, at: Position) -> bool:
-        """Return True if there is a window at this position."""
+        """Return True if the training has a step at position `at`."""
         inside = at.epoch >= 0 and 0 <= at.cursor < self.steps_per_epoch
         return inside and at.epoch * self.steps_per_epoch + at.cursor < self.steps
 
     def position(self, step: int) -> Position:
-        """Return the position of the window of `step`; that of number `steps` is the end."""
+        """Return the position of `step`. The end of the training has a position too, that of step number `steps`."""
         if not 0 <= step <= self.steps:
             raise BadInput(f"Step {step} is not in 0..{self.steps}, the steps of this training and its end.")
         return Position(*divmod(step, self.steps_per_epoch))
 
     def following(self, at: Position) -> Position:
-        """Return the next position; after the last one, the end."""
+        """Return the position after `at`; after the last step this is the end of the training."""
         epoch, cursor = at
         return Position(epoch, cursor + 1) if cursor + 1 < self.steps_per_epoch else Position(epoch + 1, 0)
 
     def step(self, at: Position) -> int:
-        """Return the step of the window at this position; the end is `steps`."""
+        """Return the number of the step at position `at`; at the end of the training this is `steps`."""
         if at not in self and at != self.position(self.steps):
             raise BadInput(f"{at} is not in this training of {self.length}.")
         return at.epoch * self.steps_per_epoch + at.cursor
 
     def window(self, at: Position) -> Ids:
-        """Return the ids of the samples trained at this position, in order."""
+        """Return the ids of all samples that the step at position `at` trains, in order."""
         return self._ids(at, range(self.batch))
 
     def share(self, at: Position, rank: int, world: int) -> Ids:
-        """Return the part of the window that `rank` of `world` trains; only this part is computed."""
+        """Return the ids of the samples that `rank` of `world` ranks trains at position `at`, computing only these."""
         return self._ids(at, self.places(rank, world))
 
     def share_size(self, rank: int, world: int) -> int:
-        """Return the number of samples of every window that `rank` trains; ranks differ by at most one."""
+        """Return how many samples `rank` of `world` ranks trains in each step; ranks differ by at most one."""
         return len(self.places(rank, world))
 
     def places(self, rank: int, world: int) -> range:
-        """Return the places of every window that `rank` trains."""
+        """Return which of the `batch` places in every window belong to `rank` of `world` ranks, as a range."""
         if not 1 <= world <= self.batch:
             raise BadInput(f"A global batch of {self.batch} samples cannot be divided among {world} workers.")
         if not 0 <= rank < world:
@@ -138,7 +139,7 @@ class SamplePlan:
         return range(rank * self.batch // world, (rank + 1) * self.batch // world)
 
     def windows(self, steps: npt.ArrayLike, places: range | None = None) -> Ids:
-        """Return the windows of `steps`, or `places` of each, one per row; cheaper than one by one."""
+        """Return the sample ids of all `steps`, one row per step; with `places`, only these columns of each row."""
         numbers = np.asarray(steps, dtype=np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.steps:
             raise BadInput(f"Steps {numbers.min()} to {numbers.max()} are not all in 0..{self.steps - 1}.")
@@ -147,12 +148,12 @@ class SamplePlan:
         return self._shuffled(epochs, cursors * self.batch + np.arange(wanted.start, wanted.stop))
 
     def to_json(self) -> dict[str, int]:
-        """Return the plan as JSON values, with a limit only if there is one."""
+        """Return the plan as a JSON object; `limit` is left out if it is None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, value: object) -> "SamplePlan":
-        """Return the plan that `to_json` wrote; other fields are ignored."""
+        """Return the plan that `to_json` wrote; unknown fields are ignored."""
         needed = [field.name for field in fields(cls) if field.name != "limit"]
         if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""

@@ -1,11 +1,11 @@
-"""A shuffle that is not stored: any element of a keyed permutation of 0..size-1 is computed by itself.
+"""A keyed pseudorandom permutation of 0..size-1, of which any element is computed without storing the others.
 
-A Feistel network on a table of 2^h rows and just enough columns. A round moves every element within its column, or within
-its row, by a distance mixed from the key and the number of that column or row, which is one-to-one whatever the mixing. An
-element that lands outside of the size goes through again until it lands inside (cycle walking); less than one column lies
-outside, so few do. It mixes well but is not cryptography.
+It is a Feistel network on a table of 2^h rows and just enough columns. Each round moves every element within its
+column, or within its row, by a distance mixed from the key and the number of that column or row. This is one-to-one
+whatever the mixing. An element that lands at `size` or beyond goes through the network again until it lands inside
+(cycle walking). Less than one column lies outside, so this is rare. The permutation mixes well but is not cryptography.
 
-The arithmetic is a format: with another constant or number of rounds, all older histories would fail their audit.
+The arithmetic is a data format: with another constant or number of rounds, all older histories would fail their audit.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Return the images of `indexes` under the permutation of 0..size-1 with `key`; an array of keys is broadcast."""
+    """Return the image of each index under the permutation of 0..size-1 selected by `key`, which may be an array."""
     if not 1 <= size <= LARGEST:
         raise BadInput(f"A permutation must have 1 to {LARGEST} elements (got {size}).")
     places = np.asarray(indexes, dtype=np.int64)
@@ -36,7 +36,7 @@ def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
 
 
 def mixed(words: npt.ArrayLike) -> _Words:
-    """Apply the output function of splitmix64: one-to-one on 64 bits, and every bit depends on every bit."""
+    """Apply splitmix64's output function: one-to-one on 64 bits, and every output bit depends on every input bit."""
     x = np.atleast_1d(np.asarray(words, dtype=np.uint64)) + _STEP  # arrays wrap without a warning; scalars warn
     x = (x ^ x >> np.uint64(30)) * _FIRST
     x = (x ^ x >> np.uint64(27)) * _SECOND
@@ -44,7 +44,7 @@ def mixed(words: npt.ArrayLike) -> _Words:
 
 
 def _through(x: _Words, size: int, keys: _Words) -> _Words:
-    """Apply the network once: a permutation of the whole table."""
+    """Pass each element through all rounds of the network once; the result may lie outside of 0..size-1."""
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)
@@ -68,7 +68,7 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
 
 
 def _distance(numbers: _Words, keys: _Words) -> _Words:
-    """Return 64 bits from a row or column number and a round's key; the high bits are mixed best."""
+    """Mix row or column numbers with a round's keys into 64-bit numbers, whose high bits are mixed best."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)

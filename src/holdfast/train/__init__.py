@@ -1,1 +1,1 @@
-"""A training process: attaching to a run, the loop a script iterates, and what is saved and restored around it."""
+"""The training process of a run: attaching to it, the training loop, and saving and restoring the state."""

@@ -1,11 +1,11 @@
 """`holdfast.attach()`: make this process a part of its run.
 
-The same script works under `holdfast run`, under torchrun, and alone with `python train.py`. Without a folder nothing is
-saved, and the loop is a plain one.
+The same script works under `holdfast run`, under torchrun, and alone with `python train.py`. Without a folder nothing
+is saved, and the loop only hands out batches.
 
-The seed is that of `holdfast run --seed`, otherwise that of `attach(seed=...)`, otherwise what the script gave to
-`torch.manual_seed` before attach, otherwise 0; a run that resumes keeps its seed. For every other parameter of attach,
-the command's value counts.
+The seed is that of `holdfast run --seed`, otherwise that of `attach(seed=...)`, otherwise the one that the script
+passed to `torch.manual_seed` before attach, otherwise 0. A run that resumes keeps its seed. For every other parameter
+of attach, the options of `holdfast run` override the arguments in the script.
 """
 
 import logging
@@ -37,12 +37,12 @@ FUNCTIONS = (
 
 @cache
 def settle() -> None:
-    """Call torch's vector functions once, on a single value and so in one thread.
+    """Call torch's elementwise math functions once, in a single thread, so that their later results do not vary.
 
     On x86, torch passes `sqrt`, `exp` and similar functions to oneMKL, which chooses a kernel at the first call in a
-    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792; 18
-    of 9,000 processes on two busy cores, none of 9,000 that had called it before). The first Adam step of a restarted
-    worker would then differ from that of a worker that never stopped.
+    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792;
+    seen in 18 of 9,000 processes on two busy cores, and in none of 9,000 that had called the functions before). The
+    first Adam step of a restarted worker would then differ from that of a worker that never stopped.
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
@@ -65,14 +65,15 @@ def attach(
     timeout: float = 1800.0,
     extend: bool = False,
 ) -> Run:
-    """Return the run this process belongs to. Under `holdfast run` its options override the parameters below.
+    """Return the run that this process belongs to. Under `holdfast run`, its options override the parameters below.
 
     By default the run saves every 50 steps with the writer `overlapped`, at most 2 saves are under way, and 2 are kept.
-    The generators are keyed from the seed, so every rank and attempt draws the same initial weights. The seed is the
-    command's, otherwise `seed`, otherwise what the script gave to `torch.manual_seed` before, otherwise 0.
+    All random generators are seeded, so every rank and attempt draws the same initial weights. The seed is that of
+    `holdfast run --seed`, otherwise `seed`, otherwise the one that the script passed to `torch.manual_seed` before,
+    otherwise 0.
 
     Under `holdfast run` the supervisor finds hanging workers; without it, collectives fail after `timeout` seconds.
-    `extend` trains a run for longer than its plan was.
+    `extend` allows a finished or saved run to be trained for longer than it was planned.
     """
     how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
     folder = os.environ.get("HOLDFAST_OUT")
@@ -95,7 +96,7 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """Return the seed of the run, which rank 0 determines for all."""
+    """Return the seed of the run, which rank 0 determines and sends to the other ranks."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None
@@ -109,7 +110,11 @@ def _seed(peers: Ranks, command: int | None, attached: int | None, script: int |
 def seed_of_run(
     command: int | None, attached: int | None, script: int | None, recorded: int | None
 ) -> tuple[int, str | None]:
-    """Return the seed, and a warning about given seeds that have no effect."""
+    """Return the seed of the run, and a warning about given seeds that have no effect (None if all agree).
+
+    The first that is not None counts: the command's, the one that the run's folder has recorded, that of attach(), and
+    the script's. If all are None the seed is 0.
+    """
     if command is None and recorded is not None and attached not in (None, recorded):
         raise BadInput(
             f"the seed is {attached}, not {recorded} with which this run began: give attach() the same, or name another "
@@ -136,7 +141,7 @@ def seed_of_run(
 
 
 def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> str | None:
-    """Return a warning about arguments of attach that differ from the command's options."""
+    """Return a warning about arguments of attach() that the command's options override; None if there are none."""
     lost = {name: value for name, value in given.items() if value is not None and value != command[name]}
     if not lost:
         return None

@@ -1,11 +1,11 @@
 """Evaluation on all ranks: each rank's part of a dataset, and sums and weighted means over the ranks.
 
-Numbers go through the workers' store and not through a collective: they are few, and a rank that waits for a lost rank
-finds out. Floats are added without rounding in between, so a sum does not depend on the order of the ranks.
+Numbers are exchanged through the workers' store and not by a collective: they are few, and a rank that waits for a lost
+rank notices the loss. Floats are added exactly and rounded once, so a sum does not depend on the order of the ranks.
 
-With live recovery the ranks may change between two evaluations. So a part is computed again whenever its length is asked
-for, as a DataLoader does before every pass. Its bounds are in shared memory, where loader processes of an earlier pass
-read them.
+With live recovery the ranks may change between two evaluations. So a rank's part of a dataset is computed again
+whenever its length is requested, as a DataLoader does before every pass. The bounds of the part are in shared memory,
+where loader processes of an earlier pass can read them.
 """
 
 import json
@@ -31,7 +31,7 @@ from holdfast.train.data.loader import MapDataset, divided, size
 
 
 class DatasetShard(TorchDataset[Any]):
-    """This rank's contiguous part of a dataset, itself a dataset."""
+    """A dataset that is this rank's contiguous part of another one. `place` returns the rank and world size."""
 
     def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)
@@ -79,7 +79,7 @@ Leaf = Number | list[Number]
 
 
 class RankReducer:
-    """Computes sums and means of numbers over all ranks; all ranks make the same calls, in the same order."""
+    """Sums and means of numbers over all ranks. All ranks must make the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, live: LiveRecovery | None) -> None:
         self._ranks, self._live = ranks, live
@@ -92,22 +92,22 @@ class RankReducer:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The members that take part now."""
+        """The numbers of the members (present workers) that take part in an evaluation now."""
         return self._live.members if self._live else tuple(range(self._ranks.size))
 
     def place(self) -> tuple[int, int]:
-        """Return the rank and world size by which datasets are divided for evaluation now."""
+        """Return the rank and world size by which datasets are currently divided for evaluation."""
         if self._is_joining:
             return 0, 1  # until this worker is a member: the data are divided again before they are evaluated
         self._division = progress.here.boundaries, self.members
         return self.members.index(self._member), len(self.members)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, a tensor, or every leaf of a structure of them."""
+        """Return the sum over all ranks of a number, a tensor, or each leaf of a nested structure of them."""
         return self._reduce(value, 1.0, is_mean=False)
 
     def mean(self, value: Any, weight: float) -> Any:
-        """Return the mean over all ranks, weighted by `weight`."""
+        """Return the mean of `value` over all ranks, in which this rank counts with `weight`."""
         if not weight >= 0 or math.isinf(weight):
             raise BadInput(
                 f"the weight of a rank in a mean must be 0 or more, and finite (got {weight}): give the number of samples "
@@ -122,7 +122,7 @@ class RankReducer:
         return tree_unflatten([_like(leaf, result) for leaf, result in zip(leaves, reduced, strict=True)], structure)
 
     def _exchange(self, message: str, combine: Callable[[list[str]], str]) -> str:
-        """Return what the first member computes with `combine` from the messages of all members."""
+        """Send `message` to the first member, which combines those of all members; return its result on all of them."""
         members = self.members
         if self._live and self._division:
             boundaries, divided_among = self._division
@@ -141,7 +141,7 @@ class RankReducer:
         return self._wait_for(f"{topic}/all", members[0])
 
     def _topic(self) -> str:
-        """Return the key of this call: the step and the number of the call in it, so that joining ranks agree on it."""
+        """Return the store key of this call: the step, and the number of the call within the step."""
         step = -1 if progress.here.step is None else progress.here.step
         self._calls = self._calls + 1 if step == self._step else 1
         self._step = step
@@ -155,7 +155,7 @@ class RankReducer:
             self._posted.append((self._step, key))
 
     def _wait_for(self, key: str, member: int) -> str:
-        """Wait for the value of a member; a restart is needed if the member was lost before it posted one."""
+        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if it is lost."""
 
         def is_lost() -> bool:
             if self._live is None:
@@ -186,7 +186,7 @@ class RankReducer:
 
 
 def _reduced(messages: list[str], *, is_mean: bool) -> list[Leaf]:
-    """Return the sum or the weighted mean of each leaf; ranks with the weight 0 do not count."""
+    """Return the sum or the weighted mean of each leaf over all messages; ranks with the weight 0 are ignored."""
     parts = [json.loads(message) for message in messages]
     shapes = {
         json.dumps([structure, [len(leaf) if isinstance(leaf, list) else -1 for leaf in leaves]])
@@ -214,7 +214,7 @@ def _reduced(messages: list[str], *, is_mean: bool) -> list[Leaf]:
 
 
 def _exact_sum(values: list[Number]) -> Number:
-    """Return the sum, rounded once."""
+    """Return the sum of `values`, rounded only once."""
     if all(isinstance(value, int) for value in values):
         return sum(values)
     try:
@@ -224,7 +224,7 @@ def _exact_sum(values: list[Number]) -> Number:
 
 
 def _to_json(leaf: Any) -> Leaf:
-    """Return a number, or the numbers of a tensor, as JSON values, which keep every bit of a float."""
+    """Return a number, or the values of a tensor as a flat list, ready for JSON; no bit of a float is lost."""
     if isinstance(leaf, torch.Tensor):
         if leaf.numel() > MAX_NUMBERS:
             raise BadInput(f"run.sum and run.mean take tensors of at most {MAX_NUMBERS} numbers (got {leaf.numel()}).")
@@ -241,7 +241,7 @@ def _to_json(leaf: Any) -> Leaf:
 
 
 def _like(leaf: Any, result: Leaf) -> Any:
-    """Convert a result to the type of the caller's leaf: a number, or a tensor of the same shape and device."""
+    """Convert `result` to the type of `leaf`: a number, or a tensor of the same shape on the same device."""
     if not isinstance(leaf, torch.Tensor):
         return result
     assert isinstance(result, list)

@@ -1,8 +1,8 @@
 """The iterators of a script: the batches of a run, in one loop or epoch by epoch.
 
-Both draw from one generator, `Loop.run`. An epoch ends without asking it for more, so what the script does after the
-batches of an epoch comes before the boundary and is saved with the epoch. To leave a loop is to drop the generator, so
-only the iterator that the script holds keeps a reference to it.
+Both draw from one generator, `Loop.run`. An epoch ends without asking the generator for more. So the code that a script
+runs after the batches of an epoch comes before the step boundary, and its effects are saved with the epoch. A script
+leaves a loop by dropping the generator, so only the script's iterator keeps a reference to it.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Batch:
-    """The samples to train next: this rank's share of a step, or one micro-batch of it.
+    """The samples to train next: this rank's share of a step, or one micro-batch of that share.
 
-    `weight` is the micro-batch's part of the share: mean losses times their weights add up to the mean over the share.
-    The optimizer steps after the batch with `is_last`. A batch is used like the data it carries: `x, y = batch`,
-    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns the batch with its tensors there.
+    `weight` is the micro-batch's fraction of the share: mean losses times their weights add up to the mean over the
+    share. The optimizer steps after the batch with `is_last`. A batch is used like the data it carries: `x, y = batch`,
+    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the device.
     """
 
     data: Any
@@ -37,7 +37,7 @@ class Batch:
     step: int
 
     def to(self, *args: Any, **options: Any) -> "Batch":
-        """Return the same batch with every tensor in its data moved by `Tensor.to`, however nested."""
+        """Return a copy of the batch with every tensor in its data, however nested, moved by `Tensor.to`."""
         return dataclasses.replace(self, data=moved(self.data, *args, **options))
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,14 +53,14 @@ class Batch:
         return key in self.data
 
     def keys(self) -> KeysView[Any]:
-        """Return the keys of a batch of dicts: they make `model(**batch)` work."""
+        """Return the keys of the data if it is a dict, so that `model(**batch)` works."""
         if not isinstance(self.data, Mapping):
             raise BadInput(f"the batch holds a {type(self.data).__name__}, which has no keys: use batch.data.")
         return self.data.keys()
 
 
 def moved(value: Any, *args: Any, **options: Any) -> Any:
-    """Return the same structure with every tensor moved by `Tensor.to`; other values stay as they are."""
+    """Return a copy of the nested structure with every tensor moved by `Tensor.to`; other values stay as they are."""
     if hasattr(value, "to"):  # a tensor, or an object that knows how to move what it holds
         return value.to(*args, **options)
     if isinstance(value, Mapping):
@@ -77,7 +77,7 @@ def moved(value: Any, *args: Any, **options: Any) -> Any:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Opening:
-    """The start of an epoch, or of the rest of one after a restart; the batches from `step` on follow."""
+    """A marker that precedes the batches of an epoch, or of its rest after a restart; they begin with `step`."""
 
     epoch: int
     step: int
@@ -87,9 +87,9 @@ Turns = Generator[Batch | Opening]
 
 
 class Batches:
-    """The batches of a run that are still to be trained: an iterator, for one loop.
+    """An iterator over the batches of a run that are not trained yet, for one loop.
 
-    Its length is that of the whole run, also if earlier attempts have trained a part of it: `tqdm(batches,
+    Its length counts all batches of the run, including those that earlier attempts have trained. `tqdm(batches,
     initial=batches.initial)` starts at the right place.
     """
 
@@ -117,7 +117,7 @@ class Batches:
 
 
 class Epochs:
-    """The epochs of a run that are still to be trained: an iterable, for one loop."""
+    """An iterable over the epochs of a run that are not completely trained yet, for one loop."""
 
     def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
         self.dataset = dataset
@@ -145,9 +145,9 @@ class Epochs:
 
 
 class Epoch:
-    """One epoch of a run: an iterable over the batches of it that are still to be trained.
+    """One epoch of a run: an iterable over its batches that are not trained yet.
 
-    Its length is that of the whole epoch, also if a part of it was trained before a restart: `tqdm(epoch,
+    Its length counts all batches of the epoch, including those trained before a restart. `tqdm(epoch,
     initial=epoch.initial)` starts at the right place.
     """
 
@@ -159,7 +159,7 @@ class Epoch:
         self.steps_per_epoch = plan.steps_per_epoch
         first = opening.epoch * plan.steps_per_epoch
         self.initial = (opening.step - first) * micro_batches
-        """The number of its batches that were trained before this attempt."""
+        """The number of batches of this epoch that earlier attempts have trained."""
         self._end = plan.end_of(opening.epoch)
         self._length = (self._end - first) * micro_batches
         self._turns = weakref.ref(turns)

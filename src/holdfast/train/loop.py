@@ -1,7 +1,7 @@
-"""The training loop of a run: it hands out one step after another, with a boundary before each.
+"""The training loop of a run: a generator that hands out one step after another, with a boundary before each.
 
-The generator's `next` is the boundary: record the trained step, save if a save is due, stop if asked to, let an injected
-failure strike, hand out the next step.
+At the boundary, when the script asks for the next batch, the loop records the trained step, saves if a save is due,
+stops if asked to, lets an injected failure strike, and then hands out the next step.
 """
 
 import os
@@ -46,10 +46,10 @@ _hook: Any = None
 
 
 def watch() -> None:
-    """Warn, in a worker of rank 0, if the first optimizer step comes before any loop of a run.
+    """Warn on rank 0 if the first optimizer step comes before any loop of a run.
 
-    A restarted script may be all that is wanted, for example with a trainer that keeps checkpoints of its own. But
-    a user should not find out after a month that nothing was saved.
+    Then holdfast only restarts the script, which may be all that is wanted, for example with a trainer that keeps its
+    own checkpoints. But a user should not find out after a month that nothing was saved.
     """
     global _hook
     if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
@@ -57,7 +57,7 @@ def watch() -> None:
 
 
 def begun() -> None:
-    """Note that a loop of the run has begun: optimizer steps belong to it from now on."""
+    """Note that a loop of the run has begun, so that optimizer steps belong to it and cause no warning."""
     progress.here.set_checked()
     _remove_hook()
 
@@ -76,9 +76,9 @@ def _remove_hook() -> None:
 
 
 class FirstBatchCheck:
-    """Refuses a script that asks for the second batch of a run before it has done anything with the first.
+    """A check that the script does something with the first batch before it asks for the second.
 
-    The boundary of a step is where the next batch is asked for. A script that fetches a batch ahead trains the first
+    The boundary of a step is where the next batch is requested. A script that fetches a batch ahead trains the first
     one after its boundary, so the step would be saved untrained and lost in a restart.
     """
 
@@ -87,11 +87,11 @@ class FirstBatchCheck:
         self._before: str | None = None
 
     def begin(self) -> None:
-        """Remember the state before the first batch."""
+        """Remember the protected state before the first batch."""
         self._before = self._fingerprints.take().digest()
 
     def check(self) -> None:
-        """Raise BadInput if nothing has changed since `begin`; later calls check nothing."""
+        """Raise BadInput if no work was done since `begin`; only the first call checks."""
         before, self._before = self._before, None
         if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
             raise BadInput(
@@ -102,14 +102,14 @@ class FirstBatchCheck:
 
 
 class RunStopped(Exception):
-    """The run has ended before its plan: there are no more batches."""
+    """Raised when the script has stopped the run before its planned end: there are no more batches."""
 
 
 class StateKeeper:
-    """Undoes what a script does to protected state before the batches of an epoch that is resumed in its middle.
+    """A guard of the protected state when a run resumes in the middle of an epoch.
 
-    Before a failure the script has done the same (set a learning rate, step a scheduler), and that is part of the
-    restored state: it must not count twice.
+    A script may change protected state before the batches of an epoch, for example set a learning rate or step a
+    scheduler. The restored state already contains this change, so making it again must have no effect.
     """
 
     def __init__(self, protected: Protected, fingerprints: Fingerprints, restore_again: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class StateKeeper:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Return a context at whose end the protected state is what it was at its start."""
+        """Return a context at whose end changes of the protected state are undone."""
         before = self._mark()
         yield
         if self._mark() != before:
@@ -129,10 +129,10 @@ class StateKeeper:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Boundary:
-    """The actions before each step: membership changes, saves, a stop, injected failures."""
+    """The actions between two steps: membership changes, saves, a stop, injected failures."""
 
     plan: SamplePlan
-    end: int  # the last boundary: that of the plan, except in a rehearsal
+    end: int  # the step at which the loop ends: that of the plan, except in a rehearsal
     by_epoch: bool
     ranks: Ranks
     attempt: int
@@ -150,9 +150,9 @@ class Boundary:
     _free_until: int = 0  # the next boundary at which something is planned
 
     def begin(self, start: int) -> tuple[int, Position]:
-        """Return the first step and its position, and record the state that this rank begins with.
+        """Return the first step and its position, and record the state with which this rank begins.
 
-        A worker that joins a run under way begins with the step that the other members are in.
+        A worker that joins during a run begins with the step that the other members are in.
         """
         if self.live and self.live.is_joining:
             start = self.live.join()
@@ -164,7 +164,7 @@ class Boundary:
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
-        """Do what is due before `step`; return the seconds that training waited for a save."""
+        """Do all that is due before `step`, at position `at`; return the seconds that training waited for a save."""
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
         if step < self._free_until and not self.stopping.wanted and self.gate.passes(step):
             stall = 0.0
@@ -177,7 +177,7 @@ class Boundary:
         return stall
 
     def finish(self) -> None:
-        """End the run after its last step: save its state, and record that it is done."""
+        """End the run after its last step: save its state, and record that the run is done."""
         try:
             self._follow_membership(self.end, last=True)  # members may have been lost in the last step
             progress.here.enter(Phase.CLOSING)
@@ -189,18 +189,18 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """End this process's part without ending the run: its last step may be half trained, so it does not count."""
+        """Close all records after the script left the loop early. Its last step may be half trained and is left out."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
 
     def close(self) -> None:
-        """Stop the thread and the hook that belong to the loop."""
+        """Stop the listening thread and remove the optimizer hook of the loop."""
         self.stopping.close()
         self.steps.work.close()
 
     def _next_planned(self, step: int, at: Position) -> int:
-        """Return the next boundary at which something is known to be due."""
+        """Return the next step before which something is planned: a save, a failure or an epoch's end."""
         if self.saves.is_under_way:
             return step + 1
         epoch_end = step - at.cursor + self.plan.steps_per_epoch if self.by_epoch else NEVER
@@ -215,7 +215,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """If members were lost or have joined, continue with the present ones; at the last boundary none joins."""
+        """Continue with the present members if some were lost or want to join; at the `last` boundary none joins."""
         live = self.live
         if live is None:
             return
@@ -254,7 +254,7 @@ class Boundary:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
-        """Save the state before `step`; a run that resumes from there is stopped if the script has asked for it."""
+        """Save the state before `step`, marked as stopped if the script asked for that; return the seconds it took."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own
@@ -282,7 +282,7 @@ class Boundary:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Loop:
-    """Hands out the steps of a run, as batches."""
+    """The training loop of one rank, which hands out the batches of the run."""
 
     plan: SamplePlan
     start: int
@@ -297,7 +297,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield every share as its micro-batches, with a boundary before and after."""
+        """Yield the batches of every step, with a boundary before each; if `by_epoch`, an Opening before each epoch."""
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)
@@ -331,7 +331,7 @@ class Loop:
                 self.boundary.close()
 
     def while_summing(self) -> None:
-        """Do some work of the next boundary in backward, while gradients are summed: 1.4 % of a 2 ms step."""
+        """Do some work of the next boundary early, during backward, while the ranks sum gradients."""
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded
@@ -374,5 +374,5 @@ class Loop:
 
     @property
     def _is_own_process(self) -> bool:
-        """False in a process that the script has forked: it has no part in the run."""
+        """False in a process that the script has forked from the worker."""
         return os.getpid() == self.pid

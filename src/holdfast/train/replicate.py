@@ -1,9 +1,10 @@
-"""A model on every rank: the same initial weights, and gradients summed over the ranks, each weighted by its share.
+"""A model on every rank: the same initial weights, and gradients summed over the ranks, weighted by their samples.
 
-The sum does not depend on when a process was started. DDP reduces gradients in buckets and reorders them after the first
-backward of every process. The ring all-reduce adds the ranks in an order that depends on the position in a bucket, so a
-resumed process would round differently until it has reordered them (observed from three ranks and about a megabyte on).
-`_FixedBucketsDDP` fixes the order before the first backward; it depends on nothing but the model.
+The sum does not depend on when a process was started. DDP reduces gradients in buckets and reorders the buckets after
+the first backward of every process. The ring all-reduce adds the ranks in an order that depends on the position in a
+bucket. So a resumed process would round differently until it has reordered its buckets (observed with three or more
+ranks and about a megabyte or more). `_FixedBucketsDDP` fixes the order before the first backward; it depends on nothing
+but the model.
 
 The private names of torch that this file uses are listed in tests/train/test_private_names.py.
 """
@@ -25,7 +26,7 @@ from holdfast.live.recovery import LiveRecovery
 
 
 class Replica:
-    """One replicated model: the weight of this rank's gradients, and how often they were summed.
+    """A replicated model, with the weight of this rank's gradients and counts of its backward passes.
 
     `meanwhile` is called in every backward once the last sum has begun, while the ranks exchange gradients.
     """
@@ -62,7 +63,7 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Call `posted` before the first sum of every backward and with each: the sums under way, and their final number."""
+        """Have every backward call `posted` with its sums so far and their final number, first and after each sum."""
         if self._group:
             self._group.watch = posted
             return
@@ -95,7 +96,7 @@ class Replica:
         return dist.all_reduce(values, group=self.ddp.process_group, async_op=True)
 
     def _hook_last_gradient(self) -> None:
-        """Hook the autograd nodes that accumulate the last gradients; DDP keeps the nodes alive."""
+        """Call `_after_last_gradient` in every backward, when the last gradients are accumulated."""
         for parameter in self.ddp.last_to_come():
             with torch.enable_grad():
                 view = parameter.expand_as(parameter)
@@ -106,7 +107,7 @@ class Replica:
         self._is_hooked = True
 
     def _before_forward(self, is_summed: bool) -> None:
-        """Prepare for the backward of this forward; DDP decides now whether its gradients are summed."""
+        """Prepare for the backward of this forward; `is_summed` says if its gradients will be summed over the ranks."""
         self._is_next_summed = is_summed
         if not (is_summed or self._is_hooked):
             self._hook_last_gradient()
@@ -114,7 +115,7 @@ class Replica:
             self._group.begin()
 
     def _after_last_gradient(self, *_: Any) -> None:
-        """Count the backward, whose last sum has begun; only the first call in a backward has an effect."""
+        """Count the backward pass, whose last sum has begun. Only the first call in each backward has an effect."""
         is_summed, self._is_next_summed = self._is_next_summed, None
         if is_summed:
             self.reduced += 1
@@ -129,13 +130,14 @@ class Replica:
 class _FixedBucketsDDP(DistributedDataParallel):
     """DDP whose buckets are final before the first backward, with a fast path for the usual forward.
 
-    By default DDP puts everything into one bucket at first, and rebuilds buckets in the order in which gradients came.
-    This class builds them at once, from the last parameter to the first, which is about that order. With
-    `find_unused_parameters` DDP never rebuilds them.
+    By default DDP puts all parameters into one bucket at first, and later rebuilds buckets in the order in which
+    gradients arrived. This class builds them at once, from the last parameter to the first, which is about that order.
+    With `find_unused_parameters` DDP never rebuilds them.
 
-    DDP's forward checks again and again what cannot change any more. The fast path does the rest of it: announce the
-    forward to the reducer, call the module, announce the backward. It is worth 4 to 5 % of a step of 2 ms
-    (benchmarks/steady) and is used where DDP would move, cast, broadcast or search nothing.
+    DDP's forward repeats checks whose result cannot change any more. The fast path does only the rest: announce the
+    forward to the reducer, call the module, announce the backward. It saves 4 to 5 % of a step of 2 ms
+    (benchmarks/steady). It is used where DDP has no inputs to move or cast, no buffers to broadcast and no graph to
+    search.
     """
 
     def __init__(
@@ -184,22 +186,22 @@ class _FixedBucketsDDP(DistributedDataParallel):
         return output
 
     def buckets(self) -> list[list[torch.Tensor]]:
-        """Return the parameters of each bucket."""
+        """Return the parameters of each gradient bucket."""
         return [bucket.parameters() for bucket in self.reducer._get_zeros_like_grad_buckets()]
 
     def last_to_come(self) -> list[nn.Parameter]:
-        """Return parameters of which one gets its gradient late in every backward: the first, or all if some are unused."""
+        """Return the parameter whose gradient comes last in a backward; all parameters if some may be unused."""
         parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters[:1] if self._all_used else parameters)
 
     def sum_with(self, hook: Any) -> None:
-        """Have `hook` sum the buckets from now on."""
+        """Sum the gradient buckets with the communication hook `hook` from now on."""
         if not self._has_own_hook:
             super().register_comm_hook(None, hook)
         self._has_own_hook = True
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Raise BadInput: the sums of a user's hook would not be weighted by share."""
+        """Raise BadInput, because a user's hook would not weight the gradients by the samples of each rank."""
         if self._is_final:
             raise BadInput("A replicated model sums its gradients itself: leave out register_comm_hook.")
         super().register_comm_hook(state, hook)  # DDP's own, for its option mixed_precision
@@ -230,7 +232,7 @@ DistributedDataParallel._get_active_ddp_module = classmethod(_active_module)  # 
 
 
 def holding_back(replicas: Iterable[Replica]) -> ExitStack:
-    """Return a context in which backward adds up gradients on this rank alone."""
+    """Return a context in which backward adds up gradients on this rank without summing them over the ranks."""
     with ExitStack() as stack:
         for replica in replicas:
             stack.enter_context(replica.ddp.no_sync())

@@ -1,4 +1,4 @@
-"""The run that a training script belongs to: what `holdfast.attach()` returns, and what a script calls."""
+"""The run that a training script belongs to: the object that `holdfast.attach()` returns."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Run:
-    """This process's part in a run; `attach` returns one."""
+    """This process's part in a run, with all that a training script calls. `holdfast.attach()` returns it."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._session = Session(config, ranks, out)
@@ -54,32 +54,34 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The seed of the order of samples and of all random generators."""
+        """The seed of the sample order and of all random generators."""
         return self._session.config.seed or 0
 
     @property
     def attempt(self) -> int:
-        """The number of times that the run was started in its folder, this time included."""
+        """The number of this attempt: how often the run was started in its folder, including this time."""
         return self._session.number
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when one is lost, instead of a restart of all."""
+        """True if the other workers continue when one is lost, instead of restarting all."""
         return self._session.live is not None
 
     def replicate(self, model: Model, **options: object) -> Model:
-        """Return the model with rank 0's weights on every rank, and gradients averaged over the step by every backward.
+        """Return the model with rank 0's weights, wrapped so that every backward averages gradients over all ranks.
 
-        A loss is the mean over a batch, as PyTorch's losses are. The model is wrapped in torch's
-        DistributedDataParallel, which gets the `options`; without other ranks it is the model itself.
+        The average is over the samples of the step, if the loss is a mean over the batch as with PyTorch's losses. The
+        wrapper is torch's DistributedDataParallel, which gets the `options`. A process without other ranks gets the
+        model itself.
         """
         return cast(Model, self._session.replicate(model, options))
 
     def protect(self, **things: Protectable | Value) -> None:
-        """Name what is restored after a failure; on a resume, restore it here. Generators and position always are.
+        """Name the objects that are restored after a failure. If the run resumes, they are restored by this call.
 
-        Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays. These
-        are restored in place, on every rank its own; with live recovery a rank that replaces a lost one gets another's.
+        Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays. The
+        latter are restored in place, and each rank gets its own values back; with live recovery, a worker that replaces
+        a lost one gets those of another rank. Random generators and the position in the data are always restored.
         """
         self._session.protect(things)
 
@@ -96,9 +98,10 @@ class Run:
         collate_fn: Collate = default_collate,
         dataloader_options: Mapping[str, Any] | None = None,
     ) -> Batches:
-        """Iterate over the batches that are still to be trained; asking for the next batch is the step boundary.
+        """Return an iterator over the batches that are not trained yet.
 
-        A step trains `global_batch` samples, whatever the world size; this rank gets its share of them. `num_epochs` or
+        Train each batch before asking for the next: that request is the step boundary, where the state is saved. A step
+        trains `global_batch` samples, whatever the world size; this rank gets its share of them. `num_epochs` or
         `steps` says how long to train. With `micro_batches` a share comes in that many batches, and gradients are
         all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
         DataLoader, for example {"prefetch_factor": 4}.
@@ -122,10 +125,11 @@ class Run:
         collate_fn: Collate = default_collate,
         dataloader_options: Mapping[str, Any] | None = None,
     ) -> Epochs:
-        """Iterate over the epochs that are still to be trained, each an iterable of batches; parameters as in `batches`.
+        """Return an iterable over the epochs that are not trained yet, each an iterable of batches.
 
-        What the script does after the batches of an epoch is saved with that epoch: the boundary comes when the script
-        asks for the next one. A run that resumes in the middle of an epoch iterates over the rest of it.
+        The parameters are those of `batches`. What the script does after the batches of an epoch is saved with that
+        epoch, because the step ends only when the script asks for the next epoch. A run that resumes in the middle of
+        an epoch iterates over the rest of it.
         """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
         options = loading.checked_options(num_workers, dataloader_options)
@@ -134,19 +138,19 @@ class Run:
         return Epochs(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
 
     def stop(self) -> None:
-        """End the run at the next boundary: its state is saved, and the loop ends.
+        """End the run at the next step boundary: its state is saved, and the loop ends.
 
-        One rank may call it for all. Called after the batches of an epoch, it ends the run with that epoch.
+        It is enough that one rank calls this. Called after the batches of an epoch, it ends the run with that epoch.
         """
         if self._session.stopping is None:
             raise BadInput("call batches() or epochs() before stop(): there is no loop to end yet.")
         self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
-        """Iterate over `steps` steps whose samples the script draws itself; `batch.data` is the number to draw.
+        """Return an iterator over `steps` steps whose samples the script draws; `batch.data` is the number to draw.
 
         Draw from torch's, numpy's or Python's generators inside the step that trains the samples. The generators are
-        keyed for each step, so after a failure the same world size draws the same samples. The audit counts the
+        seeded for each step, so after a failure the same world size draws the same samples. The audit counts the
         samples; it cannot check which ones they were.
         """
         samples = Draws(global_batch * LONG)
@@ -155,12 +159,13 @@ class Run:
         )
 
     def stream(self, loader: Loader, *, steps: int, micro_batches: int = 1) -> Batches:
-        """Iterate over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
+        """Return an iterator over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
 
-        Give each rank a loader over its part of the data, and leave it out of `protect`: its position is saved for every
-        rank, so the world size must stay. A loader that ends is iterated over again, after `set_epoch` if it, its
-        sampler or its dataset has that. `micro_batches` takes that many batches a step. All batches weigh the same. The
-        audit counts the batches; it cannot check which samples they hold.
+        Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
+        for every rank, so the world size must stay the same. A loader that ends is iterated over again, after a call of
+        `set_epoch` on the loader, its sampler and its dataset, where they have it. A step takes `micro_batches` batches
+        per rank, and all batches have the same weight. The audit counts the batches; it cannot check which samples they
+        hold.
         """
         session = self._session
         if session.live:
@@ -186,20 +191,22 @@ class Run:
         self._session.loss.log(loss)
 
     def shard(self, dataset: MapDataset) -> DatasetShard:
-        """Return this rank's part of a dataset for evaluation; the parts of all ranks are the whole.
+        """Return this rank's part of a dataset for evaluation; the parts of all ranks make up the whole dataset.
 
-        Parts may differ in size by one: combine results with `run.sum`, or with `run.mean` and the sizes as weights.
+        The sizes of parts may differ by one: combine results with `run.sum`, or with `run.mean` and the sizes as
+        weights.
         """
         return DatasetShard(dataset, self._reducer.place)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, a tensor or a structure of them; all ranks must call it."""
+        """Return the sum over all ranks of a number, tensor or nested structure of them; all ranks must call this."""
         return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
-        """Return the mean over all ranks, weighted by `weight`, the number of samples behind each rank's value.
+        """Return the mean of `value` over all ranks, weighted by `weight`, the number of samples behind it.
 
-        All ranks must call it. A rank without samples gives the weight 0, and then its value, such as nan, is ignored.
+        All ranks must call this. A rank without samples gives the weight 0, and then its value, such as nan, is
+        ignored.
         """
         return self._reducer.mean(value, weight)
 
@@ -211,16 +218,16 @@ class Run:
         file: Any = None,
         flush: bool = True,
     ) -> None:
-        """Print on rank 0 only, with the options of Python's own; flushes by default."""
+        """Print on rank 0 only. The parameters are those of Python's print, but `flush` is True by default."""
         if self.is_main:
             print(*values, sep=sep, end=end, file=file, flush=flush)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module as the script made it, without the wrappers of `replicate` and torch.compile."""
+        """Return the module that the script made, without the wrappers of `replicate` and torch.compile."""
         return unwrapped(model)
 
     def close(self) -> None:
-        """End the loop if it has not ended, close the record, and leave the process group; done at exit otherwise."""
+        """End the loop if it has not ended, close the history, and leave the process group. Also runs at exit."""
         self._session.close()
 
     def _plan(

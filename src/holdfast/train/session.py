@@ -1,6 +1,6 @@
-"""This process's part in a run: what `Run` works on, and how its training loop is built.
+"""This process's part in a run: the state behind `Run`, and the construction of its training loop.
 
-What cannot be trained is refused here, before the first step. Nothing here runs again in a step.
+A setup that cannot be trained is refused here, before the first step. No code in this file runs again in every step.
 """
 
 import atexit
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Session:
-    """The part of this process in a run; the run's folder is `out`, if it has one."""
+    """The state of this process in a run. `out` is the run's folder, or None if nothing is to be saved."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()
@@ -77,21 +77,21 @@ class Session:
 
     @property
     def number(self) -> int:
-        """The number of this attempt."""
+        """The number of this attempt, from 1."""
         return self.attempt.number if self.attempt else 1
 
     @property
     def _is_joining(self) -> bool:
-        """True if this worker takes the place of a lost one."""
+        """True if this worker waits to replace a lost one."""
         return self.live is not None and self.live.is_joining
 
     @property
     def _was_stopped(self) -> bool:
-        """True if the script had stopped the run at the restored step, for good."""
+        """True if the script stopped the run at the restored step, and the run is not to be extended."""
         return self.restored.stopped and not self.config.extend
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
-        """Wrap `model` for training with the other ranks; a rank without peers trains the model itself."""
+        """Return `model` wrapped for training with the other ranks; a process without peers gets `model` itself."""
         self._models.append(model)
         if not self.ranks.grouped:
             return model
@@ -103,7 +103,7 @@ class Session:
             self._loop.while_summing()
 
     def protect(self, things: Mapping[str, Protectable | Value]) -> None:
-        """Restore `things` from the newest snapshot, or from the initial weights that the run was given."""
+        """Protect `things`, and restore them from the newest snapshot or from the initial weights given to the run."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
         self.protected = Protected(things)
@@ -121,7 +121,7 @@ class Session:
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
     def begin_loop(self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
-        """Build the one loop of the run and return its generator, which has not begun."""
+        """Build the training loop, of which a run has only one, and return its generator before it has begun."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:
@@ -134,7 +134,7 @@ class Session:
         return turns
 
     def close(self) -> None:
-        """Close the loop if it has not ended, the record and the process group. Runs at exit, if not before."""
+        """Close the loop if it has not ended, the history and the process group. Called at exit, if not before."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:  # a process that the script has forked
             return
@@ -156,7 +156,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, plan: SamplePlan, micro_batches: int, protected: Protected) -> None:
-        """Refuse what cannot be trained or would not be restored; all ranks refuse alike."""
+        """Raise BadInput, on all ranks alike, if the run cannot be trained or could not be restored after a failure."""
         for model in self._models:
             protected.check_covers(model)
         protected.check_schedules()
@@ -236,7 +236,7 @@ class Session:
         )
 
     def _end_if_done(self, plan: SamplePlan, turns: Turns) -> None:
-        """Warn if nothing is left to train; under a supervisor, end: scripts expect that their loop runs once."""
+        """Warn if nothing is left to train; under a supervisor also end the process, before the script continues."""
         if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
             return
         if self.ranks.rank == 0:
@@ -275,7 +275,7 @@ class Session:
         return injection
 
     def _check_conditions(self, plan: SamplePlan, loads: Loads) -> Conditions:
-        """Return the conditions of this attempt, after comparing them with the snapshot's."""
+        """Compare the data and the number of threads with those of the snapshot, and return those of this attempt."""
         if self.attempt is None:
             return Conditions.now(None)
         is_drawn = isinstance(loads.dataset, Draws)
@@ -310,7 +310,7 @@ class Session:
     def _recover(
         self, plan: SamplePlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
     ) -> Recover:
-        """Key the generators for step `start` and return the event that says with what state this rank begins."""
+        """Seed the generators for step `start`, and return the event that records the state this rank begins with."""
         restored = self.restored
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank
@@ -367,7 +367,7 @@ class Session:
 
 
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
-    """Return the writer that the config names; its store has the run's injected faults and fences off other nodes."""
+    """Return the snapshot writer that the config names; its store has the planned faults and refuses outdated nodes."""
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )
@@ -378,7 +378,7 @@ def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Wri
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return the store; with several nodes it refuses writes once the other nodes continue without this one."""
+    """Return the store. On several nodes it refuses writes once the other nodes continue without this one."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store
@@ -390,7 +390,7 @@ def _fenced(store: Store, ranks: Ranks) -> Store:
 
 
 def identity(plan: SamplePlan, protected: Protected) -> str:
-    """Return a digest of what makes a snapshot one of this run: the order of samples, and the protected objects."""
+    """Return a digest that identifies the snapshots of this run: of the sample order and the protected objects."""
     order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
     parts = {"geometry": order, "protected": protected.signature()}
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())

@@ -1,8 +1,8 @@
-"""The record of every step: its samples, its times, the work done in it, its loss, and a fingerprint of the state.
+"""The record of every step: its samples, times, backward passes and optimizer steps, its loss, and a state fingerprint.
 
-On a device the result of a step is known a little later than its boundary, and lines are written several at a time,
-because a loop of short steps would feel each one. So the last steps before a kill may be missing from a history: they
-are lost in any case, and trained again. A save first writes every step that it covers.
+On a device the result of a step is known a little later than its boundary. And lines are written several at a time,
+because each write would delay a loop of short steps. So the last steps before a kill may be missing from a history:
+they are lost in any case, and trained again. A save first writes every step that it covers.
 """
 
 import time
@@ -37,20 +37,20 @@ Copy: TypeAlias = tuple[bytes, list[torch.Tensor]]  # values from host memory, a
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NOTHING = xxhash.xxh3_64_hexdigest(b"")
 Moment = float | torch.cuda.Event
-"""A time: of the process's clock, or an event in a device's queue, which is never waited for.
+"""A point in time: a clock reading of the process, or an event in a device's queue.
 
-A process only launches work on a device, and is done with that long before the device is; its own clock would measure
-the time to launch.
+A process only launches work on a device and continues long before the device is done, so its own clock would measure
+only the launch.
 """
 # Tuples and not classes: objects of a class take longer to make while training waits (1 % of a 2 ms step, benchmarks/steady).
 BegunStep: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
-"""Step, position and samples; the seconds waited for data and for a save; the time at which it began."""
+"""Step, position and samples; the seconds waited for data and for a save; the time at which the step began."""
 EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
-"""The time at which it ended, the work that was done, and the loss."""
+"""The time at which the step ended, its work (see `WorkDone.take`), and the loss."""
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
-    """Return the function that gives the present moment of training on `device`."""
+    """Return a function that returns the present moment: of the clock or, on a CUDA device, of the device's queue."""
     if device.type != "cuda":
         return perf_counter
 
@@ -63,7 +63,7 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
-    """Return the seconds between two moments of one clock; wait until the later one has come."""
+    """Return the seconds between two moments of one clock; wait until the device has reached `later`."""
     if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1000
@@ -73,7 +73,7 @@ def seconds_between(earlier: Moment, later: Moment) -> float:
 
 
 class Sample:
-    """The sampled values of one boundary."""
+    """A copy of a few values of the state at one step boundary, which may still be on its way from a device."""
 
     def __init__(self, copies: Sequence[Copy], arrived: torch.cuda.Event | None) -> None:
         self._copies, self._arrived = copies, arrived
@@ -84,14 +84,14 @@ class Sample:
         return self._arrived is None or self._arrived.query()
 
     def digest(self) -> str:
-        """Return 32 hexadecimal digits: 16 of the parameters, which all ranks share, and 16 of the buffers."""
+        """Return 32 hex digits: 16 for the parameters, which are equal on all ranks, and 16 for the buffers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return "".join([_digest(*copy) for copy in self._copies])
 
 
 class Fingerprints:
-    """Samples the protected models or, if there are none, the whole protected state."""
+    """Samples of the protected models' values, or of the whole protected state if no model is protected."""
 
     def __init__(self, protected: Protected | None) -> None:
         models = protected.models if protected else []
@@ -102,7 +102,7 @@ class Fingerprints:
         self._devices = {part.device for part in (*parameters, *buffers) if part.is_cuda}
 
     def take(self) -> Sample:
-        """Return the values as they are once all queued work is done."""
+        """Return a sample of the values as they will be once all work queued on the device is done."""
         if self._whole is not None:
             # State that is not a model is mostly small, and any part of it may change.
             return Sample([(self._whole.digest().encode(), []), (b"", [])], None)
@@ -111,7 +111,7 @@ class Fingerprints:
 
 
 class _Part:
-    """Some tensors, and the views of the values that are sampled."""
+    """A list of tensors, and views of the few values of them that are sampled."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
@@ -121,7 +121,7 @@ class _Part:
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
-        """Copy the sampled values; from a device, start the copy to the host."""
+        """Return a copy of the sampled values; a copy from a device is only started."""
         if not self._pointers:
             return b"", []
         places = [place() for place in self._pointers]
@@ -142,7 +142,7 @@ class _Part:
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a few values of a tensor, as integers with the same bits."""
+    """Return a view of a few values of a tensor as integers with the same bits."""
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     count = min(VALUES, values.numel())
     # By memory, not by index: that works for any dense tensor, whatever its strides.
@@ -150,7 +150,7 @@ def _few(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of 0..count-1, evenly spread, with the first and the last."""
+    """Return at most `most` of the numbers 0..count-1, evenly spread and including the first and the last."""
     if count <= most:
         return list(range(count))
     return [i * (count - 1) // (most - 1) for i in range(most)]
@@ -179,7 +179,7 @@ def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The rank and world size by which each step is split; both change when members are lost or join."""
+    """The rank and world size by which each step's samples are divided; both change when members are lost or join."""
 
     rank: int
     world_size: int
@@ -187,7 +187,7 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class StepLog:
-    """Writes the steps of a rank to its history, in order, once their results are known."""
+    """The log that writes the steps of a rank to its history, in order, once their results are known."""
 
     record: Recorder
     fingerprints: Fingerprints
@@ -197,7 +197,7 @@ class StepLog:
     _flushed: float = 0.0
 
     def add(self, begun: BegunStep, ended: EndedStep) -> None:
-        """Add a trained step; from time to time, write those whose results are known."""
+        """Add a trained step; from time to time, write the steps whose results are known."""
         waiting, now = self._waiting, time.time()
         waiting.append((now, begun, ended, self.fingerprints.take()))
         if len(waiting) >= MAX_WAITING or not 0 <= now - self._flushed < MAX_DELAY:
@@ -208,7 +208,7 @@ class StepLog:
             self._flushed = now
 
     def write_known(self) -> None:
-        """Append the steps whose results are known, without waiting; the next flush writes them."""
+        """Append the steps whose results are known to the history, without waiting for a device or flushing."""
         waiting = self._waiting
         while waiting:
             _, _, (end, *_), sample = waiting[0]
@@ -217,7 +217,7 @@ class StepLog:
             self._write_first()
 
     def write_all(self) -> None:
-        """Write every step that was trained so far; wait for the device."""
+        """Write every step that was trained so far, and wait for the device if necessary."""
         while self._waiting:
             self._write_first()
         self.record.flush()
@@ -230,10 +230,10 @@ class StepLog:
 
 
 class WorkDone:
-    """Counts backward passes and optimizer steps, and knows whether gradients wait for an optimizer.
+    """A counter of backward passes and optimizer steps that knows whether gradients wait for an optimizer step.
 
-    A step counts as trained by its work, not by being handed out. And a state is saved only where no gradients wait for
-    their optimizer, because gradients are not part of it.
+    A step counts as trained by this work, and not because its batch was handed out. A state is saved only if no
+    gradients wait for their optimizer, because gradients are not part of a snapshot.
     """
 
     def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
@@ -245,7 +245,7 @@ class WorkDone:
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def take(self) -> tuple[int, int, int]:
-        """Return the work since the last call: all-reduced backward passes, local ones, and optimizer steps."""
+        """Return the work since the last call: backward passes with all-reduce, those without, and optimizer steps."""
         reduced = held = 0
         for replica in self._replicas:
             reduced, held = reduced + replica.reduced, held + replica.held
@@ -256,13 +256,13 @@ class WorkDone:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing was done since the last `take`: no backward, no optimizer step, and no gradients exist."""
+        """True if there was no backward and no optimizer step since the last `take`, and no gradients exist."""
         passes = sum(replica.reduced + replica.held for replica in self._replicas)
         return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
 
     @property
     def is_pending(self) -> bool:
-        """True if gradients of earlier steps wait for their optimizer."""
+        """True if gradients of earlier steps wait for an optimizer step."""
         return 0 < self._waited <= MAX_PENDING and self._has_gradients
 
     @property
@@ -275,7 +275,7 @@ class WorkDone:
         )
 
     def close(self) -> None:
-        """Stop counting."""
+        """Remove the optimizer hook, so that nothing more is counted."""
         self._hook.remove()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -289,7 +289,7 @@ class WorkDone:
 
 
 def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse an optimizer step with the gradients of one rank: from then on the ranks' weights would differ."""
+    """Raise BadInput if the optimizer stepped with gradients of one rank only: the ranks' weights would differ."""
     local = {id(parameter) for parameter in replica.ddp.parameters()}
     if any(id(parameter) in local for group in optimizer.param_groups for parameter in group["params"]):
         raise BadInput(
@@ -299,7 +299,7 @@ def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
 
 
 class LoggedLoss:
-    """The loss that the script logged for the current step; of several, the last."""
+    """The loss that the script logged for the current step; if it logged several, the last one."""
 
     def __init__(self) -> None:
         self._loss: float | None = None
@@ -309,14 +309,14 @@ class LoggedLoss:
         self._loss = float(loss)
 
     def take(self) -> float | None:
-        """Return the logged loss, if there is one, and forget it."""
+        """Return the logged loss and forget it; None if no loss was logged."""
         loss, self._loss = self._loss, None
         return loss
 
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """Follows a step from the moment its batch is handed out until the script asks for the next one."""
+    """A recorder that follows each step, from handing out its batch until the script asks for the next one."""
 
     log: StepLog
     work: WorkDone
@@ -327,13 +327,13 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Note that a step begins, after `data` seconds for its samples and `stall` seconds for a save."""
+        """Note that a step begins, after waiting `data` seconds for its samples and `stall` seconds for a save."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)
 
     def end(self) -> None:
-        """Record the step: the script is done with it."""
+        """Record the step, because the script has asked for the next batch."""
         if self.observer:
             self.observer.ends()
         assert self._begun is not None

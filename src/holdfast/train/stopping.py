@@ -1,11 +1,12 @@
 """Stop all ranks before the same step, when one of them was asked to stop or its script called `run.stop()`.
 
-A rank that leaves its peers in a collective leaves them waiting, and a rank may be many steps ahead of another, where a
-device works through its queue. So a rank that learns of the request announces the boundary it comes to next, and waits
-there until all ranks have announced theirs; the furthest of them is where all ranks stop. The ranks behind can get
-there, because the others have begun every collective up to it.
+A rank that stops earlier than its peers would leave them waiting in a collective, and a rank may be many steps ahead of
+another, because a device works through a queue. So a rank that learns of the request announces the boundary it reaches
+next, and waits there until all ranks have announced theirs. All ranks stop at the furthest of these. The ranks behind
+can reach it, because the others have begun every collective up to it.
 
-There the ranks agree on how the run ends: stopped by a script, which is part of the saved state, or preempted.
+At that boundary the ranks agree on how the run ends: stopped by a script, which is part of the saved state, or
+preempted.
 
 A thread listens for the request, because a rank may learn of it while it waits for a peer in the middle of a step.
 """
@@ -27,18 +28,18 @@ ENDS_WITHIN = 1.0  # seconds for the listening thread to end; it may be asking t
 
 
 class Stopping:
-    """Decides whether and where the run stops before its end."""
+    """The agreement of all ranks on whether and where the run stops before its end."""
 
     def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
         self._ranks, self._gate = ranks, gate or BoundaryGate()
         self.wanted = wanted
-        """True once the script of this rank has called run.stop(); where the run stops, True if that of any rank has."""
+        """True once this rank's script has called run.stop(); at the final boundary, if the script of any rank has."""
         self._over = threading.Event()
         self._listener: threading.Thread | None = None
         self.begin(start)
 
     def begin(self, start: int) -> None:
-        """Start to listen at the boundary before step `start`, with the ranks that are present now."""
+        """Start to listen for stop requests, at the boundary before step `start` and with the present ranks."""
         self._over.set()
         self._over = threading.Event()
         self._stop: int | None = None
@@ -54,11 +55,11 @@ class Stopping:
             self._listener.start()
 
     def request(self) -> None:
-        """Make all ranks stop at the next boundary, because the script has called run.stop()."""
+        """Make all ranks stop at the next common boundary, because the script has called run.stop()."""
         self.wanted = True
 
     def is_here(self, step: int) -> bool:
-        """Return True if all ranks stop before `step`: `wanted` then says if a script or a signal ended the run."""
+        """Return True if all ranks stop before `step`; then `wanted` is True after run.stop(), False after a signal."""
         if self._ranks.size == 1:
             return self.wanted or process.requested.is_set()
         with self._gate.lock:
@@ -73,22 +74,22 @@ class Stopping:
         return True
 
     def agree(self, step: int) -> None:
-        """At the boundary after an epoch, stop all ranks if the script of any rank wants to: the run ends with the epoch."""
+        """At the end of an epoch, set `wanted` on all ranks if the script of any rank has called run.stop()."""
         if self._ranks.size > 1:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 
     def wait_for_save(self) -> None:
-        """Wait until rank 0 has saved: a rank that leaves earlier may bring down the others."""
+        """Wait until rank 0 has saved, because a rank that leaves earlier may bring down the others."""
         self._ranks.from_rank_0(STOPPED, None if self._ranks.rank else "")
 
     def close(self) -> None:
-        """Stop listening; wait for the thread, because one in the store while the interpreter ends aborts the process."""
+        """Stop listening and wait for the thread: if it used the store at interpreter exit, the process would abort."""
         self._over.set()
         if self._listener is not None:
             self._listener.join(ENDS_WITHIN)
 
     def _any_wants(self, topic: str) -> bool:
-        """Return True on all ranks if the script of any rank has called run.stop(); all ranks call this."""
+        """Return True, on all ranks, if the script of any rank has called run.stop(). All ranks must call this."""
         progress.here.count_post()
         wishes = self._ranks.gather(topic, "stop" if self.wanted else "")
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))

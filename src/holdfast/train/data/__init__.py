@@ -1,1 +1,1 @@
-"""Loads the samples of each step."""
+"""Loading of the samples of each step."""

@@ -1,7 +1,7 @@
-"""Load the samples of each step through torch's DataLoader: in this process, or ahead of it in loader processes.
+"""Load the samples of each step with torch's DataLoader, in this process or ahead of time in loader processes.
 
-The generators are keyed before a share is loaded, and training continues from the states in which loading left them. So
-loader processes change the speed and nothing else.
+The random generators are seeded before each share (one rank's samples of a step) is loaded, and training continues with
+the generator states that loading left behind. So loader processes change the speed and nothing else.
 """
 
 import multiprocessing
@@ -45,7 +45,7 @@ TOGETHER = 16  # requests made together: each takes a quarter of its time alone 
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """One rank's share of a step: its samples, and the key of the generators for loading and training them."""
+    """A request to load one rank's share of a step: the sample ids, and the seed for loading and training them."""
 
     ids: Ids
     numbers: list[int]  # the same, as a dataset takes them
@@ -57,7 +57,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class Loads(Protocol):
-    """Loads the share of a request, in `parts` micro-batches."""
+    """An object that loads the samples of a request and returns them in `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -65,12 +65,12 @@ class Loads(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return the position of the data source, if the step number does not determine it."""
+        """Return the position of the data source; None if the step number determines it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Loads and collates the share of a request; to torch, a dataset whose samples are shares."""
+    """A loader of map-style datasets. To torch's DataLoader it looks like a dataset whose items are shares."""
 
     dataset: MapDataset
     parts: int
@@ -84,7 +84,7 @@ class Shares:
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def position(self) -> None:
-        """Return None: the step number determines a share."""
+        """Return None, because the step number determines the samples."""
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         get_all: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
@@ -105,7 +105,7 @@ def _one_of(ids: list[int]) -> str:
 
 
 def size(dataset: MapDataset) -> int:
-    """Return the number of samples in a dataset; refuse one without a length or numbered samples."""
+    """Return the number of samples in a dataset; raise BadInput if it has no length or cannot be indexed."""
     try:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError("its samples have no numbers")
@@ -118,10 +118,11 @@ def size(dataset: MapDataset) -> int:
 
 
 def probe(dataset: MapDataset, count: int, seed: int) -> str:
-    """Return a digest of a few samples, spread over the dataset, with the generators keyed for each.
+    """Return a digest of a few of the dataset's `count` samples, to recognise the dataset.
 
     A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
-    the same; the digest shows that before anything is trained on it.
+    the same. The digest shows that before anything is trained on it. Random generators are seeded from `seed` for each
+    sample.
     """
     hasher = xxhash.xxh3_64()
     for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
@@ -131,7 +132,7 @@ def probe(dataset: MapDataset, count: int, seed: int) -> str:
 
 
 def _add(hasher: Any, value: Any) -> None:
-    """Add numbers, text, arrays and tensors, nested in any way; of any other value, its type."""
+    """Add a number, text, array, tensor or a nesting of these to the hash; of any other value, only its type."""
     hasher.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -154,7 +155,7 @@ def _add(hasher: Any, value: Any) -> None:
 
 
 def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterator[LoadRequest]:
-    """Yield the requests for the share of `rank` in every step from `start` on."""
+    """Yield the requests for the samples of `rank` among `world` ranks, one per step from step `start` on."""
     places = geometry.places(rank, world)
     together = max(1, CHUNK // len(places))
     for chunk in range(start, geometry.steps, together):
@@ -169,7 +170,7 @@ def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterato
 
 
 class SampleSource:
-    """Loads the shares of this rank one after another; `divide` changes the rank and world size."""
+    """An iterator over this rank's loaded samples, step by step. `divide` changes the rank and the world size."""
 
     def __init__(self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
         self._shares, self._geometry, self._options = shares, geometry, options
@@ -177,12 +178,12 @@ class SampleSource:
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
-        """Load the shares of `rank` among `world` ranks from step `start` on."""
+        """Restart at step `start`, with the samples of `rank` among `world` ranks."""
         self._wanted = Ahead(requests(self._geometry, start, rank, world))
         self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
-        """Compute the next request, without loading it."""
+        """Compute the next request without loading its samples."""
         self._wanted.prepare()
 
     def __next__(self) -> Loaded:
@@ -190,7 +191,7 @@ class SampleSource:
 
 
 class Ahead:
-    """An iterator of requests whose next item can be computed early, while gradients are summed."""
+    """An iterator of load requests whose next item can be computed early, while gradients are summed."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
@@ -204,19 +205,19 @@ class Ahead:
         return request or next(self._wanted)
 
     def prepare(self) -> None:
-        """Compute the next request; nothing is loaded, so nothing is drawn."""
+        """Compute the next request now. This loads no samples and draws no random numbers."""
         if self._next is None:
             self._next = next(self._wanted, None)
 
 
 def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """Return the key of the generators for one share of the step at `at`."""
+    """Return the seed of the random generators for rank number `share` in the step at position `at`."""
     return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """Loads shares in a loader process; returns the states of its generators too, if loading drew from them."""
+    """A wrapper that loads shares in a loader process and returns them with the generator states after loading."""
 
     shares: Loads
 
@@ -236,7 +237,7 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """Return the requested shares in order, loaded ahead by `num_workers` processes; sets the generators for each."""
+    """Return an iterator over the loaded shares, in the order of the requests; `num_workers` processes load ahead."""
     if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:
@@ -260,7 +261,7 @@ def load(
 
 
 def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
-    """Set the generators of this process to those of the loader process, and return the share."""
+    """Return the loaded share, and set the generators of this process to their states after loading."""
     share, states = loaded
     rng.set_all(share[0].key)
     if states is not None:
@@ -269,16 +270,16 @@ def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
 
 
 def _context(given: Any) -> Any:
-    """Return the multiprocessing context: the user's choice, or the platform's without fixing it."""
+    """Return the multiprocessing context for loader processes; a fork context is replaced by `Loaders`."""
     chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     name = chosen if isinstance(chosen, str) else chosen.get_start_method()
     return Loaders() if name == "fork" else given
 
 
 class _Serve:
-    """Initializes a loader process: it ignores requests to stop, which the worker handles, and dies with the worker.
+    """The initialisation of a loader process: ignore stop signals, which the worker handles, and die with the worker.
 
-    Then it calls the script's worker_init_fn, which sees the script's own dataset.
+    After that it calls the script's own worker_init_fn, which sees the script's own dataset.
     """
 
     def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
@@ -299,7 +300,7 @@ class _Serve:
 
 
 class _Killed(popen_fork.Popen):
-    """Kills a loader process where torch and Python would send SIGTERM, which loader processes ignore."""
+    """A process handle that kills where torch and Python send SIGTERM, which loader processes ignore."""
 
     def terminate(self) -> None:
         self.kill()
@@ -312,13 +313,13 @@ class _Loader(ForkProcess):
 
 
 class Loaders(ForkContext):
-    """The fork context whose processes are killed instead of terminated."""
+    """A fork context whose processes are killed instead of terminated."""
 
     Process = _Loader
 
 
 def divided(count: int, parts: int) -> list[range]:
-    """Divide 0..count-1 into contiguous `parts` whose sizes differ by at most one."""
+    """Divide 0..count-1 into `parts` contiguous ranges whose sizes differ by at most one."""
     ends = [part * count // parts for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
 
@@ -352,7 +353,7 @@ REFUSED = {
 
 
 def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options for the DataLoader of a run, with `num_workers` among them."""
+    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput for options it does not allow."""
     options = dict(dataloader_options or {})
     for name in options:
         if name in REFUSED:

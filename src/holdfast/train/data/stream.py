@@ -1,9 +1,11 @@
-"""Runs whose samples the run only counts: fed by a stateful loader (`run.stream`), or drawn by the script (`run.steps`).
+"""Runs whose samples holdfast counts but does not choose: from a stateful loader, or drawn by the script.
 
-With `run.stream` every rank has a loader of its own, such as torchdata's StatefulDataLoader. A step takes its next
-batches and none ahead, so at a boundary the loader is just after the last trained batch; that position is saved for
-every rank. With `run.steps` the generators are keyed before every step, so a step that is trained again with the same
-world size draws the same samples.
+With `run.stream` every rank has a loader of its own, such as torchdata's StatefulDataLoader. A step takes the loader's
+next batches and none ahead. So at a step boundary the loader is just after the last trained batch, and that position is
+saved for every rank.
+
+With `run.steps` the script draws its samples. The random generators are seeded before every step, so a step that is
+trained again with the same world size draws the same samples.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,7 @@ LONG = 1 << 20  # steps in an epoch, more than a run has, so that it can be exte
 
 
 class Draws:
-    """A stand-in for a dataset of `count` samples that the run does not know."""
+    """A stand-in for a dataset of `count` samples that only the script or its loader knows; it returns indexes."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -45,7 +47,7 @@ ELSEWHERE = (
 
 
 class Loader(Protocol):
-    """A loader that can feed a run: an iterable per epoch, with a position that can be saved and restored."""
+    """A data loader that can feed a run: iterable once per epoch, with a position that can be saved and restored."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -53,7 +55,7 @@ class Loader(Protocol):
 
 
 class Feed:
-    """The batches of a loader one after another; a loader that ends is iterated over again."""
+    """An iterator over the batches of a loader that starts the loader's next epoch when one ends."""
 
     def __init__(self, loader: Loader) -> None:
         if lacking := [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(loader, name)]:
@@ -68,7 +70,7 @@ class Feed:
         _set_epoch(loader, 0)
 
     def resume(self, restored: RestoredState, rank: int, world: int) -> None:
-        """Restore the position of this rank's loader from the restored snapshot, if there is one."""
+        """Restore the position that rank `rank` of `world` had in the restored snapshot, if there is a snapshot."""
         if restored.step is None:
             return
         if not restored.positions:
@@ -93,11 +95,11 @@ class Feed:
 
     @property
     def caveat(self) -> str | None:
-        """A warning about what may not be restored exactly, if anything."""
+        """A warning if the loader may not be restored exactly, otherwise None."""
         return ELSEWHERE if getattr(self.loader, "num_workers", 0) else None
 
     def position(self) -> tuple[int, str]:
-        """Return the position of the loader: its epoch, and its state as text."""
+        """Return the position of the loader: the number of its epoch, and its state_dict as text."""
         text = plain_values.encode(LOADER, self.loader.state_dict())
         if len(text) > plain_values.MAX_BYTES:
             raise BadInput(
@@ -123,10 +125,10 @@ class Feed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """Takes the next `parts` batches of this rank's loader for every step.
+    """A source that takes the next `parts` batches of this rank's loader for every step.
 
-    The generators are keyed before, for a loader that draws from them, and again for training: a loader that was just
-    restored to a position has drawn other numbers to get there.
+    The random generators are seeded before loading, for a loader that draws from them, and again before training: a
+    loader that was just restored has drawn other numbers to reach its position.
     """
 
     dataset: Draws
@@ -144,10 +146,11 @@ class Streamed:
 
 
 def _check_sampler(loader: Any) -> None:
-    """Refuse a sampler whose order is not restored; torchdata accepts any.
+    """Raise BadInput if the loader's sampler would not continue in the same order after a restart.
 
     PyTorch's random samplers do not save their position. And where loader and sampler share a generator, the loader
-    draws a seed between two shuffles, but not again after it was restored, so the next epoch would differ.
+    draws a seed between two shuffles but not after it was restored, so the next epoch would differ. torchdata checks
+    neither.
     """
     if not isinstance(loader, DataLoader):
         return
@@ -166,7 +169,7 @@ def _check_sampler(loader: Any) -> None:
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """Call set_epoch on the parts that shuffle by epoch number, such as PyTorch's DistributedSampler."""
+    """Call `set_epoch` on the loader, its samplers and its dataset, where they have this method."""
     batches = getattr(loader, "batch_sampler", None)
     sampler, inner = getattr(loader, "sampler", None), getattr(batches, "sampler", None)
     for part in (loader, sampler, batches, inner, getattr(loader, "dataset", None)):

@@ -1,1 +1,1 @@
-"""Records what a script holds in each step, for `holdfast rehearse`."""
+"""Observation of a script's state in each step, for `holdfast rehearse`."""

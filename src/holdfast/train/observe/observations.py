@@ -1,7 +1,7 @@
-"""The plan of a rehearsal (its length, saves and kills), and what its workers observe of each step. Pure.
+"""The plan of a rehearsal (its length, saves and kills), and the observations of its workers in each step. No I/O.
 
-A mark is a short text for a value: a plain value itself, or the type, shape and digest of a tensor. Two marks are equal
-if and only if the values are, bit by bit.
+A mark is a short text that stands for a value: a plain value itself, or the type, shape and digest of a tensor. Two
+marks are equal if and only if the values are, bit by bit.
 """
 
 import json
@@ -18,7 +18,7 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill of `rank` before `step`; the run continues from the state saved before step `saved`."""
+    """A planned kill of `rank` before `step`. The run then continues from the state saved before step `saved`."""
 
     step: int
     saved: int
@@ -27,13 +27,13 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return the number of steps to train: `asked`, or two epochs and a half."""
+    """Return the number of steps to train: `asked`, or 2.5 epochs but at most LONGEST; never more than `steps`."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return kills at ends of epochs, right after a save, before one, and at random steps; at most one per step."""
+    """Return the planned kills: around ends of epochs, right after a save or later, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
@@ -63,7 +63,7 @@ Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprotectedValue:
-    """A value that the script holds and does not protect."""
+    """A value that the script holds and that is not protected, so a restart loses it."""
 
     kind: str  # generator, scheduler, optimizer, buffer, tensor or value
     type: str
@@ -72,7 +72,7 @@ class UnprotectedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One step of one rank, from its batch until the script requests the next."""
+    """The observations of one rank in one step, from its batch until the script requests the next batch."""
 
     rank: int
     attempt: int
@@ -92,7 +92,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The work of a rank after its last step."""
+    """The backward passes and optimizer steps of a rank after its last recorded step."""
 
     rank: int
     attempt: int
@@ -109,7 +109,7 @@ def line(observed: Observed) -> str:
 
 
 def parse(text: str) -> Observed:
-    """Return the observation of a line that `line` wrote; raise Corrupt for any other."""
+    """Return the observation from a line that `line` wrote; raise Corrupt for any other text."""
     try:
         data = json.loads(text)
         if data.pop("what") == "Ending":
@@ -122,16 +122,16 @@ def parse(text: str) -> Observed:
 
 
 def windows(observed: Iterable[Observed]) -> list[Window]:
-    """Return the windows in the order in which they were trained."""
+    """Return the observed steps, sorted by attempt, step and rank."""
     found = [window for window in observed if isinstance(window, Window)]
     return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
 
 
 def differing(one: Marks, other: Marks) -> list[str]:
-    """Return the paths at which two states differ, or that only one of them has."""
+    """Return the paths whose marks differ between two states, or that only one of them has."""
     return [path for path in dict.fromkeys((*one, *other)) if one.get(path) != other.get(path)]
 
 
 def is_tensor(mark: str | None) -> bool:
-    """Return True if the mark is that of a tensor."""
+    """Return True if `mark` stands for a tensor."""
     return mark is not None and mark.startswith("tensor ")

@@ -1,4 +1,4 @@
-"""The worker's side of a rehearsal: the loop ends early, saves at given steps, and records what the script holds.
+"""The worker's side of a rehearsal: the loop ends early, saves at given steps, and observes the script's state.
 
 An environment variable turns this on. Lengths that the script sees stay those of the whole training.
 """
@@ -30,7 +30,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The instructions for a worker of a rehearsal."""
+    """The instructions of a rehearsal to its workers: how many steps to train, and before which steps to save."""
 
     folder: str  # for its observations
     steps: int | None = None
@@ -40,12 +40,12 @@ class Rehearsal:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
     def end(self, geometry: SamplePlan) -> int:
-        """Return the step at which the loop ends."""
+        """Return the number of steps after which the loop ends."""
         return length(self.steps, geometry.steps, geometry.steps_per_epoch)
 
 
 def asked() -> Rehearsal | None:
-    """Return the instructions of this process; None if it is not a worker of a rehearsal."""
+    """Return the rehearsal's instructions from the environment; None if this process is not part of a rehearsal."""
     if (text := os.environ.get(REHEARSAL)) is None:
         return None
     data = json.loads(text)
@@ -54,7 +54,7 @@ def asked() -> Rehearsal | None:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SavingAt(CheckpointSaver):
-    """Saves before the steps `at` instead of at an interval."""
+    """A checkpoint saver that saves before the steps `at` instead of at a regular interval."""
 
     at: tuple[int, ...]
 
@@ -65,7 +65,7 @@ class SavingAt(CheckpointSaver):
 
 
 class StepObserver:
-    """Records what one rank holds in every step."""
+    """An observer that writes the state of one rank's script in every step to a file."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
         self._protected, self._dataset, self._rank, self._attempt = protected, dataset, rank, attempt
@@ -84,7 +84,7 @@ class StepObserver:
         atexit.register(self._leave)
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
-        """Observe the state before the batch of `step` is handed out, in these parts."""
+        """Observe the state before `step`, whose batch is handed out in the micro-batches `parts`."""
         self._observed = {
             "rank": self._rank,
             "attempt": self._attempt,
@@ -100,7 +100,7 @@ class StepObserver:
         self._midway = None
 
     def ends(self) -> None:
-        """Record the step: the script requests the next batch."""
+        """Observe the state after the step and write both observations: the script has requested the next batch."""
         self._observed |= {"backwards": self._backwards, "stepped": self._stepped, "midway": self._midway}
         after = value_digests.marks(self._protected.capture())
         self._write(Window(**self._observed, after=after, kept=self._held()))

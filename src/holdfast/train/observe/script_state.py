@@ -1,6 +1,7 @@
-"""The unprotected state of a script, found from its variables for a rehearsal to compare.
+"""Search for the state of a script that is not protected, for a rehearsal to compare.
 
-The search starts from the variables of its running functions, its modules, its dataset and its protected objects.
+The search starts from the variables of the script's running functions, its modules, its dataset and its protected
+objects.
 """
 
 import functools
@@ -34,7 +35,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A value and the path to it."""
+    """A value that the search has found, and the path of names that leads to it."""
 
     value: Any
     path: str
@@ -54,7 +55,7 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return every unprotected value with a state that can be reached from `frames` and `roots`, by its path."""
+    """Return every unprotected value with state that can be reached from the frames, roots and protected objects."""
     search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))
@@ -73,7 +74,7 @@ def held(
 
 
 def frames_of_script(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of the script's running functions, the innermost first."""
+    """Return `frame` and its callers, innermost first, without the frames of libraries and of holdfast."""
     frames = []
     while frame:
         if not _is_of_library(frame.f_code.co_filename):
@@ -83,7 +84,7 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 
 
 class _Search:
-    """The values that were visited, and the memory of protected tensors."""
+    """The values visited by the search, and the memory addresses of protected tensors."""
 
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
@@ -95,7 +96,7 @@ class _Search:
         self.count = 0
 
     def is_known(self, value: object) -> bool:
-        """Return True if the object was visited before; plain values have no identity."""
+        """Remember the object, and return True if it was visited before. Plain values always count as new."""
         self.count += 1
         if isinstance(value, PLAIN):
             return False
@@ -124,7 +125,7 @@ def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_
 
 
 def _kind(place: _Place, search: _Search) -> str | None:
-    """Return the kind of a value with an unprotected state of its own; None for any other."""
+    """Return the kind of a value that has a state of its own and is not protected; None for any other value."""
     value = place.value
     if isinstance(value, GENERATORS):
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
@@ -148,7 +149,7 @@ def _mark(value: Any, kind: str) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
-    """Return the (name, child) pairs to search inside a value; the name is None when it adds nothing to the path."""
+    """Return the (name, child) pairs to search inside a value. A name of None adds nothing to the path."""
     if isinstance(value, nn.Module):
         return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
     if isinstance(value, Mapping):
@@ -174,7 +175,7 @@ def _named(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the attributes of an object without calling its code."""
+    """Return the attributes of an object, except those in `apart_from`, without running any of its code."""
     attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -189,7 +190,7 @@ def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
-    """Return the variables of a closure."""
+    """Return the variables of enclosing functions that a closure refers to, with their names."""
     variables = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -203,7 +204,7 @@ _MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _is_foreign(value: Any) -> bool:
-    """Return True if the object's class is not the script's own."""
+    """Return True if the class of the object is defined in a library and not by the script."""
     if isinstance(value, Mapping | list | tuple | set | frozenset | deque | FunctionType | MethodType | GeneratorType):
         return False
     module = sys.modules.get(type(value).__module__)

@@ -1,4 +1,7 @@
-"""Marks of values for a rehearsal: equal if and only if the values are, bit by bit. A cheap mark samples large tensors."""
+"""Marks of values for a rehearsal: short texts that are equal if and only if the values are, bit by bit.
+
+A cheap mark covers only a sample of the values of a large tensor.
+"""
 
 import random
 import re
@@ -16,7 +19,7 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """Return a short text for a tensor, an array or a plain value."""
+    """Return the mark of a tensor, an array or a plain value. If `cheap`, large tensors are only sampled."""
     if isinstance(value, torch.Tensor):
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):
@@ -29,7 +32,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """Return the marks of a nested state by path."""
+    """Return the mark of every leaf of a nested state, by its path."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 
@@ -47,7 +50,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def of_generator(generator: Any) -> str:
-    """Return a digest of the state of a random generator of any library."""
+    """Return a digest of the state of a random generator of Python, numpy or torch."""
     if isinstance(generator, torch.Generator):
         state: Any = generator.get_state()
     elif isinstance(generator, random.Random):

@@ -1,1 +1,1 @@
-"""The protected state of a training process: what it consists of, saving it, restoring it."""
+"""The protected state of a training process: its objects, saving them and restoring them."""

@@ -1,4 +1,4 @@
-"""One attempt in the folder of a run: its number, what earlier attempts left behind, and where its events are recorded."""
+"""One attempt (start) of a run: its number, the records of earlier attempts, and the recorder of its own events."""
 
 import json
 import os
@@ -20,26 +20,26 @@ ATTEMPT = "attempt"
 
 
 class Recorder(Protocol):
-    """The place where a rank records its events."""
+    """An object that records the events of one rank."""
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add an event, with the present time unless `time` is given."""
+        """Add an event; its time is `time`, or now."""
 
     def flush(self) -> None:
-        """Hand all events to the operating system: the death of this process no longer loses them."""
+        """Hand all events to the operating system, so that the death of this process cannot lose them."""
 
     def sync(self) -> None:
-        """Wait until the flushed events are on disk: a power cut no longer loses them."""
+        """Wait until all flushed events are on disk, so that a power failure cannot lose them."""
 
     def close(self) -> None:
         """Flush, sync and close."""
 
 
 class Enrolled:
-    """The recorder of a worker under live recovery, which may become another member, or none.
+    """The recorder of a worker under live recovery, which may become another member of the run, or none.
 
-    Each time the worker becomes a member it starts a new part of that member's history. Before that, only its plan is
-    remembered, to be recorded once it is a member.
+    Each time the worker becomes a member it starts a new part of that member's history. Before that it only remembers
+    its plan event, to be recorded once the worker is a member.
     """
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Enrolled:
         self._plan: Plan | None = None
 
     def enrol(self, member: int) -> None:
-        """Record as `member` from now on."""
+        """Record events in the history of member `member` from now on."""
         if self._member == member:
             return
         self.retire()
@@ -61,7 +61,7 @@ class Enrolled:
         self._history.flush()
 
     def retire(self) -> None:
-        """Stop recording: this worker is not a member any more."""
+        """Stop recording, because this worker is no longer a member."""
         if self._history:
             self._history.close()
         self._history = self._member = None
@@ -85,7 +85,7 @@ class Enrolled:
 
 
 class Unrecorded:
-    """The recorder of a run without a folder: it keeps nothing."""
+    """The recorder of a run without a folder: it discards all events."""
 
     def append(self, what: What, time: float | None = None) -> None:
         pass
@@ -102,7 +102,7 @@ class Unrecorded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptContext:
-    """This attempt, as one rank sees it."""
+    """This attempt as one rank sees it: its number, its folder and store, and the records of earlier attempts."""
 
     number: int
     folder: Path  # of the run's histories
@@ -113,7 +113,7 @@ class AttemptContext:
     lock: Lock | None = None  # on the run's folder; under a supervisor, the supervisor holds it
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records the commit of `step`, the newest one."""
+        """Return True if the history records that the snapshot of `step`, the newest one, was committed."""
         return has_commit(self.folder, step)
 
     @property
@@ -123,7 +123,7 @@ class AttemptContext:
 
 
 def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
-    """Begin the next attempt in the folder `out`: rank 0 reads the past, and tells the other ranks what they need."""
+    """Begin the next attempt in the folder `out`. Rank 0 reads the history and sends the other ranks what they need."""
     folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])
@@ -149,7 +149,7 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
 
 
 def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:
-    """Return the recorder of this rank, with its first event."""
+    """Return the recorder of this rank, after recording that the attempt begins."""
     if config.recovery != "restart":
         enrolled = Enrolled(folder, number, ranks.size, config.seed)
         enrolled.enrol(ranks.rank)

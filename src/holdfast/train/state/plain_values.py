@@ -1,8 +1,7 @@
-"""Plain values that a run protects, such as `progress={"best": inf}`: restored in place, so that the script's
-references to them stay valid.
+"""Protected plain values, such as `progress={"best": inf}`, which are restored in place.
 
-Unlike models they may differ between ranks, for example a running sum over a rank's share. So every rank saves its own,
-and after a restart with the same world size each rank gets its own back.
+The script's references to them stay valid. Unlike models they may differ between ranks, for example a running sum over
+a rank's samples. So every rank saves its own, and after a restart with the same world size each rank gets its own back.
 """
 
 import base64
@@ -22,7 +21,7 @@ VALUE = "value"
 
 
 class Plain:
-    """A dict, list, tensor or array, given a state_dict."""
+    """A wrapper that gives a dict, list, tensor or array the methods state_dict and load_state_dict."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -35,12 +34,12 @@ class Plain:
 
 
 def is_plain(value: object) -> bool:
-    """Return True if the value can be restored in place."""
+    """Return True if `value` is a dict, list, tensor or array, which can be restored in place."""
     return isinstance(value, dict | list | torch.Tensor | np.ndarray)
 
 
 def check(name: str, value: object) -> None:
-    """Refuse a value that cannot be restored in place, or cannot be saved."""
+    """Raise BadInput if `value` cannot be restored in place or cannot be saved; `name` is for the message."""
     if value is None or isinstance(value, bool | int | float | str | tuple):
         raise BadInput(
             f"{name} is a {type(value).__name__}, which cannot be restored in place: write "
@@ -51,7 +50,7 @@ def check(name: str, value: object) -> None:
 
 
 def encode_small(name: str, state: Any) -> str:
-    """Return a state as text; refuse one that is larger than MAX_BYTES."""
+    """Return the state as text; raise BadInput if that is longer than MAX_BYTES."""
     text = encode(name, state)
     if len(text) > MAX_BYTES:
         raise BadInput(
@@ -61,7 +60,7 @@ def encode_small(name: str, state: Any) -> str:
 
 
 def encode(name: str, state: Any) -> str:
-    """Return a state as text, bit for bit; a value that would have to be pickled is refused by its name."""
+    """Return the state as text, without losing a bit; raise BadInput for a value that only pickle could save."""
     flat = flatten({name: state})
     tensors = {key: torch.as_tensor(value) for key, value in flat.tensors.items()}
     scalars = [key for key, value in flat.tensors.items() if not isinstance(value, torch.Tensor)]
@@ -75,7 +74,7 @@ def encode(name: str, state: Any) -> str:
 
 
 def decode(name: str, text: str) -> Any:
-    """Return the state that `encode` has made into text."""
+    """Return the state from a text that `encode` wrote with the same `name`."""
     extra, kinds, values, scalars = json.loads(text)
     tensors: dict[str, Any] = {}
     for key, (kind, shape) in kinds.items():
@@ -87,7 +86,7 @@ def decode(name: str, text: str) -> Any:
 
 
 def _assign(target: Any, saved: Any) -> None:
-    """Assign the saved values to `target`; the dicts inside it stay the same objects."""
+    """Assign the saved values to `target` in place; dicts and lists inside a dict stay the same objects."""
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.copy_(torch.as_tensor(saved))

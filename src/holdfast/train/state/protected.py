@@ -1,9 +1,9 @@
-"""The objects that a run protects: anything with `state_dict` and `load_state_dict`, captured, compared and restored.
+"""The objects that a run protects: anything with `state_dict` and `load_state_dict`, saved and restored by name.
 
-A snapshot holds the names that the user's classes give, so that it can be loaded into the plain model. `torch.compile`
-puts `_orig_mod.` before the keys of what it wraps, at the beginning or in the middle. DDP puts `module.` before all
-keys; holdfast saves the module inside DDP, so a `module.` is left only where a compiled model was wrapped in DDP first,
-and then all keys begin with `_orig_mod.module.`. A bare `module.` is a name of the user's own.
+A snapshot holds the tensor names of the user's own classes, so that it can be loaded into the plain model.
+`torch.compile` adds `_orig_mod.` to the keys of the modules it wraps, at the beginning or in the middle. DDP adds
+`module.` before all keys. holdfast saves the module inside DDP, so this prefix remains only where a compiled model was
+wrapped in DDP first; then all keys begin with `_orig_mod.module.`. A bare `module.` is a name of the user's own.
 """
 
 import json
@@ -38,7 +38,7 @@ class Protectable(Protocol):
 
 
 class Protected:
-    """Named objects whose state is restored after a failure; of a replicated model, the user's own module."""
+    """Named objects whose state is restored after a failure. Wrapped models are unwrapped to the user's own module."""
 
     def __init__(self, things: Mapping[str, Protectable | Value]) -> None:
         if not things:
@@ -56,15 +56,15 @@ class Protected:
         self._group_sizes = self._count_groups()
 
     def capture(self) -> dict[str, Any]:
-        """Return the state of every object; the tensors are not copied."""
+        """Return the state of every object by name, without copying tensors."""
         return {name: _state(thing) for name, thing in self.things.items()}
 
     def signature(self) -> dict[str, Any]:
-        """Describe the objects apart from their values: for a model the names, types and shapes of its tensors."""
+        """Return a description of the objects without values: for a model, names, types and shapes of its tensors."""
         return {name: _signature(thing) for name, thing in self.things.items()}
 
     def own(self) -> dict[str, str]:
-        """Return the plain values, which may differ between ranks, as text."""
+        """Return the plain values (dicts, lists, tensors, arrays) as text, by name. They may differ between ranks."""
         return {
             name: plain_values.encode_small(name, thing.state_dict())
             for name, thing in self.things.items()
@@ -72,7 +72,7 @@ class Protected:
         }
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
-        """Restore the plain values of this rank; return their states."""
+        """Restore this rank's plain values from the text that `own` returned; return their states."""
         states = {name: plain_values.decode(name, text) for name, text in saved.items()}
         for name, state in states.items():
             _restore(self.things[name], state)
@@ -89,7 +89,7 @@ class Protected:
         return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
 
     def check_groups(self) -> None:
-        """Refuse to save an optimizer that was given more parameters since: a restarted script could not load it."""
+        """Raise BadInput if an optimizer got more parameters after `protect`: a restarted script could not load it."""
         for name, now in self._count_groups().items():
             if now != (before := self._group_sizes[name]):
                 raise BadInput(
@@ -106,7 +106,7 @@ class Protected:
         }
 
     def check_covers(self, model: nn.Module) -> None:
-        """Refuse to train a replicated model that would not be restored after a failure."""
+        """Raise BadInput if a parameter of the replicated `model` is not protected, so that a failure would lose it."""
         saved = {
             tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if isinstance(tensor, torch.Tensor)
         }
@@ -118,7 +118,7 @@ class Protected:
             )
 
     def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that trains a protected model and would not be restored after a failure."""
+        """Raise BadInput if `optimizer` trains a protected model but is not protected itself."""
         trained = {id(parameter) for model in self.models for parameter in model.parameters()}
         covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
         if not self._is_opaque and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
@@ -128,7 +128,7 @@ class Protected:
             )
 
     def check_replicated(self, replicated: Iterable[nn.Module]) -> None:
-        """Refuse to train parameters that differ between ranks: no survivor has those of a lost rank."""
+        """Raise BadInput if an optimizer trains parameters that are not in `replicated`: other ranks lack them."""
         shared = {id(parameter) for model in replicated for parameter in model.parameters()}
         for name, thing in self.things.items():
             if isinstance(thing, torch.optim.Optimizer) and any(
@@ -141,7 +141,7 @@ class Protected:
                 )
 
     def check_schedules(self) -> None:
-        """Refuse a learning-rate scheduler that would not be restored after a failure."""
+        """Raise BadInput if a protected optimizer has a learning-rate scheduler that is not protected."""
         covered = {id(thing.optimizer) for thing in self.things.values() if isinstance(thing, LRScheduler)}
         for name, thing in self.things.items():
             # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
@@ -154,21 +154,21 @@ class Protected:
 
     @property
     def _is_opaque(self) -> bool:
-        """True if an object of the user's own is among them, which may hold any other."""
+        """True if one of the objects is of a class of the user's own, which may contain any other object."""
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Plain)
         return not all(isinstance(thing, known) for thing in self.things.values())
 
     @property
     def is_scaled(self) -> bool:
-        """True if a gradient scaler is enabled."""
+        """True if an enabled gradient scaler is protected."""
         return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
 
     def digest(self) -> str:
-        """Return a digest of the state of all objects in memory, of every bit."""
+        """Return a digest of every bit of the present state of all objects."""
         return digest(flatten(self.capture()))
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Describe where a saved state does not fit these objects."""
+        """Return descriptions of all ways in which the saved state does not fit these objects."""
         return [
             *(f"{name} was not protected" for name in self.things if name not in saved),
             *(f"{name} is no longer protected" for name in saved if name not in self.things),
@@ -181,17 +181,17 @@ class Protected:
         ]
 
     def trained(self) -> dict[str, Any]:
-        """Return what a step changes by its gradients: parameters, and the states of optimizers and gradient scalers."""
+        """Return the state that gradients change: parameters, and the states of optimizers and gradient scalers."""
         kinds = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
         return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
-        """Load what another rank's `trained` returned after the same step; everything else stays this rank's own."""
+        """Load the state that `trained` returned on another rank after the same step; other state stays as it is."""
         for name, state in trained.items():
             _restore(self.things[name], {**_state(self.things[name]), **state})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Load a saved state, bit for bit; the objects share no memory with it afterwards."""
+        """Load the state that `capture` returned, bit for bit. The objects share no memory with it afterwards."""
         for name, thing in self.things.items():
             try:
                 _restore(thing, saved[name])
@@ -212,12 +212,12 @@ def digest(flat: Flat) -> str:
 
 
 def tree_digest(flat: Flat) -> str:
-    """Return a digest of everything in a state but its tensors."""
+    """Return a digest of everything in a flattened state except its tensors."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"]).encode()))
 
 
 def listed(differences: list[str]) -> str:
-    """Return differences in one line; of many, the first few."""
+    """Return the first few differences in one line, and how many more there are."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
@@ -292,7 +292,7 @@ def _restore(thing: Protectable, saved: Any) -> None:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Undo the rounding of optimizers, which cast a loaded state to the type of their parameters."""
+    """Reset loaded state to its saved dtypes, because optimizers cast it to the dtype of their parameters."""
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], before["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():
@@ -302,7 +302,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> N
 
 
 def _copied(value: Any) -> Any:
-    """Copy a state: the tensors of a snapshot share one buffer, and keeping one would keep all."""
+    """Return a deep copy of a state. The tensors of a snapshot share one buffer, and keeping one would keep all."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:
@@ -313,7 +313,7 @@ def _copied(value: Any) -> Any:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's own module inside any wrappers."""
+    """Return the user's own module inside the wrappers of DDP and torch.compile."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -324,29 +324,29 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a tensor in the user's own classes, also if a part of the model is compiled."""
+    """Return the name of a tensor in the user's own classes, without the parts that torch.compile adds."""
     return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
 
 
 def plain_state(model: nn.Module) -> Mapping[str, Any]:
-    """Return the state_dict of a model under the user's own names."""
+    """Return the state_dict of a model, with the names of the user's own classes."""
     state = model.state_dict()
     return _renamed(state, {name: plain_name(name) for name in state})
 
 
 def load_plain(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load a state that was saved by `plain_state`."""
+    """Load a state_dict that `plain_state` returned into `model`."""
     names = {plain_name(name): name for name in model.state_dict()}
     model.load_state_dict(_renamed(saved, {name: names.get(name, name) for name in saved}))
 
 
 def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return True if a saved state is that of a module: only modules save the versions of their layers."""
+    """Return True if a saved state is that of a module: only modules save version numbers of their layers."""
     return isinstance(state, OrderedDict) and "_metadata" in vars(state)
 
 
 def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the same state_dict under the user's own names; unchanged if two names would become the same."""
+    """Return the state_dict with the names of the user's own classes; unchanged if two names would become the same."""
     both = f"{COMPILED}.{WRAPPED}"
     prefix = both if all(key.startswith(both) for key in state) else ""
     names = {key: plain_name(key.removeprefix(prefix)) for key in state}
@@ -354,7 +354,7 @@ def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_wrappers(key: str) -> str:
-    """Return a key of a foreign file without anything that a wrapper may have prepended."""
+    """Return a key of a foreign weights file without the prefixes that DDP and torch.compile add."""
     key = plain_name(key)
     while key.startswith(WRAPPED):
         key = key.removeprefix(WRAPPED)
@@ -362,7 +362,7 @@ def without_wrappers(key: str) -> str:
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> Mapping[str, Any]:
-    """Return the state under other names, with the versions of layers that load_state_dict reads."""
+    """Return the state_dict with its keys renamed by `names`, keeping the layer versions that load_state_dict reads."""
     if all(name == renamed for name, renamed in names.items()):
         return state
     renamed = OrderedDict((names[name], value) for name, value in state.items())

@@ -1,4 +1,4 @@
-"""Restore the state of a run at the start of an attempt: rank 0 finds the newest good snapshot, every rank loads it."""
+"""Restore the state of a run when an attempt starts: rank 0 finds the newest good snapshot, and every rank loads it."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ RESTORED = "restored"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoredState:
-    """The snapshot that was restored, if there was one, and the snapshots that were damaged and passed over."""
+    """Information about the snapshot that was restored, if any, and about damaged snapshots that were passed over."""
 
     step: int | None = None
     world: int = 0
@@ -52,7 +52,7 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the digest of the restored commit if memory holds exactly that state, otherwise that of memory."""
+        """Return the digest of the restored commit if memory still equals it, otherwise the digest of memory."""
         if self.step is None:
             return None
         in_memory = protected.digest()
@@ -60,7 +60,7 @@ class RestoredState:
 
 
 def restore(attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the newest good snapshot into the protected objects, the same one on every rank."""
+    """Load the newest good snapshot, the same on every rank, into the protected objects."""
     began = perf_counter()
     with ranks.busy():
         found, message = _find_newest(attempt) if ranks.rank == 0 else (None, None)
@@ -88,12 +88,12 @@ def restore(attempt: AttemptContext, ranks: Ranks, protected: Protected) -> Rest
 
 
 def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: Protected) -> None:
-    """Load the snapshot of `step` once more."""
+    """Load the snapshot of `step` into the protected objects once more."""
     _load(snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF), attempt, ranks, protected)
 
 
 def check_config(store: Store, restored: RestoredState, plan: SamplePlan, *, extend: bool) -> None:
-    """Refuse a snapshot that was saved under another plan; a longer plan is the same run if `extend` is given."""
+    """Raise BadInput if the snapshot was saved under another plan; with `extend`, the new plan may be longer."""
     if restored.step is None:
         return
     config, saved = plan.to_json(), restored.config or {}
@@ -120,7 +120,7 @@ def _check_length(store: Store, step: int, plan: SamplePlan, saved: SamplePlan, 
 
 
 def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
-    """Key the generators for the first step; return how they compare with the captured states, for the history."""
+    """Seed the generators for the first step; return how they compare with the saved states, for the history."""
     rng.set_all(key)
     if restored.step is None or restored.world != ranks.size:
         return "keyed"  # no state was captured for exactly this share
@@ -129,9 +129,9 @@ def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
 
 
 def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
-    """Find the newest good snapshot on rank 0, and return it with the message for the other ranks.
+    """Return the newest good snapshot, and the message that tells the other ranks about it.
 
-    Removes what killed attempts left behind in the store.
+    Runs on rank 0, and removes incomplete files that killed attempts left in the store.
     """
     found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check_of_a_run)
     step = found.step if found else None
@@ -147,7 +147,7 @@ def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
 
 
 def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
-    """Record a commit whose rank 0 was killed before it could, and before any rank records that it was restored."""
+    """Record the commit of a snapshot if rank 0 was killed between committing and recording it."""
     if attempt.has_commit(found.step):
         return
     state, stops = _digest_of_commit(found), _is_stopped(found)
@@ -167,7 +167,7 @@ def _is_stopped(found: Snapshot) -> bool:
 
 
 def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> Flat:
-    """Load a snapshot into the protected objects; return the state that memory should hold then."""
+    """Load a snapshot into the protected objects; return the state that memory should hold afterwards."""
     state = unflatten(found.tensors, found.extra)
     if differences := protected.differences(state):
         raise _of_another_run(attempt.store, found.step, differences)
@@ -199,7 +199,7 @@ def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput
 
 
 def check_of_a_run(snapshot: Snapshot) -> None:
-    """Raise Corrupt if the snapshot is not one that a run has saved, whatever its digests say."""
+    """Raise Corrupt if the snapshot was not saved by a training run, even if its digests match."""
     extra, world_size = snapshot.extra, snapshot.manifest.world
     if not isinstance(unflatten(snapshot.tensors, extra), dict):
         raise Corrupt(f"the snapshot of step {snapshot.step} does not hold the state of a run: use an older one.")

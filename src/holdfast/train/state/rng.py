@@ -1,8 +1,8 @@
 """The random generators of a rank: Python's, numpy's, torch's, and that of its CUDA device.
 
-They are keyed before a share of a step is loaded, from the position in the run alone: any process that loads and trains
-the share, in any attempt, draws the same numbers. So keying restores them. A snapshot holds their states all the same,
-and a resumed run compares.
+They are seeded before each step's samples are loaded, with a key derived from the position in the run alone. So any
+process that loads and trains these samples, in any attempt, draws the same numbers, and seeding is enough to restore
+the generators. A snapshot holds their states all the same, and a resumed run compares them.
 """
 
 import base64
@@ -20,12 +20,12 @@ CHOSEN = 1 << 32  # people choose small seeds; unseeded processes and our keys h
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
-    """Return 64 bits for `purpose` at `place` in the run."""
+    """Return a 64-bit seed for `purpose` at `place` in the run."""
     return int(xxhash.xxh3_64_intdigest(repr((seed, purpose, *place)).encode()))
 
 
 def set_all(number: int) -> None:
-    """Key every generator of this process; CUDA's only if the process uses CUDA."""
+    """Seed every generator of this process with `number`; CUDA's only if the process uses CUDA."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)  # more than 32 bits would take longer than all other generators together
     # torch.manual_seed looks for devices of every kind each time, which takes longer than a small step.
@@ -35,14 +35,14 @@ def set_all(number: int) -> None:
 
 
 def seeded() -> int | None:
-    """Return the seed that the script gave to `torch.manual_seed`, unless the generator was keyed since."""
+    """Return the seed that the script passed to `torch.manual_seed`; None if it passed none or holdfast set another."""
     seed = torch.default_generator.initial_seed()
     return seed if seed < CHOSEN or seed >= (1 << 64) - CHOSEN else None
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of a loader process's generators, which the training process continues from."""
+    """The states of the random generators in a loader process, from which the training process continues."""
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
@@ -50,7 +50,7 @@ class States:
 
     @classmethod
     def now(cls) -> "States":
-        """Return the states of this process."""
+        """Return the states of the generators of this process."""
         name, keys, *rest = np.random.get_state(legacy=True)
         return cls(
             random.getstate(), (name, np.asarray(keys).tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
@@ -65,7 +65,7 @@ class States:
 
 
 def capture() -> dict[str, Any]:
-    """Return the states of all generators as JSON values."""
+    """Return the states of all generators of this process as JSON values."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Save the state of a run: every rank contributes its generators, rank 0 captures and writes, and records the commit.
+"""Save the state of a run: every rank contributes its generator states, and rank 0 writes and records the snapshot.
 
 A snapshot never covers a step that is missing from a history: a commit waits until the history of every rank is on disk
 up to that step.
@@ -41,22 +41,22 @@ STOPPED = "stopped"  # the script stopped the run at this step
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions that the bits of a run depend on: the samples (a digest of a few), and the threads per worker."""
+    """Conditions that determine the exact bits of a run: a digest of a few samples, and the threads per worker."""
 
     data: str | None
     threads: int
 
     @classmethod
     def now(cls, data: str | None) -> "Conditions":
-        """Return the conditions of this process."""
+        """Return the conditions of this process; `data` is the digest of a few samples."""
         return cls(data, torch.get_num_threads())
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the conditions as a snapshot holds them."""
+        """Return the conditions as the JSON object that a snapshot holds."""
         return asdict(self)
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Refuse data that differ from the snapshot's; warn about another number of threads, which changes rounding."""
+        """Raise BadInput if the data differ from the snapshot's; if `warns`, warn about another number of threads."""
         data, threads = saved.get("data"), saved.get("threads")
         if self.data is not None and data is not None and data != self.data:
             raise BadInput(
@@ -74,39 +74,39 @@ class Conditions:
 
 
 def state_digest(tensors: str, tree: str) -> str:
-    """Return the digest that the history records for a commit: of the tensor file's digest and that of all the rest."""
+    """Return the digest of a commit, from the digest of the tensor file and that of the other state (`tree`)."""
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 class Saves(Protocol):
-    """The saves of a run."""
+    """An object that saves the state of a run when a save is due."""
 
     def prepare(self) -> None:
-        """Allocate the memory that saves need, now that the state has its final size."""
+        """Allocate the memory that saves need. Called once the state has its final size."""
 
     @property
     def next(self) -> int:
-        """The step at which the state is to be saved next."""
+        """The step before which the state is to be saved next."""
 
     @property
     def is_under_way(self) -> bool:
         """True while a save is being written or waits to be recorded."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
-        """Save the state before `step` and return the seconds that took; `stops` marks the run as stopped there."""
+        """Save the state before `step` and return the seconds it took; `stops` marks the run as stopped by a script."""
 
     def regroup(self, settled: int | None) -> None:
-        """Continue with the ranks that are present now; some of them may have passed the boundary before `settled`."""
+        """Continue with the present ranks. No rank saves before step `settled`, which some of them may have begun."""
 
     def collect(self) -> None:
-        """Record the saves that have become durable; raise if a save has failed for good."""
+        """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
 
     def close(self) -> None:
-        """Wait until every save is durable, and record it."""
+        """Wait until every save is durable, and record them."""
 
 
 class Unsaved:
-    """The saves of a run without a folder: none."""
+    """The saver of a run without a folder: it saves nothing."""
 
     next, is_under_way = NEVER, False
 
@@ -128,7 +128,7 @@ class Unsaved:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CheckpointSaver:
-    """The saves of a run with a folder. Only rank 0 has a writer; the other ranks send their part and continue."""
+    """The saver of a run with a folder. Rank 0 writes; the other ranks send it their part of the state and continue."""
 
     config: RunConfig
     attempt: AttemptContext
@@ -204,7 +204,7 @@ class CheckpointSaver:
             raise
 
     def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
-        """Start to copy this rank's state, and only then wait for the other ranks' parts: both take time."""
+        """Start to copy this rank's state, then collect the parts of the other ranks, and let `writer` save all."""
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
@@ -232,7 +232,7 @@ class CheckpointSaver:
         )
 
     def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        """Return what the snapshot holds for each rank, in the order of ranks."""
+        """Return the entries of the snapshot that hold one value per rank, merged from the parts of all ranks."""
         generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
         if any(stops):
             self._stops.add(step)
@@ -244,12 +244,12 @@ class CheckpointSaver:
         }
 
     def _sync_history(self, step: int, peers: Ranks) -> None:
-        """Bring this rank's history to the disk up to `step`, in a thread: a disk may be slow."""
+        """Sync this rank's history to disk and tell rank 0, in a thread because a disk may be slow."""
         self.attempt.record.sync()
         peers.post(f"on-record/{step}/{peers.rank}", "")
 
     def _await_histories(self, step: int, peers: Ranks) -> None:
-        """Wait until the history of every rank is on disk up to `step`: a commit must be auditable."""
+        """Wait until the history of every rank is on disk up to `step`, so that the commit can be audited."""
         self.injected(step)
         self.attempt.record.sync()
         with suppress(Changed):  # a lost rank has handed over its state
