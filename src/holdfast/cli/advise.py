@@ -90,7 +90,7 @@ def advise_run(
 
 
 def advice_on(history: "Sequence[Event]", question: "Question | None" = None) -> "AnyAdvice":
-    """Return the advice that follows from `history`, of a training run or of a parameter server."""
+    """Return the advice for the run with this `history`, a training run or a parameter server."""
     from holdfast.advice.advice import advise
     from holdfast.server.advice import advise_served
     from holdfast.server.cost import is_served
@@ -168,7 +168,7 @@ def _write(advice: "AnyAdvice", question: "Question", out: Path) -> None:
 
 
 def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
-    """Draw the cost of a failure under each recovery, and the share of time that trains over the save interval."""
+    """Return a figure of the cost of a failure by recovery, and of the training time by save interval."""
     from matplotlib.figure import Figure
 
     from holdfast.advice.advice import Advice
@@ -191,7 +191,7 @@ def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
 
 
 def _saving(advice: "AnyAdvice", question: "Question") -> "tuple[SaveCosts, SaveInterval, int, float]":
-    """Return the save costs and best interval of the recommended recovery, the run's interval, and the share left."""
+    """Return save costs, best interval, the run's interval, and the share of time that other losses leave."""
     from holdfast.advice.advice import Advice
     from holdfast.advice.prices import saving_of
 

@@ -41,7 +41,7 @@ def audit_command(
 
 
 def print_findings(findings: Sequence["Finding"]) -> None:
-    """Print the finding of each check, and the verdict on the whole."""
+    """Print the finding of each check, and the overall verdict."""
     from holdfast.audit.verdicts import worst
 
     table = Table("check", "verdict", "because", box=None)

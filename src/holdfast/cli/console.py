@@ -26,7 +26,7 @@ class PanelOrder(TyperGroup):
 
 
 def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
-    """Return the corrected command if `option` follows a script without `--`; otherwise an empty string."""
+    """Return a hint with the corrected command if `option` follows a script without `--`; otherwise an empty text."""
     index = next((i for i, word in enumerate(argv) if option and word.partition("=")[0] == option), None)
     if index is None or argv[:1] != ["run"] or not any(word.endswith(".py") for word in argv[1:index]):
         return ""
@@ -35,14 +35,14 @@ def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
 
 
 def complain(line: str, code: int = 2) -> int:
-    """Print one line on stderr and return the exit status `code`."""
+    """Print `line` on stderr, and return the exit status `code`."""
     text = f"holdfast: {safe(' '.join(line.split()))}"
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return code
 
 
 def say(text: str) -> None:
-    """Print lines on stdout without markup and without wrapping."""
+    """Print `text` on stdout without markup and without wrapping."""
     lines = "\n".join(map(safe, text.split("\n")))
     Console().print(lines, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
@@ -58,13 +58,13 @@ def cell(text: object) -> Text:
 
 
 def size(count: int) -> str:
-    """Format a number of bytes."""
+    """Return a number of bytes as text, such as `1.5 MB`."""
     return str(filesize.decimal(count))
 
 
 @contextmanager
 def meter() -> "Iterator[Meter]":
-    """Show progress bars on stderr if it is a terminal."""
+    """Yield a function that starts a progress bar on stderr; nothing is shown if stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 

@@ -40,7 +40,7 @@ def write_report(
 
 
 def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) -> "Page":
-    """Build the page of the runs or results in `paths`; a folder of several runs or results stands for all of them."""
+    """Return a page on the runs or lab results in `paths`; a folder that holds several adds all of them."""
     from holdfast.lab import result_page
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
@@ -63,7 +63,7 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
 
 
 def live_page(folder: Path, command: str) -> "Page":
-    """Build the page of one run that may still train; it is audited only after it has ended."""
+    """Return a page on one run that may still train; it is audited only after it has ended."""
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
     from holdfast.runs.status import is_training
@@ -85,7 +85,7 @@ def _origin(command: str, now: datetime | None) -> dict[str, str]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the run or result in `path`, or all runs or results one level below it."""
+    """Return [`path`] if it is a run or a result, otherwise the folders of all runs or results below it."""
     from holdfast.lab.result_page import RESULT
     from holdfast.runs.status import is_run, runs_in
 

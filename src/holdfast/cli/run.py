@@ -1,4 +1,4 @@
-"""`holdfast run`: train through failures."""
+"""`holdfast run`: train a script to its end in spite of failures."""
 
 import os
 import sys
@@ -175,7 +175,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _fill_standard_files() -> None:
-    """Open /dev/null where stdin, stdout or stderr is closed; otherwise the next file we open would get that number."""
+    """Open /dev/null if stdin, stdout or stderr is closed, so that no other file gets its descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -186,7 +186,7 @@ def _fill_standard_files() -> None:
 
 
 def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
-    """Print how the run ended, and exit with the status that says the same."""
+    """Print the verdict, and exit with the status that belongs to it."""
     texts = (f"{verdict.line}\nrun: {folder}\n", "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
         try:

@@ -23,7 +23,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 class _ListsByDefault(TyperGroup):
-    """`runs DIR` is `runs list DIR`."""
+    """A command group that reads `runs DIR` as `runs list DIR`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] != "--help"):
@@ -133,7 +133,7 @@ def _ago(seconds: float) -> str:
 
 
 def _remove(runs: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
-    """List the runs, ask, remove them, and return those that were removed."""
+    """List `runs`, ask for confirmation unless `yes`, remove them, and return those that were removed."""
     from holdfast.runs.status import remove, snapshots_elsewhere
 
     for run in runs:

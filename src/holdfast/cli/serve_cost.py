@@ -1,4 +1,4 @@
-"""Print the cost of runs on the parameter server: parts of an iteration, and failures with their costs."""
+"""The output of `holdfast cost` for runs on the parameter server: parts of an iteration, and costs of failures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from holdfast.server.cost import FEWEST, Served, contraction, measured_cost, pre
 def print_served(
     histories: Mapping[str, Sequence[Event]], reference: Sequence[Event] | None, *, as_json: bool = False
 ) -> None:
-    """Print the cost of each run, next to a run without failures if one is given."""
+    """Print the cost of each run, and how its convergence compares with `reference`, a run without failures."""
     runs = {name: served_cost(history) for name, history in histories.items()}
     other = served_cost(reference) if reference is not None else None
     measured = {name: measured_cost(run, other) if other else None for name, run in runs.items()}

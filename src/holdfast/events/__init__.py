@@ -1,9 +1,9 @@
 """The events of a history: a class for each kind, how it is written as JSON, and how it is read back.
 
 These files define the format of a history. A line is one JSON object: `event` names the kind, `time` and `who` say when
-and by whom it was written, and the other fields are those of the kind's class. A field is left out if it has its default
-value. Readers keep kinds that they do not know (`Other`) and events with wrong fields (`Malformed`), so every line of an
-intact file is an event. The version rises when a field changes its meaning or a new one is required.
+and by whom it was written, and the other fields are those of the kind's class. A field is left out if it has its
+default value. Readers keep events of unknown kinds (`Other`) and events with wrong fields (`Malformed`), so every line
+of an intact file is an event. The version rises when a field changes its meaning or a new one is required.
 """
 
 from holdfast.events.common import JSON, VERSION, Commit, Done, Malformed, Open, Other

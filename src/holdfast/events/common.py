@@ -8,17 +8,17 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 
 class Open(NamedTuple):
-    """A writer opened its file, in format `version`, and cut off `torn` bytes of an unfinished line."""
+    """A writer opened its history file, in format `version`, and cut off `torn` bytes of an unfinished line."""
 
     version: int
     torn: int = 0
 
 
 class Commit(NamedTuple):
-    """The snapshot of a step was committed; if `found`, before this attempt. `state` is a digest of its contents.
+    """The snapshot of `step` was committed; `state` is a digest of its contents.
 
-    It `stops` if the script stopped the run at this step. On the parameter server, `blocks` were saved to the running
-    checkpoint as they were after iteration `step`.
+    `found` is True if an earlier attempt committed it, and `stops` if the script stopped the run at this step. On the
+    parameter server, `blocks` (parts of the model) were saved as they were after iteration `step`.
     """
 
     attempt: int
@@ -32,21 +32,21 @@ class Commit(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A rank trained its plan to the end."""
+    """A rank trained all planned steps."""
 
     attempt: int
     step: int
 
 
 class Other(NamedTuple):
-    """An event of a kind that this holdfast does not know."""
+    """An event of a kind that this version of holdfast does not know."""
 
     kind: str
     fields: Mapping[str, JSON]
 
 
 class Malformed(NamedTuple):
-    """An event with a missing field or a field of the wrong type, and the line of its file."""
+    """An event with a missing field or a field of the wrong type, the reason, and its line number."""
 
     kind: str
     fields: Mapping[str, JSON]

@@ -1,4 +1,4 @@
-"""The registry of event kinds, and how each field is written as JSON and read back, strictly by its type."""
+"""The registry of event kinds, and the conversion of each field to and from JSON, strictly by its type."""
 
 import json
 import math
@@ -24,12 +24,12 @@ LARGEST = (1 << 63) - 1
 
 
 def kind_name(what: What) -> str:
-    """Return the name of the kind of an event in a history."""
+    """Return the name under which histories record this kind of event."""
     return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
 
 
 def to_plain(value: Any) -> JSON:
-    """Return the value of a field as JSON."""
+    """Return the value of an event's field as JSON values."""
     if isinstance(value, Samples):
         return value.to_json()
     if isinstance(value, Seconds):
@@ -146,7 +146,7 @@ _BY_TYPE: Mapping[Any, _Read] = {
 
 
 def _readers(kind: type[Any]) -> Iterator[tuple[str, _Read]]:
-    """Yield the function that reads each field of `kind`."""
+    """Yield the name of each field of `kind`, and the function that reads its JSON value."""
     by_name = {**_BY_NAME, **_OF_DETECT} if kind is Detect else _BY_NAME
     for name, hint in get_type_hints(kind, localns={"JSON": JSON}).items():
         types = [part for part in getattr(hint, "__args__", ()) if part is not type(None)]
@@ -163,7 +163,7 @@ READERS = {kind: tuple(_readers(kind)) for kind in KINDS.values()}
 
 
 def why_malformed(kind: type[Any], data: Mapping[str, JSON]) -> str:
-    """Return which fields of an event are missing, or which one is wrong and why."""
+    """Return why `data` is not an event of `kind`: the fields that are missing, or the first one that is wrong."""
     if missing := [name for name in kind._fields if name not in data and name not in kind._field_defaults]:
         return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     for name, read in READERS[kind]:

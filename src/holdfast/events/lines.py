@@ -1,7 +1,7 @@
 """Writes an event as a line of a history, and reads it back.
 
-Most lines of a long history are steps, so these have a faster way of their own. It gives the same result as the general
-one, which is used for every step that it does not cover.
+Most lines of a long history are steps, so these have a faster implementation. It gives the same result as the general
+one, which handles all steps that the faster one does not cover.
 """
 
 import json
@@ -22,7 +22,7 @@ _quoted = lru_cache(maxsize=16)(json.dumps)
 
 
 def read_step(data: Mapping[str, Any]) -> Step | None:
-    """Read a step in half the time that the general way takes; return None if it must take that way."""
+    """Return the step in `data`, in half the time of the general code; None if only that can read it."""
     try:
         numbers = (data["attempt"], data["world"], data["rank"], data["epoch"], data["cursor"], data["step"])
         effort = (data.get("reduced", 0), data.get("held", 0), data.get("stepped", 0))
@@ -43,7 +43,7 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
-    """Write a step in a third of the time that the general way takes; return None if it must take that way."""
+    """Return a step as a line, in a third of the time of the general code; None if only that can write it."""
     attempt, world, rank, epoch, cursor, number, samples, seconds, state, reduced, held, stepped, loss = step
     data, compute, stall, device = seconds
     try:
@@ -70,7 +70,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Event(NamedTuple):
-    """One event of a history: its time, its writer, and its contents."""
+    """One event of a history: its time in seconds since 1970, its writer, and its contents."""
 
     time: float
     who: str
@@ -78,12 +78,12 @@ class Event(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of its kind in a history."""
+        """The name of the event's kind in a history."""
         return kind_name(self.what)
 
 
 def to_json(what: What) -> dict[str, JSON]:
-    """Return the fields of an event as JSON values, without those that have their default."""
+    """Return the fields of an event as JSON values, without fields that have their default value."""
     if isinstance(what, Other | Malformed):
         return dict(what.fields)
     defaults = what._field_defaults
@@ -95,7 +95,7 @@ def to_json(what: What) -> dict[str, JSON]:
 
 
 def from_json(kind: str, data: Mapping[str, JSON]) -> What:
-    """Return the event of this kind with these fields; it never raises, whatever they are."""
+    """Return the event of `kind` with the fields `data`; a `Malformed` or `Other` event instead of an error."""
     if kind not in KINDS:
         return Other(kind, data)
     known = KINDS[kind]
@@ -108,7 +108,7 @@ def from_json(kind: str, data: Mapping[str, JSON]) -> What:
 
 
 def line(time: float, who: str, what: What) -> bytes:
-    """Return an event as a line of a history; a number that is not finite becomes null."""
+    """Return an event as a line of a history; NaN and infinity become null."""
     if type(what) is Step and (text := step_line(time, who, what)):
         return text
     kind = kind_name(what)
@@ -122,7 +122,7 @@ def line(time: float, who: str, what: What) -> bytes:
 
 
 def parse(text: bytes) -> Event:
-    """Return the event in a line; raise ValueError with the reason if it is not one."""
+    """Return the event in a line of a history; raise ValueError with the reason if it is not an event."""
     data = _decoded(text, _DECODER)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
@@ -169,7 +169,7 @@ def _finite(value: Any) -> JSON:
 
 
 class _Refused(ValueError):
-    """JSON that other readers may accept."""
+    """Raised for text that some JSON readers accept, such as NaN or a repeated name."""
 
 
 def _refuse(constant: str) -> None:
@@ -177,7 +177,7 @@ def _refuse(constant: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, and refuse repeated names: readers differ in which value they take."""
+    """Return a JSON object; raise _Refused for a repeated name, because readers differ in which value they take."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,4 +1,8 @@
-"""Events of a run on the parameter server, written by its controller, nodes and workers."""
+"""Events of a run on the parameter server, written by its controller, nodes and workers.
+
+Nodes hold the blocks of the model, and workers hold the parts of the input. In each round of an iteration, workers push
+updates to the nodes. `version` is that of the map which assigns blocks to nodes.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -7,7 +11,7 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """A controller began, or continued, to train a workload until the loss is below `criterion`, or for `iterations`."""
+    """A controller began, or continued, to train until the loss is below `criterion`, or for `iterations` at most."""
 
     attempt: int
     workload: str
@@ -27,7 +31,7 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """An iteration ended: its loss, and the seconds of the slowest worker or node in each part of it."""
+    """An iteration ended: its loss, and the seconds that the slowest worker or node took for each part of it."""
 
     iteration: int
     loss: float | None
@@ -40,7 +44,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A worker pushed what it computed in a round from one part of the input to `nodes`, by map `version`."""
+    """A worker pushed the update of one input part to `nodes`, in a round of an iteration."""
 
     iteration: int
     round: int
@@ -51,7 +55,7 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A node applied a round to its blocks: the pushes from `parts` of the input, once each.
+    """A node applied the updates from the input `parts` to its blocks, each once.
 
     `again` counts repeated pushes of this round, which were not applied.
     """
@@ -65,7 +69,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Blocks were chosen to be saved after an iteration: a node writes its own, the controller all of them."""
+    """Blocks were chosen to be saved after an iteration; a node records its own, the controller all of them."""
 
     iteration: int
     blocks: Samples
@@ -74,7 +78,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Members are about to be killed by fault injection, at the beginning of an iteration or at another point."""
+    """Fault injection is about to kill `targets`: the numbers of nodes or workers, as `kind` tells."""
 
     iteration: int
     kind: str
@@ -83,7 +87,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A node, worker or controller was lost; `blocks` are those of a node, and `round` the one they waited for."""
+    """A node, worker or controller (`kind`) was lost during `round`; `blocks` are those that a lost node held."""
 
     iteration: int
     round: int
@@ -95,9 +99,9 @@ class Lost(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Blocks were restored to a node from the running checkpoint, each from the iteration in `saved_at`, by a new map.
+    """Blocks were restored to a node from the checkpoint, each as saved at the iteration in `saved_at`.
 
-    `size` is how far they had moved since then, if it is known.
+    `size` is the distance between the lost and the restored values, if it is known.
     """
 
     iteration: int
@@ -111,7 +115,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Pushes of a round for blocks that were lost before they were applied; they are not repeated."""
+    """Updates from the input `parts` were lost with `blocks` before they were applied, and are not repeated."""
 
     iteration: int
     round: int
@@ -120,7 +124,7 @@ class Dropped(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A node or worker joined the run, which uses map `version` from now on."""
+    """A node or worker joined the run, which uses version `version` of the block map from now on."""
 
     iteration: int
     kind: str

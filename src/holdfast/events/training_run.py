@@ -14,7 +14,7 @@ SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 # Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """A rank began an attempt, with the seed of the run."""
+    """A rank began an attempt (one start of all workers), with the seed of the run."""
 
     attempt: int
     world: int
@@ -24,11 +24,12 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a rank: how many samples, in which order, and how they are saved; `data` is a digest of a few samples.
+    """The plan of a rank: the number of samples, their order, and how often state is saved.
 
-    With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be longer
-    than those before it. `command` is a digest of the script's arguments. If `own`, the script draws its samples itself.
-    If `loader`, a loader of the script provides batches, and `samples` counts the batches of all ranks.
+    With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
+    longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
+    script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts the batches of
+    all ranks.
     """
 
     attempt: int
@@ -48,10 +49,11 @@ class Plan(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """The state that a rank begins with: the snapshot of step `restored`, or none, and the position of the next step.
+    """The state that a rank begins with: the snapshot of step `restored`, or None, and the position of the next step.
 
-    `state` is a digest of the protected state in memory when the first step begins, and `fingerprint` its fingerprint, as
-    the step before recorded it. `weights` is a digest of the initial weights, if nothing was restored.
+    `state` is a digest of the protected state in memory when the first step begins. `fingerprint` is its fingerprint,
+    as the previous step recorded it. `weights` is a digest of the initial weights, if nothing was restored.
+    `passed_over` lists snapshots that could not be used.
     """
 
     attempt: int
@@ -67,7 +69,7 @@ class Recover(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """The seconds of a step: waiting for its data, training, and waiting for a save before that.
+    """The seconds of a step: waiting for data (`data`), training (`compute`), waiting for a save before it (`stall`).
 
     `compute` is measured on the device if `device` is set, otherwise in the process.
     """
@@ -81,8 +83,8 @@ class Seconds(NamedTuple):
 class Step(NamedTuple):
     """A rank trained its share of a step's samples.
 
-    `state` is a fingerprint of the resulting state: the first half of what all ranks share, the second half of what is the
-    rank's own. `reduced` backward passes were all-reduced, `held` were not, and optimizers took `stepped` steps.
+    `state` is a fingerprint of the resulting state: its first half covers state that all ranks share, its second half
+    the rank's own. `reduced` backward passes were all-reduced and `held` were not; optimizers took `stepped` steps.
     """
 
     attempt: int
@@ -101,7 +103,7 @@ class Step(NamedTuple):
 
 
 class Save(NamedTuple):
-    """The cost of a save: how long training waited and for what, and how often a storage operation was retried."""
+    """The cost of a save: how long training waited and why, and how often a storage operation was retried."""
 
     attempt: int
     step: int
@@ -122,14 +124,14 @@ class Strike(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """A rank stopped because it was asked to."""
+    """A rank saved and stopped because its supervisor requested it."""
 
     attempt: int
     step: int
 
 
 class Stopped(NamedTuple):
-    """The script stopped the run before its planned end, by `run.stop()` or because it `left` its loop."""
+    """The script ended the run before its planned end, by `run.stop()` or, if `left`, by leaving its loop."""
 
     attempt: int
     step: int
@@ -137,12 +139,12 @@ class Stopped(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Members were lost or joined, and the others continue.
+    """Members (workers that train together) were lost or joined, and the others continue without a restart.
 
     `members` are those of membership `number`; samples are split among them from `step` or the step after it on. The
-    samples in `missing` are not in the result of `step`, or not in every bucket, and are not trained again. `kept` buckets
-    of the step were reduced with the gradients of the lost members, and `redone` without. Members in `behind` took the
-    parameters of a member that was further. Members in `asleep` were suspended at the boundary before `step`.
+    samples in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. `kept`
+    gradient buckets of the step include the lost members, and `redone` ones do not. Members in `behind` took the
+    parameters of a member that was further ahead. Members in `asleep` were suspended at the boundary before `step`.
     """
 
     attempt: int
@@ -163,7 +165,7 @@ class Launch(NamedTuple):
     """A supervisor started the workers of its node, one of `nodes`, for the first time.
 
     If it `extends` the run, its plan may be longer than before. The script's arguments in `changed` differ from before.
-    `source` is where the initial weights come from, and `weights` their digest, if they are not those of the script.
+    `source` is the place of the initial weights, and `weights` their digest, if the script does not make them.
     """
 
     attempt: int
@@ -177,7 +179,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A supervisor restarted the workers of its node; `newest` is the newest snapshot it saw, `left` the restarts left."""
+    """A supervisor restarted the workers of its node; `newest` is the newest snapshot, `left` the restarts left."""
 
     attempt: int
     workers: int
@@ -186,7 +188,7 @@ class Restart(NamedTuple):
 
 
 class Detect(NamedTuple):
-    """A supervisor detected the failure of a worker, and its cause; a rank of -1 is on another node."""
+    """A supervisor detected the failure of a worker; `rank` is -1 if the worker is on another node."""
 
     attempt: int
     rank: int
@@ -199,7 +201,7 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """A supervisor was asked for `workers` training workers, which are membership `number`; the others are suspended."""
+    """A requested number of `workers` now train, as membership `number`, and the other workers are suspended."""
 
     attempt: int
     workers: int
@@ -208,13 +210,13 @@ class Scale(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """A supervisor was asked to stop, and asked its workers."""
+    """A supervisor was asked to stop, and asked its workers to save and stop."""
 
     attempt: int
 
 
 class Judged(NamedTuple):
-    """The end of a run, as its supervisor judges it."""
+    """The end of a run: its supervisor's verdict, the number of attempts, and the reason."""
 
     verdict: str
     attempts: int

@@ -12,7 +12,7 @@ MOST = 1 << 22  # bytes that are read at once
 
 
 class Growing:
-    """A history file that is read as it grows, from its current end or `from_start`."""
+    """A reader of a growing history file, from its present end on, or from its beginning if `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
@@ -22,13 +22,13 @@ class Growing:
                 self._at = path.stat().st_size
 
     def new(self) -> Iterator[Event]:
-        """Yield the events since the last call; an unfinished line waits for the next call."""
+        """Yield the events that are new since the last call; an unfinished line is left for the next call."""
         for line in self.lines():
             with suppress(ValueError):  # the audit reports damage
                 yield parse(line)
 
     def lines(self) -> list[bytes]:
-        """Return the finished lines since the last call, or the first of them if there are very many."""
+        """Return the complete lines that are new since the last call, at most 4 MiB of them."""
         with suppress(OSError):
             number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
             try:

@@ -1,8 +1,8 @@
-"""Sends the histories of a node to the store of the checkpoints, and gathers those of all nodes of a run.
+"""Sends the histories of a node to the checkpoint store, and gathers those of all nodes of a run.
 
-In the store a file is `histories/<who>.jsonl/<digest>/<piece>`. The digest is that of its first line, which is unique: the
-same rank may have run on several nodes, and a node may return on another machine. All pieces but the last are final, so
-sending a file again costs one piece, however long the run.
+In the store a file is `histories/<who>.jsonl/<digest>/<piece>`. The digest is that of its first line, which is unique:
+the same rank may have run on several nodes, and a node may return on another machine. All pieces but the last are
+final, so sending a file again costs one piece, however long the run.
 """
 
 import re
@@ -26,7 +26,7 @@ _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.AS
 
 
 def send(history: Path, store: Store) -> None:
-    """Put every history file of the folder into the store, or the part of it that is new."""
+    """Upload every history file in the folder `history` to the store, sending only what is new."""
     sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
     for name, first_line, piece in _list_pieces(store):
         sent[name, first_line].append(piece)
@@ -44,7 +44,7 @@ def send(history: Path, store: Store) -> None:
 
 
 def supervisor_events(store: Store) -> Iterator[What]:
-    """Yield the events of supervisors in the histories in this store; the audit reports damaged lines."""
+    """Yield the events of all supervisors' histories in `store`, without damaged lines."""
     for (file, _), pieces in _pieces_by_file(store).items():
         if file.startswith("supervisor"):
             for line in b"".join(_read_piece(store, name) for name in pieces).splitlines():
@@ -53,14 +53,14 @@ def supervisor_events(store: Store) -> Iterator[What]:
 
 
 def last_attempt(store: Store) -> int:
-    """Return the last attempt in the histories of supervisors in this store."""
+    """Return the number of the last attempt in the supervisors' histories in `store`; 0 if there is none."""
     numbers = (getattr(what, "attempt", None) for what in supervisor_events(store))
     return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 @contextmanager
 def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[list[Path]]:
-    """Gather the files of one history, at `paths` and in `store`, one file for each writer.
+    """Yield the files of one history, at `paths` and in `store`, merged into one file for each writer.
 
     Files that are fetched or merged are put into a temporary folder, which is removed afterwards.
     """
@@ -93,7 +93,7 @@ def _list_pieces(store: Store) -> Iterator[tuple[str, str, int]]:
 
 
 def _pieces_by_file(store: Store) -> dict[tuple[str, str], list[str]]:
-    """Return the names of the pieces of every file in the store, in order."""
+    """Return the names of the pieces of every file in the store, in order, by file name and digest."""
     files: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for file, digest, piece in _list_pieces(store):
         if piece != len(files[file, digest]):
@@ -113,7 +113,7 @@ def _read_piece(store: Store, name: str) -> bytes:
 
 
 def _first_line_digest(path: Path) -> str | None:
-    """Return a digest of the first line, which has the time at which it was written; None if the file has none."""
+    """Return a digest of the first line, which is unique as it has a time; None if the file has no complete line."""
     try:
         if not path.is_file():  # a FIFO would block
             raise StorageFailed(f"the history {path} is not a file: remove it, and audit the others.")
@@ -125,7 +125,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the files of one writer, with its sessions in the order of attempts; torn lines get files of their own."""
+    """Merge the files of one writer by attempt; return the new file, and one for each torn (unfinished) line."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
 
 
 class _Session(NamedTuple):
-    """The part of a file that one process wrote."""
+    """The part of a history file that one process wrote, from byte `start` to byte `end`."""
 
     attempt: int
     time: float
@@ -153,7 +153,7 @@ class _Session(NamedTuple):
 
 
 def _scan(file: Path) -> tuple[list[_Session], int]:
-    """Return the sessions in a file, and the offset after its last whole line."""
+    """Return the sessions in a file, and the offset after its last complete line."""
     sessions: list[_Session] = []
     end, knows_attempt = 0, False
     with file.open("rb") as lines:

@@ -1,8 +1,7 @@
-"""Decides which part of a run counts, event by event: which steps and commits belong to its current line of states.
+"""Decides which steps and commits of a run count, event by event.
 
-A restore ends one branch of that line and begins the next: steps and commits after the restored snapshot no longer count.
-A member that joins a running attempt takes the state of the others and ends nothing. The audit, the cost, the live view
-and the next attempt all ask here.
+A restore undoes all steps and commits after the restored snapshot. A worker that joins a running attempt takes the
+state of the others and undoes nothing. The audit, the cost, the live view and the next attempt all use this module.
 """
 
 import sys
@@ -18,7 +17,7 @@ EVERY_STEP = sys.maxsize  # more than any run has
 class Lineage:
     """The progress of a run; events of rank 0 and the supervisor are added in the order they were written.
 
-    Recovers and commits of other ranks may be added too, in the order of attempts.
+    Recover and Commit events of other ranks may be added too, in the order of attempts.
     """
 
     attempt: int = 0
@@ -33,11 +32,11 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """The number of steps that the newest commit covers; a restored snapshot was committed."""
+        """The number of steps that the newest commit covers, or else the restored snapshot."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:
-        """Add the next event."""
+        """Update the progress with the next event."""
         match what:
             case Attempt(attempt=number):
                 self.attempt = max(self.attempt, number)
@@ -66,11 +65,11 @@ class Lineage:
                 pass
 
     def limit(self, attempt: int) -> int:
-        """Return the first step of `attempt` that no longer counts."""
+        """Return the first step of `attempt` that a later restore undid; a very large number if none did."""
         place = bisect_right(self._restores, attempt, key=lambda restore: restore[0])
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt whose branch holds `step`, trained or not, if any attempt began at or before it."""
+        """Return the attempt to which `step` belongs, trained or not; None if no attempt began at or before it."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

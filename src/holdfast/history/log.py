@@ -29,7 +29,7 @@ LONGEST = 16 << 20  # bytes of a line: no event is this long, and a damaged file
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A line that a killed writer left unfinished, and its size in bytes."""
+    """An unfinished line that a killed writer left: its file, line number, and size in bytes."""
 
     path: Path
     line: int
@@ -38,14 +38,14 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The events of a run in the order of time, and its torn lines."""
+    """The events of a run in the order of time, and its torn (unfinished) lines."""
 
     events: tuple[Event, ...]
     torn: tuple[Torn, ...]
 
 
 class HistoryWriter:
-    """Appends the events of one writer to `<folder>/<who>.jsonl`; nothing is written before `flush`."""
+    """A history file `<folder>/<who>.jsonl` to which one writer appends events; written only on `flush`."""
 
     def __init__(self, folder: Path, who: str, clock: Callable[[], float] = time.time) -> None:
         if not re.fullmatch(r"\w[\w.-]*", who, re.ASCII):
@@ -72,11 +72,11 @@ class HistoryWriter:
         self.append(Open(VERSION, torn=size - self._end))
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add an event of now, or of an earlier `time`, to those that the next flush writes."""
+        """Add an event to those that the next flush writes; it happened now, or at an earlier `time`."""
         self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
-        """Write all added events as whole lines; if that fails, the next flush tries again."""
+        """Write all added events as complete lines; if that fails, the next flush tries again."""
         if not self._lines:
             return
         data = b"".join(self._lines)
@@ -115,7 +115,7 @@ class HistoryWriter:
         self.close()
 
     def _cut(self) -> None:
-        """Drop what follows the last whole line: its flush never returned."""
+        """Truncate the file after its last complete line, which removes a write that failed midway."""
         if os.fstat(self._file.fileno()).st_size > self._end:
             os.ftruncate(self._file.fileno(), self._end)
         self._half_written = False
@@ -130,13 +130,13 @@ def _opened(path: str, flags: int) -> int:
 
 
 def require_files(folder: Path) -> None:
-    """Raise StorageFailed if anything in `folder` has the name of a history but is not a file."""
+    """Raise StorageFailed if an entry of `folder` is named like a history (`*.jsonl`) but is not a regular file."""
     for path in sorted(folder.glob("*.jsonl")):
         require_file(path)
 
 
 def require_file(path: Path) -> None:
-    """Raise StorageFailed if `path` exists but is not a file: a pipe would block, and no retry would help."""
+    """Raise StorageFailed if `path` exists but is not a regular file: reading from a pipe, for example, would block."""
     if path.exists() and not path.is_file():
         kinds = {"a directory": path.is_dir(), "a pipe": path.is_fifo(), "a socket": path.is_socket()}
         kind = next((name for name, matches in kinds.items() if matches), "a device")
@@ -163,7 +163,7 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
 
 
 def read_history(path: Where) -> History:
-    """Read the history in a file, in a folder of files, or in the `history` folder of a run; or in several of these."""
+    """Return the history in a file, in a folder of files, in the `history` folder of a run, or in several of these."""
     torn: list[Torn] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
@@ -172,7 +172,7 @@ def read_history(path: Where) -> History:
 
 
 def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]:
-    """Yield the events of a history, each with the name of its file, and append torn lines to `torn`."""
+    """Yield (file name, event) for each event of a history, and append torn (unfinished) lines to `torn`."""
     for file in files_of(path):
         name = file.stem
         for event in _read_file(file, torn):
@@ -180,7 +180,7 @@ def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:
-    """Yield the events of `kinds` in one writer's file, if it exists; other lines are not parsed."""
+    """Yield the events of the given `kinds` in one history file, if it exists; other lines are not parsed."""
     if not file.exists():
         return
     require_file(file)
@@ -195,7 +195,7 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
 
 
 def backwards(file: Path) -> Iterator[Event]:
-    """Yield the events of one writer's file from the last to the first, reading only as far as needed."""
+    """Yield the events of one history file from the last to the first, reading only as far as needed."""
     require_file(file)
     try:
         with file.open("rb", buffering=0) as lines:
@@ -212,7 +212,7 @@ def backwards(file: Path) -> Iterator[Event]:
 
 
 def files_of(path: Where) -> list[Path]:
-    """Return the files of the history at `path`."""
+    """Return the history files at `path`; raise BadInput if there are none."""
     if not isinstance(path, str | os.PathLike):
         return [file for place in path for file in files_of(place)]
     path = Path(path)

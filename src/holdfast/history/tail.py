@@ -1,7 +1,7 @@
-"""Reads what the next attempt must know about earlier ones, from the ends of the histories in its folder.
+"""Reads what the next attempt must know about earlier ones, from the ends of the run's history files.
 
-Nothing is read further back than the newest snapshot, so a restart costs the same after a million steps as after a
-thousand. Injected failures have small files of their own.
+No more is read than back to the newest snapshot, so a restart costs the same after a million steps as after a thousand.
+Injected failures have small files of their own.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The number of the last attempt, and the injected failures that have happened."""
+    """The number of the last attempt (start of all workers), and the injected failures that have happened."""
 
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()
 
 
 def read_past(folder: Path) -> PastAttempts:
-    """Return the past of the run whose histories are in `folder`; rank 0 records the attempts."""
+    """Return the last attempt that rank 0 recorded, and all injected failures, from the histories in `folder`."""
     past = frozenset(struck(folder))
     for event in backwards(folder / RANK_0):
         match event.what:
@@ -50,7 +50,7 @@ def first_seed(folder: Path) -> int | None:
 
 
 def following(attempt: int, where: Path) -> int:
-    """Return the number of the attempt after `attempt`, the last one in the histories at `where`."""
+    """Return the number of the next attempt; raise Corrupt if the last number `attempt`, read at `where`, is absurd."""
     if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "
@@ -60,7 +60,7 @@ def following(attempt: int, where: Path) -> int:
 
 
 def has_commit(folder: Path, step: int) -> bool:
-    """Return True if rank 0 recorded the commit of `step`, and no later restore went back behind it."""
+    """Return True if rank 0 committed `step`, and no later restore went back to an earlier step."""
     for event in backwards(folder / RANK_0):
         match event.what:
             case Commit(step=committed) if committed == step:
@@ -84,7 +84,7 @@ def had_snapshots(folder: Path) -> bool:
 
 
 def last_commit(folder: Path) -> int | None:
-    """Return the last step that rank 0 committed and that no later restore went back behind."""
+    """Return the last step that rank 0 committed and that no later restore undid; None if there is none."""
     lowest: int | None = None
     for event in backwards(folder / RANK_0):
         match event.what:
@@ -110,7 +110,7 @@ class Finish:
 
 
 def finish(folder: Path) -> Finish | None:
-    """Return the end of the run whose histories are in `folder`, if all ranks of its last attempt ended there."""
+    """Return the end of the run with histories in `folder`; None unless all ranks of its last attempt reached it."""
     lasts: list[Done | Stopped | Preempted | Attempt | Step] = []
     for file in folder.glob("rank-*.jsonl"):
         events = (event.what for event in backwards(file))
@@ -124,12 +124,12 @@ def finish(folder: Path) -> Finish | None:
 
 
 def has_trained(folder: Path) -> bool:
-    """Return True if any rank recorded a step."""
+    """Return True if any rank recorded a step in the histories in `folder`."""
     return any(isinstance(event.what, Step) for file in folder.glob("rank-*.jsonl") for event in backwards(file))
 
 
 def struck(folder: Path) -> list[Struck]:
-    """Return the injected failures that have happened so far."""
+    """Return the injected failures that have happened so far, as (step, kind, rank, point)."""
     files = list(folder.glob(f"{INJECTED}*.jsonl"))
     for file in files:
         require_file(file)

@@ -1,1 +1,1 @@
-"""The rehearsal of a script: run it with and without kills, and compare its state bit by bit."""
+"""The rehearsal of a script: runs it with and without kills, and compares its state bit by bit."""

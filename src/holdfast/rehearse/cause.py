@@ -1,6 +1,6 @@
-"""The likely cause of a divergence, from what the workers observed. Pure.
+"""The likely cause of a divergence between two runs, from the observations of their workers. Pure.
 
-Each check returns a Cause with its evidence, or None. The first check that returns one decides.
+Each check returns a Cause with its evidence, or None. The first check that returns a cause decides.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause: a short name for it, a sentence, what to do instead, and the evidence."""
+    """The likely cause of a divergence: a short name, an explanation, what to do instead, and the evidence."""
 
     word: str
     why: str
@@ -32,7 +32,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A divergence with all observations of the reference and of the run."""
+    """A divergence of `run` from `reference`, with all observations of both."""
 
     divergence: Divergence
     reference: Sequence[Observed]
@@ -41,27 +41,27 @@ class DivergenceCase:
 
     @property
     def first(self) -> Window:
-        """The first window of the attempt that diverged."""
+        """The first window (one step of one rank) in the attempt that diverged."""
         run = self.divergence.run
         return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """The unprotected values that did not come back after the kill, as (reference, run)."""
+        """The unprotected values that were not restored after the kill, as (reference, run) by path."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
 
     def reference_window(self, step: int, rank: int) -> Window | None:
-        """Return the window of the reference for this step and rank."""
+        """Return the window of `step` and `rank` in the reference, or None."""
         return by_step(self.reference).get((step, rank))
 
     def is_a_habit(self, path: str) -> bool:
-        """Return True if the script changes it before the first gradient in more than half of all windows."""
+        """Return True if the value at `path` changes before the first gradient in more than half of the steps."""
         later = [window for window in windows(self.reference) if window.step]
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 
     def moves(self, path: str) -> bool:
-        """Return True if the value changed in the window that diverged, or while its batch was loaded."""
+        """Return True if the value at `path` changed in the step that diverged, or while its batch was loaded."""
         now = self.divergence.reference
         before = self.reference_window(now.step - 1, now.rank)
         was = before.kept.get(path) if before else now.held.get(path)
@@ -69,17 +69,17 @@ class DivergenceCase:
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
-    """Return the cause for a killed run that differs although two runs without a kill agree."""
+    """Return the likely cause if a killed run differs although two runs without a kill agree."""
     return next(cause for check in CHECKS if (cause := check(case)))
 
 
 def of_unkilled_runs(case: DivergenceCase) -> Cause:
-    """Return the cause for two runs that differ without a kill."""
+    """Return the likely cause if two runs differ without a kill."""
     return next(cause for check in UNKILLED_CHECKS if (cause := check(case)))
 
 
 def _fetched_ahead(case: DivergenceCase) -> Cause | None:
-    """Check for batches trained after the next one was requested: the first window of each attempt has no gradient."""
+    """Check if the script requests the next batch before it trains this one: first steps have no gradient."""
     start, first = case.reference_window(0, case.first.rank), case.first
     reference = case.reference_window(first.step, first.rank)
     if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
@@ -99,7 +99,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Check if the protected state differed from the saved one, which is rank 0's, when the first window began."""
+    """Check if the protected state differed from the saved state, that of rank 0, when the first step began."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
@@ -114,7 +114,7 @@ def _not_put_back(case: DivergenceCase) -> Cause | None:
 
 
 def _own_generator(case: DivergenceCase) -> Cause | None:
-    """Check for a generator that the run does not seed: it started over after the kill and was drawn from."""
+    """Check for an unprotected random generator that started over after the kill and was then used."""
     values = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
     if not values:
         return None
@@ -155,21 +155,21 @@ def _unprotected(case: DivergenceCase, *kinds: str) -> Cause | None:
 
 
 def _thing(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected object with a state of its own."""
+    """Check for an unprotected scheduler, optimizer or module buffer."""
     return _unprotected(case, "scheduler", "optimizer", "buffer")
 
 
 def _value(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected tensor or variable; if the data differs, only the dataset's count."""
+    """Check for an unprotected tensor or variable; if the batch differs, only for one of the dataset."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Check for work of the reference at the beginning of the window that the resumed run did not do.
+    """Check for changes between the batch and the first gradient of a step that the resumed run did not make.
 
-    Work that a script does there in every window belongs to that window, and depends on something else that was lost.
+    Values that change there in most steps do not count: they depend on something else that was lost.
     """
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
@@ -221,7 +221,7 @@ def _unknown(case: DivergenceCase) -> Cause:
 
 
 def _entropy(case: DivergenceCase) -> Cause | None:
-    """Check for a generator with a different state in each run."""
+    """Check for a random generator whose state differs between the two runs."""
     reference, run = case.divergence.reference, case.divergence.run
     values = {
         path: value

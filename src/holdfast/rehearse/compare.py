@@ -1,4 +1,4 @@
-"""Comparison of two runs of the same script: the first step with a different result, and what differs. Pure."""
+"""The comparison of two runs of the same script: the first step with a different result, and what differs. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first window of a run after which the protected state differs from the reference."""
+    """The first window (one step of one rank) after which the protected state differs from the reference."""
 
     reference: Window
     run: Window
@@ -17,7 +17,7 @@ class Divergence:
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the protected state differs, tensors first."""
+        """The paths at which the protected state differs, such as `model/0.weight`, with tensors first."""
         run, reference = self.run.after, self.reference.after
         return sorted(differing(reference, run), key=lambda path: not is_tensor(reference.get(path)))
 
@@ -26,12 +26,12 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the windows by step and rank; of a step that was trained again, the last one."""
+    """Return the windows by step and rank; for a step that was trained again, the last one."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
 def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Divergence | None:
-    """Return the first difference of a run from its reference, in training order; None if there is none."""
+    """Return the first step of `run`, in training order, whose result differs from the reference; None if none does."""
     expected, trained = by_step(reference), windows(run)
     for window in trained:
         other = expected.get((window.step, window.rank))
@@ -46,7 +46,7 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def first_steps(run: Iterable[Observed]) -> tuple[int, ...]:
-    """Return the first step of each attempt."""
+    """Return the first step of each attempt (start of all workers) of `run`."""
     first: dict[int, int] = {}
     for window in windows(run):
         first.setdefault(window.attempt, window.step)
@@ -72,7 +72,10 @@ def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
 def lost(
     reference: Window, run: Window, apart_from: Iterable[str] = ()
 ) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-    """Return the unprotected values that differ at the beginning and at the end of a window, as (reference, run)."""
+    """Return the unprotected values that differ both at the beginning and at the end of a step, by path.
+
+    The result has pairs (reference, run), without the paths in `apart_from`.
+    """
     ignored = set(apart_from)
     return {
         path: (value, run.held[path])
@@ -87,7 +90,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values that did not come back after a kill, although the results agree so far."""
+    """Return the unprotected values that a kill reset without an effect so far, except those in `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}
@@ -100,5 +103,5 @@ def left_behind(
 
 
 def changed(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> set[str]:
-    """Return the paths that changed in between; none if one of the two is unknown."""
+    """Return the paths at which two states differ; empty if one of the states is unknown."""
     return set(differing(before, after)) if before is not None and after is not None else set()

@@ -48,7 +48,10 @@ def rehearse(
     preload: tuple[str, ...] = (),
     print_line: Print = lambda line: None,
 ) -> Rehearsed:
-    """Run the script twice without and once with kills, and compare the protected state after every step."""
+    """Run the script twice without and once with kills, and compare the protected state after every step.
+
+    Train `steps` steps, or a default number, with `at_random` more kills at random steps, drawn with `seed`.
+    """
     runner = _Runner(replace(config, writer="blocking", recovery="restart"), out, steps, preload, print_line)
     warm(preload)
     reference = runner.run(REFERENCE)
@@ -66,7 +69,7 @@ def rehearse(
 def _compare_killed(
     runner: "_Runner", reference: list[Observed], again: list[Observed], at_random: int, seed: int
 ) -> Rehearsed:
-    """Run the script with kills and compare it with the runs without."""
+    """Run the script with kills and compare the run with the `reference`; `again` is the second run without kills."""
     history = read_history(runner.out / REFERENCE)
     plan = next(event.what for event in history.events if isinstance(event.what, Plan))
     per_epoch = plan.samples // plan.batch
@@ -101,7 +104,7 @@ def _compare_killed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runner:
-    """Runs the script for a rehearsal."""
+    """The runs of the script in a rehearsal, each in a folder of its own below `out`."""
 
     config: RunConfig
     out: Path
@@ -110,7 +113,7 @@ class _Runner:
     print_line: Print
 
     def run(self, name: str, kills: tuple[Kill, ...] = ()) -> list[Observed] | Rehearsed:
-        """Run the script once; return what its workers observed, or the result if it failed."""
+        """Run the script once; return the observations of its workers, or a final result if the run failed."""
         folder = self.out / name
         failures = tuple(Failure(step=kill.step, kind="kill", targets=(kill.rank,)) for kill in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))
@@ -147,7 +150,7 @@ class _Runner:
 
 
 class _Log:
-    """A file for the supervisor's output, which also prints the progress of a longer run."""
+    """A file for the supervisor's output, which also prints the progress of a run that takes long."""
 
     def __init__(self, file: IO[str], name: str, print_line: Print) -> None:
         self._file, self._name, self._print_line = file, name, print_line
@@ -166,7 +169,7 @@ class _Log:
 
 
 def _failure(verdict: RunVerdict, folder: Path) -> Cause:
-    """Return why a run did not complete."""
+    """Return the reason why a run did not complete; raise KeyboardInterrupt if the user stopped it."""
     if verdict.verdict == "preempted":
         raise KeyboardInterrupt
     when = "after a kill" if folder.name == KILLED else "without a kill"
@@ -178,7 +181,7 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 
 
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Return a difference of the final snapshots or recorded fingerprints, where all observations agree; "" if none."""
+    """Return a difference outside the observations, in `steps`, snapshots or fingerprints; an empty text if none."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
     saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]

@@ -12,7 +12,7 @@ SHOWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """The result of a rehearsal: without a cause, the script resumes exactly."""
+    """The result of a rehearsal; if `cause` is None, the script resumes exactly."""
 
     run: str  # the folder of the run that differs, or of the last run
     steps: int = 0
@@ -25,7 +25,7 @@ class Rehearsed:
 
 
 def lines(result: Rehearsed) -> Iterator[str]:
-    """Yield the answer first; then what differs, the likely cause and its evidence."""
+    """Yield the result as lines of text: the answer, what differs, the likely cause and its evidence."""
     if result.cause is None:
         yield f"resumes exactly: {result.steps} steps, every bit of the protected state the same after each"
         for kill, began in zip(result.kills, result.began, strict=True):

@@ -1,6 +1,6 @@
 """The arguments of a script, and how those of two commands differ. Pure.
 
-An option has dashes: `--lr 0.1`, `--lr=0.1`, or a flag. Every other argument is known by its position.
+An option begins with a dash: `--lr 0.1`, `--lr=0.1`, or a flag. Every other argument is identified by its position.
 """
 
 import re
@@ -12,7 +12,7 @@ _LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 class Change(NamedTuple):
-    """An argument that differs between two commands; None where a command does not have it."""
+    """An argument that differs between two commands; `was` or `now` is None if that command does not have it."""
 
     name: str
     was: str | None
@@ -27,9 +27,9 @@ class Change(NamedTuple):
 
     @property
     def lengthens(self) -> bool:
-        """True if it may make a run longer: a whole number that is larger now.
+        """True if the change may make a run longer: a whole number that is larger now.
 
-        An argument that is new counts if its name is that of a length.
+        A new argument counts if its name contains `epoch`, `step` or `iter`.
         """
         if not _is_whole(self.now):
             return False
@@ -46,7 +46,7 @@ def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
 
 
 def plain(name: str) -> str:
-    """Return the name of an argument without dashes, as a user may write it."""
+    """Return the name of an argument without leading dashes and with `-` for `_`, so that spellings can be compared."""
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
 
 

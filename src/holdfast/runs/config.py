@@ -18,10 +18,10 @@ from holdfast.memory import require_room
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WeightsSource:
-    """The source of a run's first weights: another run, a safetensors or torch.save file, or a DCP folder.
+    """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder.
 
-    `step` is the snapshot of a run. `take` names the protected objects that are loaded from it, by default all models;
-    `partial` lets a model keep what the source lacks. `digest` covers everything that is loaded.
+    `step` is that of the snapshot, if the source is a run. `take` names the protected objects to load, by default all
+    models; `partial` lets a model keep weights that the source lacks. `digest` covers everything that is loaded.
     """
 
     place: str
@@ -35,7 +35,7 @@ class WeightsSource:
 
     @property
     def request(self) -> tuple[str, tuple[str, ...], bool]:
-        """The user's settings, without what was found at the place."""
+        """The settings that the user gave: `place`, `take` and `partial`."""
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:
@@ -130,13 +130,17 @@ class RunConfig:
             raise BadInput("--checkpoints is empty: give a directory or a URL such as s3://bucket/run.")
 
     def workers_at(self, restart: int) -> int:
-        """Return the number of workers after `restart` restarts."""
+        """Return the number of workers on each node after `restart` restarts."""
         if restart == 0 or not self.workers_after:
             return self.workers
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_world(self, nodes: int) -> None:
-        """Raise BadInput if the workers do not fit here, cannot recover live, or a failure targets a rank that is not there."""
+        """Raise BadInput if the run cannot work on `nodes` nodes.
+
+        The workers must fit into memory and be enough for live recovery, and injected failures must target existing
+        ranks.
+        """
         require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
         if self.recovery != "restart" and nodes * self.workers < 2:
             raise BadInput(f"--recovery {self.recovery} needs 2 workers or more, so that one survives (got 1).")
@@ -160,7 +164,7 @@ class RunConfig:
 
     @property
     def weights(self) -> str | None:
-        """The digest of the run's first weights, if it has a source and that was read."""
+        """The digest of the source of initial weights; None if the run has no source."""
         return self.source.digest if self.source else None
 
     def to_json(self) -> dict[str, Any]:
@@ -185,7 +189,7 @@ class RunConfig:
 
 
 def read_config(out: Path) -> RunConfig:
-    """Return the config of the run in the folder `out`."""
+    """Return the config of the run in the folder `out`; raise BadInput if there is none, or it cannot be read."""
     try:
         return RunConfig.from_json(json.loads(read(DirectoryStore(out), RUN, _LONGEST)))
     except FileNotFoundError as error:
@@ -204,7 +208,7 @@ def adopt(config: RunConfig) -> None:
 
 
 def handed_over(out: Path) -> RunConfig:
-    """Return the config that the supervisor gave this process, or that of the folder."""
+    """Return the config that the supervisor passed to this process, or else the one in the folder `out`."""
     return _adopted or read_config(out)
 
 

@@ -1,4 +1,4 @@
-"""Finds the history of a run: the files in its folder, in those of its nodes, and in the store of its checkpoints."""
+"""Finds the history files of a run: in its folder, in the folders of other nodes, and in its checkpoint store."""
 
 import json
 import os
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The parts of run.json that an audit compares with the history."""
+    """The settings in run.json that an audit compares with the history."""
 
     recovery: str | None = None
     weights: str | None = None  # the digest of the initial weights, if they are not those of the script
 
 
 class RunHistory(NamedTuple):
-    """The files of a run's history, and its run.json, if it has one."""
+    """The history files of a run, and its config from run.json, if it has one."""
 
     files: list[Path]
     config: RunConfig | None
 
     @property
     def facts(self) -> RunFacts | None:
-        """The parts of run.json that an audit compares with the history."""
+        """The settings in run.json that an audit compares with the history; None without run.json."""
         return RunFacts(self.config.recovery, self.config.weights) if self.config else None
 
 
 @contextmanager
 def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunHistory]:
-    """Find all files of the history of the run in `path`.
+    """Yield all history files of the run in `path`, with its config.
 
-    Those of other nodes are in `node_folders`. If none are given, they are fetched from the store of the run's
-    checkpoints, into a temporary folder.
+    The history files of other nodes are in `node_folders`. If none are given, they are fetched from the store of the
+    run's checkpoints, into a temporary folder.
     """
     from holdfast.history.gather import gather_files
 
@@ -68,7 +68,7 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
 
 
 def read_facts(path: Where) -> RunFacts | None:
-    """Read run.json in the first of the folders at `path` that has a readable one."""
+    """Return the facts from the first readable run.json in the folders at `path`, or None if there is none."""
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
     for folder in dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths):
         with suppress(OSError, ValueError):

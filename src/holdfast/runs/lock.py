@@ -1,6 +1,6 @@
-"""The folder of a run while it is in use: a lock against a second writer, and a watch that notices if it is moved.
+"""The folder of a run while it is in use: a lock against a second writer, and a check that it was not moved.
 
-The lock is held from before the first write to after the last. Forked processes share a lock. Workers share that of
+The lock is held from before the first write until after the last. Forked processes share a lock. Workers share that of
 their supervisor, so that a new supervisor never starts beside workers of a dead one. Children of workers do not: an
 orphaned loader process would keep the folder locked.
 """
@@ -22,14 +22,14 @@ _drops_in_children = False
 
 
 class Lock:
-    """The right to write into a folder, until it is released or this process and its workers are gone."""
+    """A lock on a folder, held until it is released or until this process and its workers are gone."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         _held.add(self)
 
     def release(self) -> None:
-        """Let other processes write there."""
+        """Release the lock, so that other processes can write to the folder."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -45,7 +45,7 @@ class Lock:
 
 
 def hold(out: Path, node: int = 0) -> Lock:
-    """Lock a folder for this process and its future children; each node of a run has a lock of its own."""
+    """Lock a folder for one node, in this process and its future children; raise BadInput if it stays in use."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -68,7 +68,7 @@ def hold(out: Path, node: int = 0) -> Lock:
 
 
 def is_held(out: Path, node: int = 0) -> bool:
-    """Return True if a process writes into this folder now."""
+    """Return True if a process holds the lock of node number `node` on the folder `out`."""
     try:
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -83,9 +83,9 @@ def is_held(out: Path, node: int = 0) -> bool:
 
 
 def alone(out: Path) -> Lock:
-    """Lock a folder for this process without its children: it trains without a supervisor.
+    """Lock a folder for a process that trains without a supervisor; its children do not share the lock.
 
-    A process that attaches to a folder twice, as in a notebook, continues with the second lock.
+    If the process already holds a lock on the folder, as in a notebook, that lock is released first.
     """
     keep_from_children()
     if before := _alone.pop(out.resolve(), None):
@@ -95,7 +95,7 @@ def alone(out: Path) -> Lock:
 
 
 def keep_from_children() -> None:
-    """Release the locks in every process that this one forks from now on."""
+    """Make every process that this one forks from now on release the folder locks that it inherits."""
     global _drops_in_children
     if not _drops_in_children:
         os.register_at_fork(after_in_child=_drop)
@@ -109,14 +109,14 @@ def _drop() -> None:
 
 
 class FolderWatch:
-    """Notices if the folder of a run is moved or removed while the run trains."""
+    """Detects that the folder of a run was moved or removed while the run trains."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._looked, self._is_gone = folder, 0.0, False
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the path names another folder, or none; `now` looks at once instead of now and then."""
+        """Return True if the path is no longer the same folder; check at once if `now`, otherwise every half second."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before

@@ -1,4 +1,4 @@
-"""The output of a run's workers as text: progress bars as they ended, and no control codes."""
+"""Reads what the workers of a run printed, as text without control codes or overwritten progress bars."""
 
 import json
 import re
@@ -18,9 +18,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """The stdout or stderr of one worker; `who` is the rank that it began as, or its seat if it joined later.
+    """The stdout or stderr of one worker; `who` is the rank that it began as, or its number if it joined later.
 
-    With live recovery it may have become other ranks since, which are in `later`.
+    `later` has the ranks that it got afterwards, which happens with live recovery.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class WorkerLog:
         return kind, int(number), self.stream != "out"
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines; of a line that was written over, the last text."""
+        """Yield the lines as plain text; of a line that was overwritten, such as a progress bar, the final text."""
         with self.path.open(errors="replace", newline="\n") as file:
             for line in file:
                 yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()
@@ -44,7 +44,7 @@ class WorkerLog:
 def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[WorkerLog]]:
     """Return the number of an attempt, by default the last one, and the logs of its workers.
 
-    With `rank`, return the logs of every worker that had this rank, in that order.
+    With `rank`, return the logs of all workers that had this rank, in the order in which they had it.
     """
     folders = {
         int(match[1]): path
@@ -67,7 +67,7 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return (rank, name of the worker's files) for each change that a log folder records, in order."""
+    """Return the rank changes recorded in a log folder, in order, as (rank, name of the worker's log files)."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours

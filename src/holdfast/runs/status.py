@@ -1,6 +1,6 @@
 """The status of the run in a folder, read from its lock and the ends of its histories, and the removal of the folder.
 
-Here are the names of all files that a run writes: a folder that holds any other file is never removed.
+This module knows the names of all files that a run writes. A folder that holds any other file is never removed.
 """
 
 import os
@@ -65,7 +65,7 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run: whether it trains now or how it ended, its last step, committed steps per second, and bytes on the disk."""
+    """The status of a run: `trains` or how it ended, last step, committed steps per second, and size in bytes."""
 
     folder: Path
     state: str
@@ -76,7 +76,7 @@ class RunStatus:
 
     @property
     def has_trained(self) -> bool:
-        """True if anything was trained, also by a script that is only supervised, or if that is unknown."""
+        """True if the run has trained a step or ran a script to its end, or if that is unknown."""
         return self.step > 0 or self.state in ("completed", "preempted", "trains", "unreadable")
 
     @property
@@ -97,7 +97,7 @@ def runs_in(folder: Path, depth: int = DEEP) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True for the folder of a run of `holdfast run`, of `holdfast serve`, or of a script alone."""
+    """Return True if `folder` is a run of `holdfast run`, of `holdfast serve`, or of a script without a supervisor."""
     with suppress(OSError):
         files = (folder / "history").glob("*.jsonl")
         return has_config(folder) or any(re.fullmatch(_HISTORY, file.name, re.ASCII) for file in files)
@@ -105,7 +105,7 @@ def is_run(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    """Return True if the run.json of this folder is the config of a run, and not another program's file."""
+    """Return True if the run.json in `folder` is the config of a run, and not a file of another program."""
     with suppress(HoldfastError):
         read_config(folder)
         return True
@@ -113,14 +113,14 @@ def has_config(folder: Path) -> bool:
 
 
 def begins_as_history(file: Path) -> bool:
-    """Return True if the first line of a file is that of a history."""
+    """Return True if `file` begins with the opening event of a history."""
     with suppress(HoldfastError, OSError):
         return any(isinstance(event.what, Open) for _, event in islice(stream_history(file, []), 1))
     return False
 
 
 def is_training(folder: Path) -> bool:
-    """Return True if a process holds the lock of this folder, or a parameter server works in it."""
+    """Return True if a process holds the lock of `folder`, or a parameter server is running in it."""
     nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
     if any(is_held(folder, int(node)) for node in nodes if node.isdigit()):
         return True
@@ -130,7 +130,7 @@ def is_training(folder: Path) -> bool:
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Return the status of the run in `folder`."""
+    """Return the status of the run in `folder`; its state is `unreadable` if its files cannot be read."""
     with suppress(HoldfastError, OSError):
         return _read_status(folder)
     return RunStatus(folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder))
@@ -157,14 +157,14 @@ def _read_status(folder: Path) -> RunStatus:
 
 
 def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """Return all histories of a run, that of its supervisor or controller if there is one, and those of its ranks."""
+    """Return all history files of a run, that of its supervisor or controller (or None), and those of its ranks."""
     files = sorted((folder / "history").glob("*.jsonl"))
     lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
     return files, lead, [file for file in files if file.stem.startswith("rank-")]
 
 
 def state_of(folder: Path, reached: int) -> str:
-    """Return whether the run trains, or how it ended; `reached` is its last step."""
+    """Return `trains` or a word for how the run ended; `reached` is the number of steps trained."""
     if is_training(folder):
         return "trains"
     _, lead, ranks = _files(folder)
@@ -185,13 +185,13 @@ def state_of(folder: Path, reached: int) -> str:
 
 
 def _saved(folder: Path) -> int:
-    """Return the newest step with a snapshot in the folder, also one that was set aside."""
+    """Return the step of the newest snapshot in the folder, including those set aside; 0 if there is none."""
     store = DirectoryStore(folder / "checkpoints")
     return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:
-    """Return the number of steps that a rank trained, and how many of them were committed."""
+    """Return the number of steps in the history file of a rank, and how many of them were committed."""
     reached = committed = None
     for event in backwards(file):
         match event.what:
@@ -210,7 +210,7 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the starts and ends of the supervisor or controller; for one that has not ended, the last event of all."""
+    """Yield the start and end events in the history `lead`; if it has no end, also the last event of all `files`."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
@@ -221,7 +221,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the seconds from start to end, without those between an orderly end and the next start."""
+    """Return the seconds that a run was active; pauses between a regular end and the next start do not count."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:
@@ -248,7 +248,7 @@ def _changed(path: Path) -> float:
 
 
 def check_removable(folder: Path) -> None:
-    """Raise BadInput for a folder that is not a run, is being trained, or holds files of other origin."""
+    """Raise BadInput if `folder` is not a run, is being trained, or holds files that no run wrote."""
     if folder.is_symlink() or not is_run(folder):
         raise BadInput(f"{folder} is not the folder of a run: nothing is removed.")
     if is_training(folder):
@@ -263,7 +263,7 @@ def check_removable(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a run; it is renamed first, so that no part of a run is left if this is interrupted."""
+    """Remove the folder of a run; it is renamed first, so that an interruption leaves no incomplete run."""
     check_removable(folder)
     with hold(folder):  # no training begins in it now
         doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.removed")
@@ -275,7 +275,7 @@ def remove(folder: Path) -> None:
 
 
 def snapshots_elsewhere(folder: Path) -> str | None:
-    """Return the place of a run's snapshots if that is not its folder: they stay there."""
+    """Return the place of a run's snapshots if they are not in its folder, otherwise None."""
     with suppress(HoldfastError):
         return read_config(folder).checkpoints
     return None

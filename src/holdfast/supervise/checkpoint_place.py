@@ -1,8 +1,8 @@
-"""The place of a run's checkpoints, as the supervisor of a node uses it, and the source of the run's first weights.
+"""Access to a run's checkpoints for the supervisor of a node, and the source of the run's initial weights.
 
-The place is a directory or an object store (`--checkpoints`), or a folder in the run's own. All nodes must see the same
-place. Supervisors send their histories there too, since `--out` may be local to each node. The store is only used in
-child processes (see `child_call.py`).
+The place of the checkpoints is a directory or an object store (`--checkpoints`), by default a folder in the run's own.
+All nodes must see the same place. Supervisors send their histories there too, since `--out` may be local to each node.
+The store is only used in child processes (see `child_call.py`).
 """
 
 import re
@@ -29,7 +29,7 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """The contents of a place: the newest snapshot, the last attempt, and its verdict if it was completed."""
+    """The step of the newest snapshot at a place, the last attempt, and the verdict if that was completed."""
 
     newest: int | None
     attempt: int
@@ -38,7 +38,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of the run in the folder `out`: at `place`, or in that folder."""
+    """The checkpoints of the run in the folder `out`, stored at `place` or, if that is None, in the folder itself."""
 
     out: Path
     place: str | None
@@ -49,9 +49,10 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Return the contents; raise if the place cannot be written, or the run's snapshots are elsewhere.
+        """Return the contents of the checkpoint place, after checking that it can be used.
 
-        One of several nodes keeps the reason until the rendezvous, so that the others do not wait for it.
+        Raise if `place` cannot be written, or if earlier snapshots of this run are elsewhere. Unless this node is
+        `alone`, keep the reason in `wrong` instead, and report it at the rendezvous.
         """
         try:
             if self.place is None:
@@ -76,24 +77,24 @@ class Checkpoints:
         return None
 
     def completed(self) -> Judged | None:
-        """Return the verdict on the last attempt in the histories at `place`, if it was completed."""
+        """Return the verdict in the histories at `place` if the run's last attempt was completed, otherwise None."""
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
-        """Return the newest term of the run's nodes."""
+        """Return the newest term, a numbered group of nodes that may write; None if there is none."""
         data = None if self.wrong else self._ask(lambda store: t.to_json() if (t := terms.newest(store)) else None)
         return Term.from_json(data) if data else None
 
     def take(self, term: Term) -> bool:
-        """Take a term; return False if another part of the nodes was quicker."""
+        """Claim `term` for this group of nodes; return False if another group has claimed it or a later one."""
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Give a term back in which no node has started."""
+        """Remove `term` from the store again, because no node has started in it."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput if this node cannot see the term that another node just wrote: they do not share one store."""
+        """Raise BadInput if this node cannot find `term`, which another node just wrote: they do not share a store."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -101,18 +102,18 @@ class Checkpoints:
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
-        """Begin to send this folder's histories to `place`, if it has one and nothing is being sent."""
+        """Start to send this node's histories to `place`, if given, in a child process, unless that is under way."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
             self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))
 
     def finish_sending(self) -> None:
-        """Wait until the histories are sent."""
+        """Wait for the transfer that `send` started, and raise its error if it failed."""
         while self._sending:
             self._sending.pop(0).result(SENT_WITHIN)
 
     def _check_not_moved(self) -> None:
-        """Raise BadInput if the run has snapshots elsewhere: it would start over silently."""
+        """Raise BadInput if the run's earlier snapshots are elsewhere, since it would silently start from step 0."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)
@@ -134,7 +135,7 @@ class Checkpoints:
 
 
 def local_folder(out: Path) -> Path:
-    """Return the full path of a run's folder; refuse a URL, since histories and logs are files that grow."""
+    """Return the absolute path of a run's folder; raise BadInput if `out` is a URL, since its files must be local."""
     if scheme := re.match(r"([A-Za-z][\w+.-]*):/", str(out)):
         raise BadInput(
             f"--out is a folder of this machine, and cannot be {scheme[1]}://...: give that as --checkpoints instead."
@@ -143,7 +144,7 @@ def local_folder(out: Path) -> Path:
 
 
 def full_place(place: str | None) -> str | None:
-    """Return the place with the full path of a directory."""
+    """Return `place` with a relative directory made absolute; a URL or None is returned unchanged."""
     return place if place is None or "://" in place else str(_resolved(Path(place), "--checkpoints"))
 
 
@@ -172,10 +173,10 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source that the run in `out` began with, or `wanted` with the digest of its present contents.
+    """Return the source of the run's initial weights: the one it began with, or `wanted` with a digest of its contents.
 
-    A run that has saved a step does not need its source any more. The source is read in a child process, because reading
-    tensors may start threads, which do not survive a fork.
+    A run that `has_begun` (saved a step) keeps the source recorded in `out`, unless `wanted` is a different one. The
+    source is read in a child process, because reading tensors may start threads, which do not survive a fork.
     """
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):

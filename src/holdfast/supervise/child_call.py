@@ -1,7 +1,7 @@
 """Calls a function in a forked child process, with a timeout.
 
-A supervisor asks a store in this way: the client of an object store runs threads, which a process that forks workers
-must not have, and a network file system may never answer.
+The supervisor accesses checkpoint stores in this way. The client of an object store runs threads, which a process that
+forks workers must not have, and a network file system may never answer.
 """
 
 import json
@@ -21,7 +21,7 @@ from holdfast.supervise.workers import entry
 
 
 class ChildCall:
-    """A call under way in a child process, which ends with this process; `name` is for its error messages."""
+    """A call of `function` in a child process, which dies with this process; `name` is used in error messages."""
 
     def __init__(self, function: Callable[[], JSON], name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class ChildCall:
         os.close(writing)
 
     def result(self, within: float) -> JSON:
-        """Return the result, or raise the error of the call; raise StorageFailed after `within` seconds."""
+        """Wait for the call; return its result or raise its error. Raise StorageFailed after `within` seconds."""
         text, deadline = b"", time.monotonic() + within
         try:
             while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -55,7 +55,7 @@ class ChildCall:
         return result
 
     def is_done(self) -> bool:
-        """Return True if the call has ended; its result is then discarded."""
+        """Return True if the call has ended, and discard its result."""
         done = bool(select.select([self._reading], [], [], 0)[0])  # it writes only when it is done
         if done:
             self._end()
@@ -69,7 +69,7 @@ class ChildCall:
 
 
 def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
-    """In the child: call the function, write the result, and exit without running the supervisor's exit handlers."""
+    """In the child process, call `function`, write its result to the pipe `writing`, and exit without exit handlers."""
     try:
         entry.die_with(supervisor)
         process.outlast()  # signals are meant for the supervisor

@@ -1,12 +1,12 @@
-"""The output of `holdfast run` (a status line, the supervisor's lines, what workers print), and the supervisor's journal.
+"""The output of `holdfast run` (status line, supervisor's messages, workers' output), and the supervisor's journal.
 
-The status line changes in place on a terminal, and is repeated now and then elsewhere. It follows the history files
-alone. No problem with those files, or with the reader of the output, ends the run: the display then shows less.
+On a terminal the status line is updated in place; elsewhere it is printed every ten seconds. It is computed from the
+history files alone. If these files or the output fail, the run continues with less output.
 
 Each worker prints to files of its own, from which the supervisor copies new lines.
 
-The journal is what the supervisor records of the same: its own history of the run, for the audit. A disk that refuses a
-line of it does not end the training: the user is warned, and the line is tried again.
+The journal is the supervisor's own history of the run, which the audit reads. If the disk refuses a line, training
+continues: the user is warned, and the line is written later.
 """
 
 import sys
@@ -38,7 +38,7 @@ LONGEST = 1 << 16  # bytes kept of a line that is written over again and again
 
 
 class Tail:
-    """The new lines of one growing file."""
+    """A growing text file, whose new lines are passed to `show`."""
 
     def __init__(self, path: Path, show: Show) -> None:
         self.path, self._show = path, show
@@ -47,12 +47,12 @@ class Tail:
 
     @property
     def bar(self) -> str:
-        """The current text of a line that is written over and has not ended, such as tqdm's, or an empty text."""
+        """The text of an unfinished line that is overwritten with carriage returns, such as tqdm's; or empty."""
         _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
         return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
-        """Show the complete lines that are new; with `last`, also the rest."""
+        """Show the complete lines that are new; if `last`, also an unfinished line, and close the file."""
         if self._file is None:
             try:
                 self._file = self.path.open("rb")
@@ -72,24 +72,24 @@ class Tail:
 
 
 class WorkersOutput:
-    """The output of all workers of an attempt, replacements included."""
+    """The output of all workers of an attempt; `out` and `err` show text of their stdout and stderr."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
         self._tails: list[Tail] = []
 
     def bars(self) -> list[str]:
-        """Return the progress bars that workers draw now, each once, in the order of the workers."""
+        """Return the progress bars that workers draw now, without duplicates, in the order of the workers."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the files `printed` too, from now on."""
+        """Follow more (stdout, stderr) pairs of files; those already followed are ignored."""
         shown = {tail.path for tail in self._tails}
         new = [pair for pair in printed if not shown & {*pair}]
         self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
     def remove(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show what the files `printed` hold now, and nothing later."""
+        """Show the rest of these (stdout, stderr) pairs of files, and stop following them."""
         paths = {path for pair in printed for path in pair}
         for tail in self._tails:
             if tail.path in paths:
@@ -97,7 +97,7 @@ class WorkersOutput:
         self._tails = [tail for tail in self._tails if tail.path not in paths]
 
     def copy(self, *, last: bool = False) -> None:
-        """Show new lines; with `last`, show the rest and forget the files."""
+        """Show new lines of all files; if `last`, also unfinished lines, and stop following the files."""
         for tail in self._tails:
             tail.copy(last=last)
         if last:
@@ -111,7 +111,7 @@ MOST_BARS = 4  # progress bars, of the first ranks that draw one
 
 @dataclass(slots=True)
 class Tally:
-    """The totals of the events since the supervisor began."""
+    """The totals for the status line, from the events since the supervisor began."""
 
     began: float
     restarts: RestartPolicy
@@ -119,18 +119,18 @@ class Tally:
     _first: int | None = None  # steps committed before
 
     def add(self, what: What) -> None:
-        """Take an event into account."""
+        """Update the totals with an event."""
         self.run.add(what)
         if isinstance(what, Recover) and self._first is None:
             self._first = what.restored or 0
 
     @property
     def committed(self) -> int:
-        """The steps that a restart would keep."""
+        """The number of steps that are saved, and would not be repeated after a restart."""
         return max(self.run.committed, self.run.restored or 0)
 
     def line(self, now: float) -> str:
-        """Return the totals as the status line."""
+        """Return the text of the status line; `now` is the present time."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
         plan = self.run.plan
         steps = (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
@@ -150,7 +150,7 @@ class Tally:
 
 
 class Display:
-    """Shows the status line, the output of the workers, and lines of the supervisor."""
+    """The terminal output of a run: its status line, the output of the workers, and messages of the supervisor."""
 
     def __init__(self, console: Console, history: Path, supervisor: str, restarts: RestartPolicy) -> None:
         self._console = console
@@ -163,7 +163,7 @@ class Display:
         self.output = WorkersOutput(self._print_out, self._print_err)
 
     def say(self, line: str, style: str = "") -> None:
-        """Show a line of the supervisor."""
+        """Show a message of the supervisor."""
         line = f"holdfast: {' '.join(line.split())}"
         if self._live:
             self._try("err", lambda: self._console.print(Text(line, style=style), soft_wrap=True))
@@ -171,18 +171,18 @@ class Display:
             self._print_err(line)
 
     def warn(self, line: str) -> None:
-        """Show a line once, however often it is given."""
+        """Show a warning, unless the same one was shown before."""
         if line not in self._warned:
             self._warned.add(line)
             self.say(line, style="yellow")
 
     def show(self, title: str, text: str) -> None:
-        """Show several lines as they are, such as a traceback, under a title."""
+        """Show `text` unchanged, such as a traceback of several lines, under `title`."""
         self.say(title, style="bold red")
         self._print_err(text.rstrip("\n"))
 
     def refresh(self, *, now: bool = False) -> None:
-        """Copy new output, and show the status line if it is time, or with `now`."""
+        """Show new output of the workers, and the status line if it is due or if `now` is set."""
         self.output.copy()
         moment = time.monotonic()
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):
@@ -214,7 +214,7 @@ class Display:
             self._try("err", self._live.stop)
 
     def _print_out(self, text: str) -> None:
-        """Print to stdout, which may be a file; on the terminal of the status line, print above that line."""
+        """Print to stdout, or above the status line if stdout is the same terminal."""
         if self._live and sys.stdout.isatty():
             self._print_err(text)
         else:
@@ -227,7 +227,7 @@ class Display:
             self._try("err", lambda: _write(self._console.file, text))  # byte for byte: a log may hold tabs and colours
 
     def _try(self, stream: str, show: Callable[[], object]) -> None:
-        """Call `show`; if the stream cannot be written any more (`| head`, a full disk), never write to it again."""
+        """Call `show`, which writes to `stream`; once that fails (`| head`, a full disk), skip all later calls."""
         if stream in self._closed:
             return
         try:
@@ -242,14 +242,14 @@ def _write(file: IO[str], text: str) -> None:
 
 
 class Journal:
-    """The history file of one supervisor, open until the verdict."""
+    """The history file of one supervisor, open until the run ends."""
 
     def __init__(self, folder: Path, who: str, display: Display) -> None:
         self._history, self._display = HistoryWriter(folder, who), display
         self._shown: set[tuple[str, str]] = set()  # errors whose traceback was shown
 
     def append(self, what: What) -> None:
-        """Write an event and sync it."""
+        """Write an event to the history and sync it; warn the user if the disk refuses it."""
         self._history.append(what)
         try:
             self._history.flush()
@@ -258,7 +258,7 @@ class Journal:
             self._display.warn(str(error))
 
     def launch(self, config: RunConfig, attempt: int, workers: int, nodes: int) -> None:
-        """Record the first start of this command, and how its arguments differ from the command before."""
+        """Record that this command started workers, and which script arguments differ from the command before."""
         argv = (config.script, *config.args)
         launches = [event.what for event in recall(self._history.path, "launch")]
         last = next((what.argv for what in reversed(launches) if isinstance(what, Launch)), argv)
@@ -276,7 +276,7 @@ class Journal:
         )
 
     def detect(self, attempt: int, failure: FirstFailure) -> None:
-        """Record and show a failure; the traceback of an error is shown once."""
+        """Record and show a failure; the traceback of an error is shown only the first time."""
         worker = (attempt, failure.rank, failure.local_rank)
         self.append(Detect(*worker, failure.kind, failure.message, failure.exit, failure.signal, failure.step))
         self._display.output.copy()

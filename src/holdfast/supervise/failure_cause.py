@@ -50,7 +50,7 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of a worker: type and text in one line, traceback, time, source, and the line that raised it.
+    """An exception that a worker raised: type and text in one line, traceback, time, source, and raising line.
 
     `traceback` is empty where the message is enough: an error that holdfast raised, or a text given to `sys.exit`.
     """
@@ -64,10 +64,11 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """The end of one worker: `exit` is its status, minus the signal that killed it, or None while it runs.
+    """The end of one worker, or its state if it still runs.
 
-    `midway`: it exited with 0 before its loop ended. `hung`: why it counts as hung, if it does. `place` is how far it
-    came, `idle` the seconds since its last progress, `log` the file of its stderr.
+    `exit` is its status, minus the signal that killed it, or None while it runs. `midway`: it exited with 0 before its
+    training loop ended. `hung`: why it counts as hung, or empty. `place` is its position as (step boundaries passed,
+    collectives begun since), `idle` the seconds since its last progress, and `log` the file of its stderr.
     """
 
     rank: int
@@ -84,7 +85,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """The failure that caused all others."""
+    """The failure that caused all others, or the only one."""
 
     kind: Kind
     rank: int
@@ -99,7 +100,7 @@ class FirstFailure:
 
     @property
     def line(self) -> str:
-        """The failure in one line."""
+        """The failure as one line of text."""
         if self.rank < 0:  # it was on another node, which reports more
             return self.message
         if self.kind not in ("error", "storage"):
@@ -108,28 +109,28 @@ class FirstFailure:
 
     @property
     def is_error(self) -> bool:
-        """True if the script raised it or left its loop by an exit; False if a process was killed."""
+        """True if the script raised an error or exited within its training loop; False if a process was killed."""
         if self.kind == "exit":
             return _MIDWAY in self.message
         return self.kind == "error" and not _LOST_LOADER.search(self.message)
 
     @property
     def is_mistake(self) -> bool:
-        """True if only the text of the program can cause such an error, and no broken machine can."""
+        """True if only a mistake in the program, such as an undefined name, can cause this error."""
         return self.is_error and self.message.startswith(_MISTAKES)
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """The parts that two equal errors share: the text without its numbers, the line that raised, and the step.
+        """The values that two errors must share to count as equal: text without numbers, raising line, and step.
 
-        A status that a script chose to exit with is kept in the text.
+        For a mistake in the program the step is None. The text keeps an exit status that the script chose.
         """
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
         return text, self.place, None if self.is_mistake else self.step
 
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
-    """Return the failure of the worker that has a cause of its own; of several that raised, the earliest."""
+    """Return the failure that caused all others; of several workers that raised, that of the earliest."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -153,7 +154,7 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
 
 
 def lost_peer(message: str, rank: int = -1) -> FirstFailure:
-    """Return the failure of a worker or node elsewhere, of which this node only knows `message`."""
+    """Return a failure that happened on another node, of which this node only knows `message`."""
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
@@ -177,7 +178,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks that still run and are further behind than all peers that gave up waiting."""
+    """Return the ranks of running workers that are further behind than all peers that timed out."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT
@@ -219,7 +220,7 @@ def _signal_name(status: int | None) -> str | None:
 
 
 def write_error(path: Path, memory: Progress, error: BaseException, script: str) -> None:
-    """Record an exception in `memory`, and in the file at `path` if the disk takes it."""
+    """Record an exception of `script` in shared `memory`, and in the file at `path` if the disk accepts it."""
     record = _error_record(error, script)
     with suppress(OSError):
         path.write_text(json.dumps(record))
@@ -227,7 +228,7 @@ def write_error(path: Path, memory: Progress, error: BaseException, script: str)
 
 
 def read_error(path: Path, memory: Progress) -> Raised | None:
-    """Return the recorded exception from the file or from `memory`; None if there is none, or only a part."""
+    """Return the exception recorded at `path` or else in the shared `memory`; None if there is no complete record."""
     with suppress(OSError, ValueError):
         if raised := _parse_error(path.read_text()):
             return raised
@@ -284,11 +285,11 @@ def _origin(error: BaseException) -> Origin:
 
 
 class RestartPolicy:
-    """The restarts that are left, and the errors seen since the snapshots that might have left them behind.
+    """Decides whether a run is restarted after a failure.
 
-    The limit is on restarts without progress: each newer snapshot starts the count again. An error may be transient (a
-    GPU, a network, a disk) or the script's own; to find out, the run is tried once more. An error that comes again from
-    the same line at the same step is the script's; for an undefined name the same line is enough.
+    `limit` is the number of restarts without progress: each newer snapshot starts the count again. An error may be
+    transient (a GPU, a network, a disk) or a bug of the script; to find out, the run is tried once more. An error that
+    comes again from the same line at the same step is a bug; for an undefined name the same line is enough.
     """
 
     def __init__(self, limit: int, newest: int | None) -> None:
@@ -299,11 +300,11 @@ class RestartPolicy:
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
-        """Return the number of restarts left, if `newest` is the step of the newest snapshot."""
+        """Return the number of restarts left; `newest` is the step of the newest snapshot."""
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
-        """Return the verdict if the run is not to be tried again; otherwise count a restart and return None."""
+        """Return the verdict if the run must end; otherwise count a restart. `newest` is the newest snapshot's step."""
         if newest is not None and newest > self._best:
             passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
             self._used, self._best, self._errors = 0, newest, self._errors - passed

@@ -1,11 +1,12 @@
-"""The decision that a worker hangs: how long each may go without progress, and which one keeps the others waiting. Pure.
+"""Decides which workers hang: how long each may go without progress, and which one keeps the others waiting. Pure.
 
-A worker that waits for a peer has passed more step boundaries, or begun more collectives, than the peer: the worker that
-is furthest behind is waited for. Where members were lost, the others wait for the one that has not come to recover.
+A worker that waits for a peer has passed more step boundaries, or begun more collectives, than that peer. So the worker
+that is furthest behind is the one that the others wait for. After a loss, they wait for the worker that has not joined
+the recovery.
 
-A restart for nothing is expensive, so deadlines are long. Where a run recovers live, a false alarm costs only a part of
-one step: a worker that others wait for, and that neither makes progress nor computes, is replaced soon. In case it was
-slow and did not hang, the next one has twice the time.
+An unnecessary restart is expensive, so deadlines are long. With live recovery a false alarm costs only a part of one
+step, so a worker that others wait for, and that neither makes progress nor computes, is replaced soon. In case it was
+slow and did not hang, each such replacement doubles the deadline.
 """
 
 from collections import deque
@@ -32,7 +33,11 @@ Processor = Callable[[int], float | None]  # seconds of processor time that a se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLook:
-    """The progress of a running worker at one moment."""
+    """The observed progress of a running worker at one moment.
+
+    `boundaries` counts finished steps, `posted` the collectives begun since, and `moved` the bytes transferred.
+    `evaluated` grows while the worker evaluates.
+    """
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
     boundaries: int = 0
@@ -46,33 +51,43 @@ class WorkerLook:
 
     @property
     def place(self) -> Place:
-        """Its boundaries and collectives, which order workers by progress."""
+        """The position as (step boundaries passed, collectives begun since); a larger one is further ahead."""
         return self.boundaries, self.posted
 
 
 class RemoteProgress(NamedTuple):
-    """The progress of the workers of other nodes: the place of the last one, and the bytes that all have moved."""
+    """The progress of the workers on other nodes.
+
+    `place` is the position of the worker that is furthest behind, as (step boundaries passed, collectives begun since);
+    None if it is unknown. `moved` is the number of bytes that all of them together have transferred.
+    """
 
     place: Place | None = None
     moved: int = 0
 
 
 class Hang(NamedTuple):
-    """A worker that hangs, and the reason for thinking so."""
+    """A worker that hangs, identified by its `seat`, and the reason for this decision."""
 
     seat: int
     because: str
 
 
 class Awaited(NamedTuple):
-    """Workers one of which keeps the others waiting, if all of them are overdue; `surely` if others are seen to wait."""
+    """A group of workers, one of which may keep the others waiting if all of the group are overdue.
+
+    `surely` is True if other workers are known to wait for the group.
+    """
 
     workers: Sequence[WorkerLook]
     surely: bool = False
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited]:
-    """Return the groups of workers that may keep the others waiting; a worker that is ready in reserve never does."""
+    """Return the groups of workers that others may wait for.
+
+    `remote` is the position of the worker on other nodes that is furthest behind, if known.
+    """
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [Awaited([worker]) for worker in coming]
@@ -82,7 +97,7 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 
 
 def _absent(members: list[WorkerLook], some_come: bool) -> Iterator[Awaited]:
-    """Return the members that have not come to recover, however far they are."""
+    """Yield each member that has not joined the recovery; if all have and none is starting, all as one group."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:
@@ -92,7 +107,7 @@ def _absent(members: list[WorkerLook], some_come: bool) -> Iterator[Awaited]:
 
 
 def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited]:
-    """Return the members that are furthest behind; if there are several, any of them may be the cause."""
+    """Yield the members that are furthest behind as one group, unless another node's worker is even further."""
     if not members:
         return
     last = min(worker.place for worker in members)
@@ -104,7 +119,10 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
 
 
 class HangDetector:
-    """Watches the workers of one node; what it learns about their steps is kept from attempt to attempt."""
+    """Detects hanging workers on one node; the step times that it learns are kept from attempt to attempt.
+
+    `timeout` is the user's deadline for a step in seconds, or None to learn it. `live` is True with live recovery.
+    """
 
     def __init__(self, timeout: float | None, *, live: bool = False) -> None:
         self._timeout, self._live = timeout, live
@@ -114,18 +132,21 @@ class HangDetector:
         self._watches: dict[int, _Watch] = {}
 
     def begin(self) -> None:
-        """Forget the workers of the last attempt."""
+        """Forget the workers of the last attempt, but not the learned step times."""
         self._watches = {}
 
     def reset_waits(self) -> None:
-        """Give all workers their full time again, because the membership has changed."""
+        """Restart the count of seconds that others have waited for each worker, because the membership has changed."""
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
     def look(
         self, workers: Sequence[WorkerLook], now: float, processor: Processor, remote: RemoteProgress
     ) -> list[Hang]:
-        """Return the workers that hang, judged by this look and all before."""
+        """Return the workers that hang, judged by their present progress and earlier calls.
+
+        `processor` returns the CPU seconds that the worker in a seat has used; `remote` is the progress on other nodes.
+        """
         moved = remote.moved + sum(worker.moved for worker in workers)
         groups = awaited(workers, remote.place)
         some_run = not all(worker.stopped for worker in workers)
@@ -141,24 +162,24 @@ class HangDetector:
         return self._watches[seat].idle if seat in self._watches else 0.0
 
     def is_overdue(self, worker: WorkerLook, processor: Processor) -> bool:
-        """Return True if a worker has made no progress, or not ended after its script, for too long."""
+        """Return True if `worker` has made no progress for longer than its deadline."""
         watch = self._watches.get(worker.seat)
         return watch is not None and watch.idle > self._deadline(worker, watch, processor)
 
     @property
     def step(self) -> float:
-        """The deadline of a step in seconds."""
+        """The deadline of one step in seconds, as set by the user or learned."""
         return self._timeout if self._timeout is not None else max(LEAST, TIMES * self._longest)
 
     @property
     def soon(self) -> float | None:
-        """The deadline of an idle worker that others wait for; None where it has no deadline of its own."""
+        """The shorter deadline of an idle worker that others wait for, in seconds; None if it does not apply."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))
 
     def _learn(self, worker: WorkerLook, gap: tuple[float, int] | None) -> None:
-        """Learn from (seconds, steps). The longest step may include an evaluation or a recovery; the median does not."""
+        """Learn the duration of steps from `gap`, the (seconds, steps) that just ended, if a step did."""
         if gap is not None and worker.boundaries >= SETTLED:
             seconds, steps = gap
             self._steps.append(seconds / steps)
@@ -166,7 +187,7 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return the suspended workers; if all are, a user may have meant it, and has more time to resume them."""
+        """Return the workers that were suspended by a signal for too long; the limit is longer if all are."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED
@@ -190,7 +211,7 @@ class HangDetector:
         return []
 
     def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
-        """Return how long a worker may go without progress, whether or not others wait for it."""
+        """Return the seconds that `worker` may go without progress; a worker that computes has more time."""
         idle_deadline = self._idle_deadline(worker)
         if worker.phase in _TOGETHER or (self._timeout is not None and _is_settled(worker)):
             return idle_deadline  # computing or not: it waits by polling, or the user has set the limit
@@ -215,7 +236,7 @@ class HangDetector:
         return f"{doing} for {idle:.0f} s (deadline {self._idle_deadline(worker):.3g} s; change it with --hang-timeout)"
 
     def _why_soon(self, worker: WorkerLook) -> str:
-        """Return why an idle worker is replaced, and double the deadline."""
+        """Return why the idle `worker` is replaced, and double the deadline for the next one."""
         deadline, idle = self.soon, self._watches[worker.seat].awaited
         self._soon = min(2 * self._soon, LEAST)
         return (
@@ -248,7 +269,7 @@ _DOING_AT_FIRST = _DOING | {
 
 
 class _Watch:
-    """One worker from look to look."""
+    """The measurements of one worker over time."""
 
     def __init__(self, now: float) -> None:
         self._looked = now
@@ -259,16 +280,16 @@ class _Watch:
         self._clock = 0.0
         self.idle = self.stopped = 0.0
         self.alone = 0.0
-        """Seconds that it was suspended while others ran."""
+        """Seconds that the worker was suspended while others ran."""
         self.awaited = 0.0
-        """Seconds that others have waited for it without any sign of life."""
+        """Seconds that others have waited for the worker without any sign of life."""
         self.used: tuple[float, float | None] | None = None
-        """Clock and processor time when that began."""
+        """Clock and CPU time when `awaited` began to count."""
 
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Take a look into account; return the (seconds, steps) that ended since the last one, if any."""
+        """Add an observation; return (seconds, steps) since the previous boundary if a step ended, otherwise None."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -292,7 +313,7 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if it is silent for longer than `deadline`, and has computed since early in this silence."""
+        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:
@@ -300,7 +321,10 @@ class _Watch:
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
-        """Return True if it was awaited for `deadline` seconds and did not compute; if it did, start again."""
+        """Return True if others waited for the worker for over `deadline` seconds and it used no CPU time.
+
+        If it did use CPU time, the count of these seconds starts again.
+        """
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
         if self.used is None or self.awaited <= deadline:
@@ -319,7 +343,7 @@ def _has_computed(before: tuple[float, float | None], now: tuple[float, float | 
 
 
 def _progress(worker: WorkerLook) -> tuple[int, Phase, int]:
-    """Return what must change before the deadline; evaluations between two steps may take as long as they need."""
+    """Return the values of which one must change before the deadline; they also change during an evaluation."""
     return worker.boundaries, worker.phase, worker.evaluated
 
 

@@ -32,7 +32,7 @@ HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio",
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import what training needs, and the modules in `preload`, which may lie in the folder `beside`."""
+    """Import torch, the training code and `preload`, also from the folder `beside`; raise BadInput if that fails."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
@@ -56,9 +56,9 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the HEAVY libraries that `script` begins with; return those that were not imported yet.
+    """Import the slow libraries (`HEAVY`) that `script` begins with; return the newly imported ones.
 
-    A library that raises is left to the workers, where the script may expect the error.
+    A library that raises an error is skipped here: the script will import it again and may expect the error.
     """
     names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
     with warnings.catch_warnings():
@@ -70,9 +70,9 @@ def import_heavy(script: Path) -> list[str]:
 
 
 def leading_imports(script: Path) -> list[str]:
-    """Return the modules that `script` imports before its first other statement, which may prepare later imports.
+    """Return the modules that `script` imports before its first statement of another kind.
 
-    Modules that lie beside the script are left out: their text may change between two starts.
+    Modules in the script's own folder are left out, because their code may change between two starts.
     """
     try:
         body = ast.parse(script.read_bytes()).body

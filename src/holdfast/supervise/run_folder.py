@@ -1,8 +1,8 @@
 """The folder of a run: which run it holds, and whether a command continues that run.
 
-A run is identified by its script, the script's arguments, its seed, its recovery strategy and its first weights. Arguments
-may change if the user names them (--may-change) or extends the run (--extend). A folder in which nothing was trained yet
-may be taken by another run.
+A run is identified by its script, the script's arguments, its seed, its recovery strategy and its initial weights.
+Arguments may change if the user names them (--may-change) or extends the run (--extend). A folder in which nothing was
+trained yet can be used for another run.
 """
 
 import json
@@ -27,7 +27,11 @@ from holdfast.runs.config import IDENTITY, RunConfig, read_config
 def claimed(
     out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), alone: bool = True
 ) -> Iterator[None]:
-    """Lock the folder and write this run's config to it, or raise BadInput if it holds another run."""
+    """Lock the folder `out` during the block and write `config` to it; raise BadInput if it holds another run.
+
+    Script arguments in `may_change` may differ. If `alone` (no other nodes), a folder where nothing was trained is
+    cleared.
+    """
     with lock.hold(out, node):
         path = out / "run.json"
         try:
@@ -46,19 +50,19 @@ def claimed(
 
 
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
-    """Return the fields that make the two configs those of different runs."""
+    """Return the names of the identifying fields in which two configs differ; empty if they are of the same run."""
     return [name for name in IDENTITY if getattr(mine, name) != getattr(theirs, name)]
 
 
 def with_seed_of(out: Path, config: RunConfig) -> RunConfig:
-    """Return the config with the seed of the run in the folder, if the command gives none."""
+    """Return `config` with the seed of the run in `out`, if `config` has none and that run has trained a step."""
     if config.seed is not None or not (out / "run.json").exists() or not has_trained(out / "history"):
         return config
     return replace(config, seed=read_config(out).seed)
 
 
 def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Sequence[str]) -> None:
-    """Raise BadInput with the differences if the command is another run's."""
+    """Raise BadInput with the differences if the config `mine` is not of the run `theirs`, which `out` holds."""
     fields = [name for name in differing(mine, theirs) if name != "args"]
     different = [f"{name} was {_shown(theirs, name)}, not {_shown(mine, name)}" for name in fields]
     allowed = {plain(name) for name in may_change}
@@ -77,7 +81,7 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
 
 
 def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
-    """Return True if nothing was trained in the folder yet, after putting away what earlier commands left."""
+    """Clear the folder for another run and return True; return False if a step was trained in it."""
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
     verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)

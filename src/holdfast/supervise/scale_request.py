@@ -18,7 +18,7 @@ WITHIN = 60.0
 
 
 class ScaleRequests:
-    """The requests that come from now on, as the supervisor reads them."""
+    """The scale requests for the run in `out`, from now on, as its supervisor reads them."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / FILE
@@ -26,7 +26,7 @@ class ScaleRequests:
         self._known = 0
 
     def new(self) -> int | None:
-        """Return the requested number of workers, if there is a request since the last call."""
+        """Return the requested number of workers, or None if there is no new request since the last call."""
         try:
             changed = self._path.stat().st_mtime_ns
             if changed == self._known:
@@ -39,7 +39,7 @@ class ScaleRequests:
 
 
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
-    """Request `workers` workers and wait until that many train, calling `tick` meanwhile."""
+    """Request that `workers` workers train in the run in `out`, wait until they do, and return the recorded event."""
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(

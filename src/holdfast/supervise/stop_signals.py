@@ -1,6 +1,6 @@
-"""The requests to stop a supervisor: SIGTERM and SIGINT, counted from before torch is imported until the verdict.
+"""The stop requests to a supervisor: SIGTERM and SIGINT, counted from before torch is imported until the run ends.
 
-Imports nothing heavy, because the command line listens first.
+This module imports nothing heavy, so that the command line can count signals from the beginning.
 """
 
 import signal
@@ -12,11 +12,11 @@ from holdfast.process import SIGNALS
 
 
 class StopRequested(Exception):
-    """A request came while the supervisor did nothing but wait."""
+    """Raised if a stop signal arrives while the supervisor does nothing but wait."""
 
 
 class StopSignals:
-    """The number of stop signals received so far."""
+    """A counter of the stop signals (SIGTERM and SIGINT) that this process has received."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,7 +24,7 @@ class StopSignals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count signals from here on; a nested call continues the count."""
+        """Count stop signals during the block; a nested block continues the count of the outer one."""
         if self._is_listening:
             yield
             return
@@ -39,7 +39,7 @@ class StopSignals:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Raise StopRequested in this block when a signal comes."""
+        """Raise StopRequested in the block when a stop signal arrives."""
         self._is_interruptible = True
         try:
             yield

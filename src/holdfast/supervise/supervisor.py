@@ -65,14 +65,14 @@ def supervise(
     may_change: Sequence[str] = (),
     console: Console | None = None,
 ) -> RunVerdict:
-    """Run `config.script` in worker processes until it is completed, preempted or given up, and return the verdict.
+    """Run `config.script` in worker processes until it completes, is preempted or fails; return the verdict.
 
     This is what `holdfast run` calls; it must be called in the main thread of a process that has not started CUDA.
     SIGTERM or SIGINT makes the workers save and stop; a second one kills them.
 
     Args:
         config: the script, the number of workers, and how to save and recover.
-        out: the folder of the run. If it holds an earlier part of the same run, that is continued; a run that is
+        out: the folder of the run. If it holds an earlier part of the same run, the run is continued; a run that is
             complete is not started again.
         nnodes: the number of nodes. Call this function with the same arguments on each, except for `node_rank`.
         node_rank: the number of this node, counted from 0.
@@ -133,7 +133,7 @@ def supervise(
 
 
 class _Supervisor:
-    """The supervisor of one node, from the first start of its workers to the verdict."""
+    """The supervisor of one node, from the first start of its workers to the end of the run."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Supervisor:
         )
 
     def run(self) -> RunVerdict:
-        """Start the workers, watch them and restart them until there is a verdict."""
+        """Start the workers, watch them, and restart them after failures, until the run ends; return its verdict."""
         # All workers share the objects that exist now: a garbage collection in one would copy their memory pages.
         gc.collect()
         gc.freeze()
@@ -225,7 +225,7 @@ class _Supervisor:
         return None
 
     def _ended_by_others(self, text: str) -> RunVerdict:
-        """Return the verdict of the other nodes, which ended the run while this one waited for them."""
+        """Return the verdict of the other nodes, which ended the run without this one; `text` is what they left."""
         verdict = RunVerdict.from_text(text) if text else None
         if verdict is None or verdict.verdict == "completed":
             self._theirs = self._run_end.verdict or self._run_end.look()
@@ -234,7 +234,7 @@ class _Supervisor:
         return self._theirs or verdict or self._verdict("gave-up", "the other nodes have ended the run")
 
     def _step(self) -> RunVerdict | None:
-        """Look at the signals, the workers and the other nodes once."""
+        """Check the signals, the workers and the other nodes once; return a verdict if the run is over."""
         if stop_signals.count > self._signals_passed_on and (verdict := self._pass_on_signal()):
             return verdict
         self._pool.poll()
@@ -254,7 +254,7 @@ class _Supervisor:
         return self._look_at_nodes(have_finished=have_finished)
 
     def _pass_on_signal(self) -> RunVerdict | None:
-        """Make the workers save and stop after the first signal, and kill them after the second."""
+        """Tell the workers to save and stop after the first signal, and kill them after the second."""
         self._signals_passed_on = stop_signals.count
         if stop_signals.count > 1:
             self._pool.kill()
@@ -266,7 +266,7 @@ class _Supervisor:
         return None
 
     def _continue_without_failed(self) -> RunVerdict | None:
-        """Let the surviving workers continue, and start replacements for those that failed."""
+        """Let the surviving workers continue and start replacements; return a verdict if that failed too often."""
         self._display.output.remove(output_files(self._pool.failed))  # their last lines are stacks, for the logs
         reports = self._pool.remove_failed()
         was_member = self._membership.members.was_member
@@ -298,7 +298,7 @@ class _Supervisor:
             self._display.say(line)
 
     def _update_membership(self) -> FirstFailure | None:
-        """Publish or follow the next membership; return a failure if all workers must restart instead."""
+        """Update which workers train together; return a failure if all workers must restart instead."""
         try:
             if self._node.of == 1:
                 self._scaler.update(self._membership, self._pool, self._attempt)
@@ -312,9 +312,9 @@ class _Supervisor:
         return lost_peer("the other nodes continue without this one") if is_left_behind else None
 
     def _find_failure(self) -> FirstFailure:
-        """Return the first failure and end all workers.
+        """Return the first failure, and kill all workers.
 
-        Peers of a dying worker may end before the kernel is done with it, so wait a moment for a cause.
+        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for its exit status.
         """
         deadline = time.monotonic() + DYING
         while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
@@ -329,7 +329,7 @@ class _Supervisor:
         return failure
 
     def _restart(self, failure: FirstFailure) -> RunVerdict | None:
-        """Record the failure and start all workers again, unless there is a reason not to."""
+        """Record `failure` and start all workers again; return a verdict if the run must end instead."""
         self._journal.detect(self._attempt, failure)
         if stop_signals.count:
             return self._verdict("preempted", f"a worker failed while it was to save: {failure.message}")
@@ -344,7 +344,7 @@ class _Supervisor:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the end of the run, if a worker failed after it; the others are about to record it, too."""
+        """Return the end of the run if a worker failed after its loop; wait a moment until it is recorded."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING
@@ -358,7 +358,10 @@ class _Supervisor:
         return None
 
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
-        """Exchange progress with the other nodes, for which our workers may wait; all nodes end together, or none does."""
+        """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over.
+
+        `have_finished` is True if the workers of this node have. The run is completed once those of all nodes have.
+        """
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
             return None
@@ -383,7 +386,7 @@ class _Supervisor:
         return None
 
     def _lose_nodes(self, nodes: list[int]) -> RunVerdict | None:
-        """Let the workers of the other nodes continue without those of `nodes`, or restart all."""
+        """Continue without the workers of the lost `nodes`, or restart all workers if that is not possible."""
         why = f"{node_names(nodes)} {'was' if len(nodes) == 1 else 'were'} silent for too long"
         is_live = self._is_live and not stop_signals.count and self._membership.can_replace(nodes)
         ranks = self._membership.members_of(nodes) if is_live else []

@@ -16,7 +16,7 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The end of a run, the number of attempts in its folder so far, and the reason."""
+    """The outcome of a run, the number of attempts (starts of all workers) in its folder so far, and the reason."""
 
     verdict: Word
     attempts: int
@@ -29,21 +29,21 @@ class RunVerdict:
 
     @property
     def line(self) -> str:
-        """The verdict in one line."""
+        """The verdict as one line of text."""
         return f"{self.verdict} after {counted(self.attempts, 'attempt')}: {self.because}"
 
     def to_text(self) -> str:
-        """Return the verdict as text for the other nodes."""
+        """Return the verdict as JSON text, which is sent to the other nodes."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "RunVerdict":
-        """Return the verdict that another node sent."""
+        """Return the verdict in JSON text that `to_text` has made."""
         return cls(**json.loads(text))
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:
-    """Return the verdict on a run that ended before; `newest` is the step of its newest snapshot."""
+    """Return the verdict for a command whose run had ended before; `newest` is the step of its newest snapshot."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
@@ -52,14 +52,14 @@ def done_before(end: Finish, newest: int | None) -> RunVerdict:
 
 
 def done_elsewhere(attempts: int, because: str) -> RunVerdict:
-    """Return the verdict on a run that other nodes have completed."""
+    """Return the verdict for a run that other nodes have completed; `because` is their reason."""
     return RunVerdict(
         verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started"
     )
 
 
 def completion(events: Iterable[What]) -> Judged | None:
-    """Return the verdict in the `events` of supervisors that the newest attempt was completed, if there is one."""
+    """Return the verdict `completed` from the supervisors' `events`, or None if a later attempt was started."""
     newest, verdict = 0, None
     for event in events:
         match event:

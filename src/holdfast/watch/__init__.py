@@ -1,1 +1,1 @@
-"""Follow a run while it trains: in the terminal, in a browser, and as Prometheus metrics."""
+"""The live view of a run while it trains: in the terminal, in a browser, and as Prometheus metrics."""

@@ -10,7 +10,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metric(NamedTuple):
-    """One number, or one for each value of a label."""
+    """A metric with a single value, or with one value for each label."""
 
     name: str
     kind: str
@@ -19,7 +19,7 @@ class Metric(NamedTuple):
 
 
 def text(run: RunState, now: Now) -> str:
-    """Return every known metric with its help text."""
+    """Return all metrics of the run in the Prometheus text format, with their help texts."""
     label = _label("run", str(now.folder))
     return "".join(line for metric in _metrics(run, now) for line in _lines(metric, label))
 

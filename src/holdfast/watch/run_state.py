@@ -1,4 +1,4 @@
-"""The state of a run and its latest events, from its histories, which are read incrementally as they grow."""
+"""The state of a run and its latest events, read from its histories as they grow."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ SHOWN = 8  # latest events
 
 @dataclass(slots=True)
 class Rank:
-    """The progress of one rank, the time of its last event, and its latest steps."""
+    """The progress of one rank: steps trained, the time of its last event, and (time, step) of its latest steps."""
 
     step: int = 0
     heard: float = 0.0
@@ -51,7 +51,7 @@ class Rank:
 
 
 class Now(NamedTuple):
-    """The present state of a run: trains or how it ended, and its goodput."""
+    """The present state of a run (`trains`, or a word for how it ended), and its goodput in steps per second."""
 
     folder: Path
     state: str
@@ -65,7 +65,7 @@ class Now(NamedTuple):
 
 @dataclass(slots=True)
 class RunState:
-    """Everything observed of a run so far."""
+    """The totals of all events of a run so far."""
 
     lineage: Lineage = field(default_factory=Lineage)
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class RunState:
 
     @property
     def reached(self) -> int:
-        """The steps trained, or the iterations of a parameter server."""
+        """The number of steps trained, or of iterations on a parameter server."""
         return self.iterations if self.served else self.lineage.reached
 
     @property
     def planned(self) -> int | None:
-        """The steps of the whole run, if the run has recorded a plan."""
+        """The number of steps in the whole run, or None if no plan is recorded yet."""
         if self.served:
             return self.served.iterations
         plan = self.lineage.plan
@@ -100,7 +100,7 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The steps that would be restored after a failure now."""
+        """The number of steps that would be restored after a failure now."""
         return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property
@@ -114,7 +114,7 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds left at the present speed."""
+        """The estimated seconds until the end of the run at the present speed, or None if unknown."""
         if self.planned is None or self.speed is None:
             return None
         return max(0, self.planned - self.reached) / self.speed
@@ -182,7 +182,7 @@ class RunState:
 
 
 def _description(what: What) -> str:
-    """Describe an event that users want to see; otherwise return an empty text."""
+    """Return a description of an event that users want to see; an empty text for other events."""
     match what:
         case Regroup(number=number, lost=lost) if lost or number:
             members = f"{len(what.members)} workers continue with step {what.step}"
@@ -211,7 +211,7 @@ def _description(what: What) -> str:
 
 
 class RunWatcher:
-    """Reads the histories of one run again and again."""
+    """A reader of the histories of one run, which may still grow."""
 
     def __init__(self, folder: Path) -> None:
         if not is_run(folder):
@@ -221,7 +221,7 @@ class RunWatcher:
         self._files: dict[Path, Growing] = {}
 
     def look(self) -> tuple[RunState, Now]:
-        """Read the new events, and return the state of the run."""
+        """Read the new events, and return the totals and the present state of the run."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
             if path not in self._files and path.stem.startswith(WRITERS):
                 self._files[path] = Growing(path, from_start=True)
@@ -232,7 +232,7 @@ class RunWatcher:
 
 
 def _new(file: Growing) -> Iterator[Event]:
-    """Yield the new events of a file; of many new steps only the latest, which give the progress and the speed."""
+    """Yield the new events of a file; if there are many new steps, only the latest, which give progress and speed."""
     lines: list[bytes] = []
     while more := file.lines():
         lines += more

@@ -1,4 +1,4 @@
-"""The state of a run on a terminal: its progress, numbers, ranks and latest events."""
+"""The state of a run on a terminal: its progress, main numbers, ranks and latest events."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold y
 
 
 def line(run: RunState, now: Now) -> str:
-    """Return the state in one line."""
+    """Return the state of the run as one line of text."""
     parts = [f"{now.folder}: {now.state}", f"step {_of_planned(run)}", f"committed {run.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
     parts += [counted(run.lineage.restarts, "restart"), counted(sum(run.failures.values()), "failure")]
@@ -26,7 +26,7 @@ def line(run: RunState, now: Now) -> str:
 
 
 def screen(run: RunState, now: Now, clock: float) -> RenderableType:
-    """Return the state as a screen; `clock` is the present time."""
+    """Return the state of the run for a terminal; `clock` is the present time in seconds since 1970."""
     share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
     head = Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")

@@ -1,7 +1,7 @@
 """The report page and the metrics of a run, served to a browser on this machine.
 
-Only the loopback address is used. Requests are answered by a few threads that send the page that is ready. `follow` builds
-the page again, seldom enough that training hardly notices.
+Only the loopback address is used. A few threads answer requests with the page built last. `follow` builds the page
+again, rarely enough not to slow down training.
 """
 
 import time
@@ -40,7 +40,7 @@ class RenderedPage:
 
 
 class Site:
-    """The page and the metrics of one run."""
+    """The report page and the metrics of the run in `folder`."""
 
     def __init__(self, folder: Path, make_page: Callable[[], Page]) -> None:
         self._watcher = RunWatcher(folder)
@@ -50,7 +50,7 @@ class Site:
         self.ready = self._render()
 
     def refresh(self) -> float:
-        """Build the page again if the run has written something since; return the seconds that it took."""
+        """Build the page again if the run has written events since; return the seconds that this took."""
         paths = sorted((self._folder / "history").glob("*.jsonl"))
         fingerprint = is_training(self._folder), [(path.name, path.stat().st_size) for path in paths]
         if fingerprint == self._fingerprint:
@@ -65,7 +65,7 @@ class Site:
         return self.ready.state == "trains" and not is_training(self._folder)
 
     def metrics(self) -> bytes:
-        """Return the state of the run for Prometheus."""
+        """Return the metrics of the run in the Prometheus text format."""
         with self._lock:  # requests come in several threads
             return metrics.text(*self._watcher.look()).encode()
 
@@ -101,7 +101,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect during an answer."""
+        """Ignore errors from clients that disconnect during an answer."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -141,7 +141,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(site: Site, port: int = 0) -> Iterator[str]:
-    """Serve the site, and yield its address."""
+    """Serve `site` on this machine during the block, and yield its URL; port 0 stands for any free port."""
     try:
         server = _Server(port, site)
     except (OSError, OverflowError) as error:

@@ -1,8 +1,8 @@
-"""The end of a rendezvous round, as decided by the node that keeps the store: which nodes start, and in which term.
+"""The end of a rendezvous round: the node that hosts the store decides which nodes start, and in which term.
 
-All nodes start together. Nodes that have met before also start without the others if these were silent for so long that
-they count as lost, and if enough are left. Only one part of the nodes can do so, because only one can take the next term
-in the checkpoint store.
+Normally all nodes start together. Nodes that have met before also start without the others, if these were silent for so
+long that they count as lost, and if enough are left. They then need a new term, a numbered group of nodes that may
+write checkpoints. Of two groups that cannot reach each other, only one can claim the next term in the checkpoint store.
 
 Each round gives the workers a new store, so that no message of a dead attempt can reach the next one.
 """
@@ -28,7 +28,7 @@ LISTENS = 2.0  # seconds between two updates; a longer gap is a pause of our own
 
 
 class Arrival(NamedTuple):
-    """A supervisor that has come to the rendezvous: its node, its own name, and whether it has met others before."""
+    """A supervisor at the rendezvous: its node number, its unique name, and whether it has met other nodes before."""
 
     node: int
     who: str
@@ -37,7 +37,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeats:
-    """The time of each supervisor's last heartbeat: it counts up for as long as it lives."""
+    """The time of each supervisor's last heartbeat, a counter that the supervisor increments while it lives."""
 
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Heartbeats:
     _updated: float | None = None
 
     def update(self, counts: Mapping[str, int], now: float) -> None:
-        """Record the heartbeat `counts` read at time `now`; a supervisor seen for the first time is alive now."""
+        """Record heartbeat `counts`, by supervisor, read at time `now`; a pause between calls is not their silence."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -55,16 +55,16 @@ class Heartbeats:
                 self._changes[who] = self._changes.get(who, 0) + 1
 
     def silence(self, who: str, now: float) -> float:
-        """Return the seconds since the last heartbeat of `who`."""
+        """Return the seconds since the last heartbeat of the supervisor `who`; 0 if it was never seen."""
         return now - self._times.get(who, now)
 
     def is_surely_alive(self, who: str, now: float) -> bool:
-        """Return True if `who` sent many heartbeats, the last a moment ago."""
+        """Return True if the supervisor `who` has sent several heartbeats, the last one a moment ago."""
         return self._changes.get(who, 0) >= SURELY and self.silence(who, now) < ALIVE_WITHIN
 
 
 def silent_nodes(members: Mapping[str, int], heartbeats: Heartbeats, lost_after: float, now: float) -> list[int]:
-    """Return the nodes among `members` (node by supervisor) that were silent for `lost_after` seconds."""
+    """Return the nodes in `members` (node number by supervisor) without a heartbeat for `lost_after` seconds."""
     return sorted(node for who, node in members.items() if heartbeats.silence(who, now) >= lost_after)
 
 
@@ -78,9 +78,10 @@ def starting(
     least: int,
     lost_after: float,
 ) -> Sequence[Arrival] | None:
-    """Return the arrivals that start now, or None to wait; `members` are those that started last.
+    """Return the arrivals that start now, or None to wait for more.
 
-    Two arrivals for the same node start together, so that the mistake is reported instead of waited for.
+    `members` has the supervisors of the last start and their node numbers, `of` is the number of all nodes, and `least`
+    the fewest that may start. Two arrivals with the same node number start together, so that the mistake is reported.
     """
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
@@ -96,14 +97,14 @@ def starting(
 
 
 class RoundCloser:
-    """Closes the rounds of the nodes that meet in our store, which is at `own`."""
+    """Closes the rendezvous rounds in the store that this node hosts, at the address `own`."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Close round `number` if its nodes wait for no others; `last` are the nodes that started last."""
+        """Close round `number` if it need not wait for more nodes; `last` are the nodes of the last start."""
 
         def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -131,7 +132,7 @@ class RoundCloser:
         connection.ask(lambda store: _close(store, number, answer))
 
     def _starting(self, greetings: Sequence[Greeting], last: Peers, heard: Heartbeats) -> list[Greeting]:
-        """Return the nodes that start now, by number; none if they are to wait for others."""
+        """Return the greetings of the nodes that start now, by node number; empty if they must wait for others."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}
@@ -142,8 +143,8 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
         """Return the term in which `nodes` start: the last one if they are the same nodes, otherwise a new one.
 
-        If all nodes are here, their term follows the newest there is. A part of the nodes must take the term after its
-        own, which fails if another part has taken that and continued.
+        If all nodes are present, the new term follows the newest in the store. A part of the nodes must claim the term
+        after its own. Return None if another group of nodes has claimed that term.
         """
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
@@ -156,7 +157,7 @@ class RoundCloser:
 
 
 def refusal(nodes: Sequence[Greeting], of: int) -> str | None:
-    """Return why these `nodes` cannot start together, or None."""
+    """Return why `nodes` cannot start together, or None if they can; `of` is the number of all nodes."""
     numbers = [node["node"] for node in nodes]
     if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
         names = ", ".join(map(str, numbers))
@@ -169,7 +170,7 @@ def refusal(nodes: Sequence[Greeting], of: int) -> str | None:
 
 
 def read_greetings(store: Store, number: int) -> list[Greeting]:
-    """Return the greetings of the nodes that have come for round `number`."""
+    """Return the greetings of the nodes that have registered for round `number`."""
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]

@@ -1,8 +1,8 @@
-"""A connection to the store in which nodes meet, and the messages that nodes exchange there.
+"""A connection to the TCPStore in which the nodes of a run meet, and the messages that they exchange there.
 
-A machine that is cut off closes no connection, and torch would wait for its answer for ever. So a thread asks the
-store, and callers wait for the thread for a limited time. The thread also sends heartbeats. It must not outlast the
-interpreter: a thread that returns from torch into a Python that shuts down crashes the process and its exit status.
+A machine that is cut off closes no connection, and torch would wait forever for its answer. So a thread talks to the
+store, and callers wait for the thread for a limited time. The thread also sends heartbeats. It must end before the
+interpreter does: a thread that returns from torch during the interpreter's shutdown crashes the process.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Greeting(TypedDict):
-    """The message of a node that has come for the next start."""
+    """The message with which a node registers for the next start of the workers."""
 
     node: int
     of: int  # the number of nodes that its user gave
@@ -43,7 +43,7 @@ class Greeting(TypedDict):
 
 
 class Answer(TypedDict):
-    """The message that closes a round: the nodes that start, and with what; or why they cannot start together."""
+    """The message that closes a round: which nodes start and the store they use, or why they cannot start together."""
 
     nodes: list[Greeting]
     host: int  # the node that closed the round
@@ -56,11 +56,11 @@ class Answer(TypedDict):
 
 
 class Unreachable(Exception):
-    """The node that keeps the store is gone, or does not answer."""
+    """Raised if the node that hosts the store is gone, or does not answer in time."""
 
 
 class Connection(threading.Thread):
-    """A connection of the supervisor `who` to the store at `where` (`host:port`)."""
+    """A connection of the supervisor `who` to the store at `where`; answers may take `patience` seconds."""
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
@@ -69,7 +69,10 @@ class Connection(threading.Thread):
         self.start()
 
     def ask(self, question: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
-        """Call `question` with the store in the thread and return the result; after a `last` one, heartbeats end too."""
+        """Call `question` with the store in the connection's thread, and return its result.
+
+        Raise Unreachable after `within` seconds. After the `last` question, the thread and its heartbeats end.
+        """
         answer: Future[T] = Future()
         self._work.put((question, answer, last))
         limit = self._patience if within is None else within
@@ -81,7 +84,7 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """End the connection and its heartbeats."""
+        """Let the thread end after the questions that are queued, and stop its heartbeats; does not wait."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
@@ -117,7 +120,7 @@ class Connection(threading.Thread):
 
 
 def end_all(who: str, within: float) -> bool:
-    """End every connection of `who`; cut those without an answer `within` seconds. Return True if all have ended."""
+    """End all connections of `who`, by force after `within` seconds; return True if their threads have ended."""
     connections = [thread for thread in threading.enumerate() if isinstance(thread, Connection) and thread.who == who]
     for connection in connections:
         connection.end()
@@ -137,7 +140,7 @@ def _join(connections: Iterable[Connection], within: float) -> None:
 
 
 def _cut(where: str) -> None:
-    """Shut down every socket of this process that is connected to `where`: torch does not close its own."""
+    """Shut down every socket of this process that is connected to `where`, since torch does not close its own."""
     host, port = split_address(where)
     for number in (int(file.name) for file in Path("/proc/self/fd").iterdir()):
         with suppress(OSError, ValueError):  # closed by now, or not a connected socket
@@ -151,18 +154,18 @@ def _cut(where: str) -> None:
 
 
 def _plain(address: str) -> object:
-    """Return the IPv4 address that may be written as an IPv6 one."""
+    """Return the parsed IP address, as IPv4 if it is an IPv4-mapped IPv6 address."""
     parsed = ipaddress.ip_address(address)
     return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def heartbeat_key(who: str) -> str:
-    """Return the key at which the supervisor `who` counts up for as long as it lives."""
+    """Return the store key of the counter that the supervisor `who` increments as its heartbeat."""
     return f"beat/{who}"
 
 
 def heartbeats(store: Store, supervisors: Iterable[str]) -> dict[str, int]:
-    """Return the heartbeat counts of `supervisors`."""
+    """Return the heartbeat count of each supervisor, by name."""
     return {who: store.add(heartbeat_key(who), 0) for who in supervisors}
 
 
@@ -172,14 +175,14 @@ def read_json(store: Store, key: str) -> Any:
 
 
 def is_listening(where: str) -> bool:
-    """Return True if a process accepts connections at `where`: this is quicker than waiting for a store."""
+    """Return True if a process accepts TCP connections at `where` (`host:port`); wait at most one second."""
     with suppress(OSError), socket.create_connection(split_address(where), 1.0):
         return True
     return False
 
 
 def is_refused(where: str) -> bool:
-    """Return True if the machine at `where` answers that no process listens there."""
+    """Return True if the machine at `where` (`host:port`) refuses the connection: no process listens there."""
     try:
         with socket.create_connection(split_address(where), 1.0):
             return False
@@ -190,7 +193,7 @@ def is_refused(where: str) -> bool:
 
 
 def split_address(where: str) -> tuple[str, int]:
-    """Split `host:port`."""
+    """Return the host, without the brackets of an IPv6 address, and the port of `host:port`."""
     host, _, port = where.rpartition(":")
     return host.strip("[]"), int(port)
 

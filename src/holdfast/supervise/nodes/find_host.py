@@ -1,7 +1,8 @@
-"""The search for the store in which the nodes of a run meet, which moves when the node that kept it is lost.
+"""The search for the store in which the nodes of a run meet; it moves if the node that hosts it is lost.
 
-At first the nodes meet at the endpoint. A term in the checkpoint store says where its nodes meet, so a lost node that
-comes back finds them. If no node answers there, each tries the nodes of the last start, the lowest number first.
+At first the nodes meet at the endpoint. Later the newest term in the checkpoint store, a numbered group of nodes, says
+where its nodes meet, so a lost node that comes back finds them. If no node answers there, each tries the nodes of the
+last start, the lowest number first.
 """
 
 import time
@@ -19,7 +20,7 @@ _SOON = 5.0
 
 
 class HostFinder:
-    """Finds the other nodes for the supervisor `who`, which itself keeps a store at `own`."""
+    """Finds the store in which the nodes meet, for the supervisor `who`, which hosts a store itself at `own`."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
@@ -27,7 +28,10 @@ class HostFinder:
         self.look_every = min(_SOON, node.lost_after / 2)  # seconds
 
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
-        """Return a connection to the meeting place, calling `meanwhile` while waiting; `last` started with us last."""
+        """Wait for a store in which the nodes meet, calling `meanwhile` repeatedly, and return a connection to it.
+
+        `last` are the nodes of the last start. Raise BadInput if no store is found within a minute.
+        """
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):
@@ -41,7 +45,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a place where the other nodes are likelier to meet than `here`, or None."""
+        """Return a connection to a store where nodes are likelier to meet than at `here`, or None."""
         for where, token in self._places(last):
             if where == here:
                 return None
@@ -50,7 +54,7 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return possible meeting places, the likeliest first, with the token of a term that must be found there."""
+        """Return the addresses where nodes may meet, the likeliest first; a token is that of a term required there."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result
@@ -65,7 +69,7 @@ class HostFinder:
         return [*places, *((where, None) for where in (last.term.where, *others))]
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
-        """Return a connection to the store at `where`, if there is one and it holds `token`."""
+        """Return a connection to the store at `where`; None if there is no store, or it does not hold `token`."""
         if where != self._own and not is_listening(where):
             return None
         connection = Connection(where, self._who, self._node.lost_after)

@@ -1,14 +1,14 @@
-"""The rendezvous of several nodes before each start, also after some of them, or their meeting place, are lost.
+"""The rendezvous of several nodes before each start of the workers, also after nodes or their meeting place were lost.
 
-Each node keeps a store at an address that the others reach; they meet in the one at the given endpoint. A node leaves a
-greeting there and waits. The node that keeps the store closes the round (`close_round.py`): it names the nodes that
-start, the attempt, the round, and a new store for the workers.
+Each node hosts a store at an address that the others can reach; at first they meet in the one at the given endpoint. A
+node leaves a greeting there and waits. The node that hosts the store closes the round (`close_round.py`): it names the
+nodes that start, the attempt, the round, and a new store for the workers.
 
-If the node that keeps the store is lost, the others find each other at another one (`find_host.py`). The remaining nodes
-start without the lost ones only if they take the next term in the checkpoint store (`checkpoint/terms.py`): of two parts
-of a run that cannot reach each other, one continues and the other waits.
+If the node that hosts the store is lost, the others meet in another store (`find_host.py`). The remaining nodes start
+without the lost ones only if they claim the next term in the checkpoint store (`checkpoint/terms.py`). So of two groups
+of nodes that cannot reach each other, one continues and the other waits.
 
-A process that reaches these stores, or may write to the checkpoint store, is trusted with the run.
+A process that can reach these stores, or can write to the checkpoint store, is trusted with the run.
 """
 
 import json
@@ -52,19 +52,19 @@ _LOOK = 0.02
 
 
 class RunEndWatch:
-    """Looks for the end of a run that the other nodes completed while this one waited for them.
+    """Detects that the other nodes completed the run while this one waited for them.
 
     Nodes that share the run's folder find its histories in `out`. Otherwise supervisors send their histories to the
     place of the checkpoints when they end.
 
-    An end that was there before does not count if the run is extended, if the script is only supervised, which every
-    command trains again, or if it is found at the place of the checkpoints, which may have been another run's.
+    An end that was recorded before this command is ignored in three cases: the run is extended; the script is only
+    supervised, so every command trains it again; or it was found with the checkpoints, which may be another run's.
     """
 
     def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
         self._history, self._checkpoints = out / "history", checkpoints
         self.verdict: RunVerdict | None = None
-        """The verdict of the other nodes, once a look has found one."""
+        """The verdict of the other nodes, once `look` has found it."""
         before = _completion(self._history)
         self._known: set[Finish | Judged | None] = {None, contents.completed}
         if extends:
@@ -73,7 +73,7 @@ class RunEndWatch:
             self._known.add(before)
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict on a run that has ended; what cannot be read now may be readable at the next look."""
+        """Return the verdict of the other nodes if they have completed the run, as far as files can be read now."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict
@@ -95,7 +95,7 @@ def _completion(history: Path) -> Judged | None:
 
 
 class MultiNodeRendezvous(Rendezvous):
-    """The rendezvous of several nodes, which keep the numbers that the user gave them.
+    """The rendezvous of several nodes, each with the node number that the user gave it.
 
     `command` holds the settings that must be the same on all nodes; `say` shows a line to the user.
     """
@@ -154,7 +154,7 @@ class MultiNodeRendezvous(Rendezvous):
         )
 
     def _wait_for_answer(self, workers: int, deadline: float) -> Answer:
-        """Go where the other nodes meet, until a round is closed that includes this node."""
+        """Connect to the store in which the nodes meet, and wait until a round is closed that includes this node."""
         while time.monotonic() < deadline:
             self._while_waiting()
             try:
@@ -171,7 +171,7 @@ class MultiNodeRendezvous(Rendezvous):
         raise TooFewNodes
 
     def _while_waiting(self) -> None:
-        """Check whether the run has ended without us, and say once for which nodes we wait."""
+        """Raise RunEnded if the run has ended without this node; after a while, say once which nodes are missing."""
         now = time.monotonic()
         if now - self._looked >= self._finder.look_every:
             if verdict := self._run_end.look():
@@ -193,13 +193,13 @@ class MultiNodeRendezvous(Rendezvous):
         self._at, self._awaited, self._heartbeats, self._together = connection, 0, Heartbeats(), set()
 
     def _leave_store(self) -> None:
-        """Leave the store in which we met: the node that keeps it is lost, or the others are elsewhere."""
+        """Disconnect from the store in which the nodes met: its host is lost, or the others are elsewhere."""
         if self._at is not None:
             self._at.end()
         self._at = None
 
     def _wait_here(self, workers: int, until: float) -> Answer | None:
-        """Greet, and wait for the round to be closed; if our store is the meeting place, close it ourselves."""
+        """Register for the next round and return its answer, or None if it is not closed by the time `until`."""
         connection = self._connection
         greeting: Greeting = {
             "node": self._node.rank,
@@ -229,8 +229,8 @@ class MultiNodeRendezvous(Rendezvous):
     def _check(self, answer: Answer) -> None:
         """Raise BadInput if the nodes that met cannot start together.
 
-        Nodes that meet for the first time must each find the term that one of them wrote to the checkpoint store;
-        otherwise they would not save to one place.
+        Nodes that meet for the first time must each find the term that one of them wrote to the checkpoint store.
+        Otherwise they would save to different places.
         """
         if answer["refused"]:
             raise BadInput(answer["refused"])
@@ -251,7 +251,7 @@ class MultiNodeRendezvous(Rendezvous):
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
     def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
-        """Send `reason` to every node of this round, and return what each of `nodes` sent."""
+        """Send `reason` (None if there is no problem) to the nodes of this round; return that of each of `nodes`."""
         connection, key = self._connection, f"round/{self._closed}/wrong"
         connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(reason)))
         keys = [f"{key}/{node}" for node in nodes]
@@ -303,7 +303,7 @@ class MultiNodeRendezvous(Rendezvous):
                 self._at.ask(lambda store: store.set(key, value))
 
     def _wait_until_left(self, connection: Connection, deadline: float) -> None:
-        """Keep our store until the nodes that started with us, and those that came since, have left it."""
+        """Wait until the other nodes that use the store of this node have left it, or until `deadline`."""
         if not self._together:
             return
         came = connection.ask(lambda store: read_greetings(store, store.add("closed", 0) + 1))
@@ -314,9 +314,10 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int, Answer | None]:
-    """Return the round that we wait for, greeting first if we have not yet, and its answer once it is closed.
+    """Return the number of the round that this node waits for, and its answer once it is closed.
 
-    Changes no object: the call may end in its thread long after we gave it up and went elsewhere.
+    If `awaited` is 0, leave `greeting` for the next round first. This function changes no object: it may still run in
+    its thread after the caller has timed out and moved on.
     """
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())
@@ -328,10 +329,10 @@ def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int
 
 
 def _open_store(node: Node) -> tuple[TCPStore, str]:
-    """Open the store that this node keeps, and return it with its address: the endpoint, if that is ours.
+    """Open the store that this node hosts, and return it with its address: the endpoint, if that is ours.
 
-    Only the machine that has the endpoint's address can listen there; of several nodes on it the first one does, and
-    the others find the port taken.
+    Only the machine that has the endpoint's address can listen there. If several nodes run on that machine, the first
+    one gets the port, and the others listen on any free port.
     """
     address, port = node.meets_at
     try:

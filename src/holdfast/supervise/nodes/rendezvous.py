@@ -1,6 +1,6 @@
-"""The settings of a node, the rendezvous before each start of the workers, and the peers of a node while they train.
+"""The settings of a node, the rendezvous of nodes before each start of the workers, and their contact while they train.
 
-Here are the interface of both and what a single node does; `multi_node.py` and `peers.py` are for several nodes.
+This module has the interfaces and their versions for a single node; `multi_node.py` and `peers.py` are for several.
 """
 
 import fcntl
@@ -26,9 +26,9 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Node number `rank` of `of`, which meets the others at `endpoint` (`host:port`).
+    """The settings of node number `rank` of `of` nodes, which meet at `endpoint` (`host:port`).
 
-    A node that is silent for `lost_after` seconds is lost; at least `least` nodes must be left to continue.
+    A node without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` nodes are left.
     """
 
     rank: int = 0
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The address of this node that the others can reach: the one from which it would reach the endpoint."""
+        """The IP address at which other nodes can reach this one: that of its route to the endpoint."""
         if self.of == 1 or self.endpoint is None:
             return LOOPBACK
         family, kind, *_, target = _resolved(self.endpoint)
@@ -64,12 +64,12 @@ class Node:
 
     @property
     def meets_at(self) -> tuple[str, int]:
-        """The endpoint, as an address and a port."""
+        """The address and port of the endpoint, where the nodes meet."""
         address, port = _resolved(str(self.endpoint))[-1][:2]
         return address, port
 
     def too_few(self, *, have_met: bool) -> str:
-        """Return why the run ends when not enough nodes met, for the first time or again."""
+        """Return why the run ends if too few nodes met; `have_met` is True if they had met before."""
         if not have_met:
             return f"fewer than {self.of} nodes came to {self.endpoint}"
         return (
@@ -95,7 +95,10 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker that has not failed: whether it is ready to join, and the membership it is in (None: in reserve)."""
+    """A worker that has not failed.
+
+    `seat` is the unique number of its process. `membership` is the number of the group it trains in; None in reserve.
+    """
 
     seat: int
     is_ready: bool = False
@@ -103,10 +106,10 @@ class WorkerStatus:
 
 
 class MembersReport(NamedTuple):
-    """The workers of one node, or of several.
+    """The status of the workers of one node, or of several.
 
-    `broken`: some have waited for a membership for long. `ended`: some have nothing left to train. `goes_on`: all
-    members are at a point where they can survive the loss of a peer.
+    `broken`: some workers have waited long for the next membership. `ended`: some workers have nothing left to train.
+    `goes_on`: all members are at a point where they can survive the loss of a peer.
     """
 
     seen: tuple[WorkerStatus, ...] = ()
@@ -116,7 +119,7 @@ class MembersReport(NamedTuple):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The seats of workers that are in a membership."""
+        """The seats (process numbers) of the workers that are in a membership."""
         return tuple(worker.seat for worker in self.seen if worker.membership is not None)
 
     @property
@@ -135,7 +138,7 @@ class MembersReport(NamedTuple):
 
 
 def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
-    """Return one report for the workers of all nodes."""
+    """Return one report that combines those of several nodes."""
     all_reports = list(reports)
     return MembersReport(
         tuple(worker for report in all_reports for worker in report.seen),
@@ -147,7 +150,7 @@ def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """The outcome of one rendezvous, for one start of the workers."""
+    """The result of one rendezvous, which describes one start of the workers."""
 
     attempt: int
     round: str  # a name that no other round has
@@ -161,7 +164,7 @@ class RoundInfo:
 
     @property
     def index(self) -> int:
-        """The place of this node among those that take part."""
+        """The index of this node in `nodes`."""
         return self.nodes.index(self.node)
 
     @property
@@ -176,7 +179,10 @@ class RoundInfo:
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return lines for the user: which of `of` nodes are lost, and where they meet if that has changed."""
+        """Return messages for the user about lost nodes and a changed meeting place.
+
+        `before` is the result of the previous rendezvous, and `of` the number of all nodes.
+        """
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"
@@ -187,17 +193,17 @@ class RoundInfo:
 
 
 class RunEnded(Exception):
-    """The run is over: raised with the verdict as text, or with an empty text if the other nodes gave none."""
+    """Raised if the run is over; the text is the verdict as JSON, or empty if the other nodes left none."""
 
 
 class TooFewNodes(Exception):
-    """Not enough nodes came to the rendezvous in time."""
+    """Raised if not enough nodes come to the rendezvous in time."""
 
 
 class Peers:
     """The other nodes while the workers train; this base class is for a single node, which has none.
 
-    `server` is the store of the workers of this round, if this node keeps it.
+    `round` is the unique name of the rendezvous round. `server` is the store of its workers, if this node hosts it.
     """
 
     term: Term | None = None  # the term that this node is in
@@ -210,11 +216,11 @@ class Peers:
 
     @property
     def decides(self) -> bool:
-        """True if this node decides the membership of the workers for all nodes."""
+        """True if this node decides for all nodes which workers train together."""
         return self._server is not None
 
     def publish(self, membership: Membership) -> None:
-        """Send `membership` to the workers."""
+        """Send `membership`, the group of workers that train together, to all workers."""
         assert self._server is not None, "only the node that keeps the workers' store publishes"
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
@@ -223,14 +229,14 @@ class Peers:
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the reports of the other nodes, for the deciding node; None until all have reported."""
+        """Return the last reports of the other nodes, for the deciding node; None until all have reported."""
         return {}
 
     def announce_end(self) -> None:
         """Tell the other nodes that some workers have nothing left to train."""
 
     def is_ending(self) -> bool:
-        """Return True if workers of other nodes have nothing left to train."""
+        """Return True if some workers of other nodes have nothing left to train."""
         return False
 
     def is_left_behind(self) -> bool:
@@ -238,24 +244,24 @@ class Peers:
         return False
 
     def finish(self) -> bool:
-        """Announce that our workers have ended in order; return True once those of every node have."""
+        """Report that the workers of this node have exited normally; return True once those of all nodes have."""
         return True
 
     def exchange_progress(self, progress: JSON) -> list[Any]:
-        """Send the progress of our workers to the other nodes, and return theirs."""
+        """Send the progress of this node's workers to the other nodes, and return what each of them last sent."""
         return []
 
     def lost(self, *, suspected: bool = False) -> list[int]:
-        """Return the nodes that were silent for too long; with `suspected`, also those whose supervisor is gone."""
+        """Return the nodes without a heartbeat for too long; if `suspected`, also those whose supervisor has exited."""
         return []
 
     def gone(self) -> list[int]:
-        """Return the nodes whose supervisor is gone for certain: their machine refuses the connection."""
+        """Return the nodes whose supervisor has exited: their machine refuses connections to its port."""
         return []
 
 
 class Rendezvous:
-    """Where a supervisor meets the other nodes before each start, and tells them how the run ended."""
+    """The meetings of a supervisor with those of other nodes before each attempt (start of all workers)."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt
@@ -263,7 +269,7 @@ class Rendezvous:
         self.peers = Peers()
 
     def meet(self, workers: int) -> RoundInfo:
-        """Meet the other nodes; this one will start `workers` workers."""
+        """Wait for the other nodes and return the result; this node will start `workers` workers."""
         self.round = self._meet(workers)
         self.next_attempt = self.round.attempt + 1
         return self.round
@@ -272,26 +278,26 @@ class Rendezvous:
         raise NotImplementedError
 
     def drop(self, nodes: list[int]) -> bool:
-        """Let the remaining workers continue without the lost `nodes`; return False if this node may not decide that."""
+        """Let the remaining workers continue without the lost `nodes`; return False if this node may not decide so."""
         return False
 
     def waiting_nodes(self) -> int:
-        """Return how many nodes wait for the next start."""
+        """Return the number of nodes that wait at the rendezvous for the next start."""
         return 0
 
     def stop(self, verdict: str) -> None:
-        """Tell the other nodes that the run failed or was stopped, and how."""
+        """Tell the other nodes that the run failed or was stopped, with its `verdict` as JSON text."""
 
     def stopped(self) -> str | None:
-        """Return the verdict of another node that has ended the run."""
+        """Return the verdict of another node that has stopped the run, or None."""
         return None
 
     def close(self, verdict: str) -> None:
-        """Leave the `verdict` for nodes that come later, and end all connections."""
+        """Leave `verdict` in the store for nodes that come later, and close all connections."""
 
 
 class SingleNodeRendezvous(Rendezvous):
-    """The rendezvous of a single node, which takes place at once."""
+    """The rendezvous of a single node, which need not wait."""
 
     def _meet(self, workers: int) -> RoundInfo:
         server, name = listen(LOOPBACK), secrets.token_hex(6)
@@ -302,7 +308,7 @@ class SingleNodeRendezvous(Rendezvous):
 
 
 def listen(address: str, port: int = 0) -> TCPStore:
-    """Open a store that listens on `address` alone; torch by itself would listen on every network."""
+    """Open a TCPStore server on `address` only, at any free port by default; torch would listen on all interfaces."""
     family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as server:
         # A supervisor that starts again takes the port back from connections that the kernel still remembers.
@@ -314,7 +320,7 @@ def listen(address: str, port: int = 0) -> TCPStore:
 
 
 def interface(address: str) -> str | None:
-    """Return the name of this machine's network interface that has `address`."""
+    """Return the name of the network interface with the IPv4 `address`, or None if this machine has none."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):  # it may have no address
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -324,5 +330,5 @@ def interface(address: str) -> str | None:
 
 
 def node_names(nodes: Sequence[int]) -> str:
-    """Return `node 1` or `nodes 1, 2`."""
+    """Return the nodes as text for a message: `node 1` or `nodes 1, 2`."""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"

@@ -1,7 +1,7 @@
 """The entry point of a worker process: runs the user's script as if Python had started it.
 
-The script finds its process (arguments, import path, signals, threads, exit handlers) as a fresh interpreter under
-torchrun would have it, except that torch is already imported.
+The script finds the process (arguments, import path, signals, threads, exit handlers) as torchrun would start it,
+except that torch is already imported.
 """
 
 import atexit
@@ -35,7 +35,7 @@ from holdfast.train import loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The script that a worker runs, its environment, and the files that it writes."""
+    """The script that a worker runs, its environment, its supervisor's process id, and the files that it writes."""
 
     config: RunConfig
     environment: Mapping[str, str]
@@ -47,7 +47,7 @@ class Task:
 
 
 def main(task: Task) -> NoReturn:
-    """Run the task in this process, which was forked for it."""
+    """Run the script of `task` in this process, which was forked for it, and exit."""
     die_with(task.supervisor)
     _take_resolver_lock()
     task.progress.set_up()
@@ -65,7 +65,7 @@ def main(task: Task) -> NoReturn:
 
 
 def die_with(supervisor: int) -> None:
-    """Let the kernel kill this process when the supervisor dies, and make it the leader of a process group."""
+    """Make the kernel kill this process when the process `supervisor` dies, and lead a new process group."""
     process.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # the supervisor died before the request
@@ -73,11 +73,11 @@ def die_with(supervisor: int) -> None:
 
 
 def _take_resolver_lock() -> None:
-    """Take the lock of the C library's resolver once.
+    """Use the C library's resolver once, so that a worker with a broken resolver lock blocks here.
 
-    The supervisor's thread that keeps the workers' store holds this lock for a moment whenever a worker connects. A
-    fork in that moment copies the lock as held, and no thread will release it (glibc releases most locks in a fork, but
-    not this one). A worker that blocks here is noticed by the supervisor, which forks again.
+    A thread of the supervisor holds this lock for a moment whenever a worker connects to its store. A fork in that
+    moment copies the lock as held, and no thread will release it (glibc resets most locks in a fork, but not this one).
+    The supervisor notices a worker that blocks here, and forks again.
     """
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
@@ -98,7 +98,7 @@ def _redirect_output(stdout: Path, stderr: Path) -> None:
 
 
 class WorkerOutput(io.FileIO):
-    """The output file of a worker: what a full disk refuses is lost, and does not fail the script.
+    """The output file of a worker: output that a full disk refuses is lost, and the script does not fail.
 
     Python writes each line at once, because a worker may be killed at any time.
     """
@@ -114,7 +114,7 @@ class WorkerOutput(io.FileIO):
 
 
 def _undo_inheritance() -> None:
-    """Undo what a fork inherits and a new interpreter would not have."""
+    """Reset exit handlers, numpy's random state and thread counts, as in a new interpreter under torchrun."""
     atexit._clear()
     np.random.seed()
     # Like torchrun: several workers on one machine take one thread each, unless the user says otherwise.
@@ -127,7 +127,7 @@ def _undo_inheritance() -> None:
 
 @cache
 def thread_pools() -> ThreadpoolController:
-    """Find the thread pools of numerical libraries; done before the fork, because it takes as long as a fork."""
+    """Return a controller of the thread pools of numerical libraries, cached because the search is slow."""
     return ThreadpoolController()
 
 
@@ -159,7 +159,7 @@ def _run(task: Task) -> int:
 
 
 def _exit_status(end: SystemExit, task: Task) -> int:
-    """Return the status that a script's `sys.exit` asks for; record a failure like an exception."""
+    """Return the exit status that a script's `sys.exit` asks for; record a failure like an exception."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
@@ -169,7 +169,7 @@ def _exit_status(end: SystemExit, task: Task) -> int:
 
 
 def _exit_at_once(status: int) -> NoReturn:
-    """Exit without handlers, so that peers that wait in a collective see our connections close."""
+    """Exit without exit handlers, so that peers that wait in a collective see our connections close."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

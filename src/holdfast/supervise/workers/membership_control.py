@@ -1,10 +1,10 @@
-"""The members of an attempt, for runs that recover live: who they are next, given the state of the workers.
+"""Decides which workers train together (the membership), for runs that recover live.
 
-A *seat* is one worker process; no two ever have the same. A *number* is a member's place when none is lost: it passes
-from a lost worker to its replacement. Workers without a number wait in reserve: spares, new replacements, and workers
-that `holdfast scale` put to sleep.
+A *seat* is the unique number of a worker process. A *member number* is the rank that a member has while none is lost;
+it passes from a lost worker to its replacement. Workers without a member number wait in reserve: spares, new
+replacements, and workers that `holdfast scale` put to sleep.
 
-Of several nodes, the one that keeps the store in which they met decides for all; the others report to it and follow.
+Of several nodes, the one that hosts the store in which they met decides for all; the others report to it and follow.
 """
 
 import json
@@ -32,7 +32,10 @@ SCALE_LOOK = 0.1  # seconds between two looks for a scale request
 
 
 class Members:
-    """The members of one attempt, from membership to membership; `wanted` is the number that should train."""
+    """The workers that train together in one attempt (start of all workers), which changes after losses.
+
+    `size` is their number at the start, `wanted` the number that should train now, and `strategy` the way to recover.
+    """
 
     def __init__(self, strategy: str, size: int) -> None:
         self.wanted = size
@@ -44,24 +47,24 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the number of `seat`, now or last; the seat itself if it never had one."""
+        """Return the present or last member number of `seat`; the seat itself if it was never a member."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
-        """Return True if `seat` is a member, or was told to become one."""
+        """Return True if the worker in `seat` is a member, or was told to become one."""
         return seat in self._seats.values()
 
     def was_member(self, seat: int) -> bool:
-        """Return True if `seat` was told to become a member, and was not put to sleep since."""
+        """Return True if the worker in `seat` is or was a member, and was not put to sleep since."""
         return seat in self._last and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the numbers of members that are not among `workers`."""
+        """Return the member numbers of all members that are not among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the numbers of those `seats` that are members."""
+        """Return the member numbers of those `seats` that are members."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
@@ -75,13 +78,16 @@ class Members:
         self.current = membership
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if exactly the wanted number of workers train together, and all others sleep."""
+        """Return True if exactly the wanted number of `workers` train together, and all others sleep."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
 
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
-        """Adopt and return the next membership, if there is to be one; `broken`: members cannot reach each other."""
+        """Adopt and return the next membership, or return None if none is due.
+
+        `broken` is True if a connection between members broke although none was lost.
+        """
         present = {worker.seat: worker for worker in workers}
         known = {**self._leaving, **self._seats}
         inside = {n: seat for n, seat in known.items() if seat in present and present[seat].membership is not None}
@@ -94,14 +100,14 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Continue with the members that are left; to replay a step, all lost ones must be replaced first."""
+        """Return a membership of the workers left; None if lost ones must be replaced first, to replay the step."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Let workers join, or put some to sleep, if more or fewer are wanted than train."""
+        """Return a membership in which workers join or fall asleep, if more or fewer are wanted than train."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -113,7 +119,7 @@ class Members:
         return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
 
     def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
-        """Give each ready seat a free number: its last one if that is free, otherwise the lowest."""
+        """Assign `free` member numbers to `ready` seats, preferring each seat's last one; return seats by number."""
         seats: dict[int, int] = {}
         for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
             left = sorted(free - seats.keys())
@@ -129,10 +135,10 @@ class Members:
 
 
 class RankLog:
-    """The ranks of the workers of this node, from membership to membership of one attempt.
+    """The record of the ranks of this node's workers during one attempt.
 
-    A worker prints to files of one name for as long as it lives, whatever its rank becomes. So rank changes are shown to
-    the user, and kept beside these files for later readers.
+    With live recovery the rank of a worker may change, but it keeps its log files. So each change of a rank is shown to
+    the user, and is appended to a file beside the logs.
     """
 
     def __init__(self, out: Path, attempt: int) -> None:
@@ -142,7 +148,7 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record a new membership; `names` has the workers of this node, by member number."""
+        """Record the ranks in a new membership; `names` has the log file names of workers, by member number."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
@@ -162,7 +168,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return lines on changes since the last call; `all_train` is the number of workers if all train, otherwise 0."""
+        """Return messages about rank changes since the last call; `all_train` is the number of workers if all train."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False
@@ -171,11 +177,11 @@ class RankLog:
 
 
 class Stranded(Exception):
-    """Members were lost, and the others cannot continue without them."""
+    """Raised if members were lost and the others cannot continue without them."""
 
 
 class MembershipController:
-    """The membership of the attempt that begins with `round`; `wanted` is the number of workers that should train."""
+    """Controls which workers train together in the attempt that begins with `round`; `wanted` is their number."""
 
     def __init__(
         self,
@@ -193,7 +199,7 @@ class MembershipController:
         self._joined = 0  # workers that were started to join later
         self._changed = 0.0  # when the membership changed last
         self.is_suspicious = False
-        """True if workers of some node wait for a membership although no loss is known."""
+        """True if workers of some node wait for the next membership although no lost worker is known."""
 
     def report(self) -> MembersReport:
         """Return the state of the workers of this node that have not failed."""
@@ -206,7 +212,7 @@ class MembershipController:
         )
 
     def _is_broken(self) -> bool:
-        """Return True if workers have waited for a membership for long and none was lost: a connection broke."""
+        """Return True if workers have long waited for a membership though none was lost: a connection broke."""
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
         seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
@@ -215,7 +221,7 @@ class MembershipController:
         return seeks and time.monotonic() - self._changed > SUSPECTED
 
     def can_continue(self) -> bool:
-        """Return True if the other workers could continue without those that have failed."""
+        """Return True if the remaining workers can continue without those that have failed."""
         progress = [worker.task.progress for worker in self._pool.running]
         if self._pool.has_script_collectives or any(
             memory.has_fallen_back or memory.has_exchanged for memory in progress
@@ -228,22 +234,22 @@ class MembershipController:
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
-        """Return True if the others can continue at once without `nodes`; to replay a step, spares must be ready."""
+        """Return True if the others can continue at once without `nodes`, with enough spares to replay a step."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the numbers of the members that are workers of the other `nodes`."""
+        """Return the member numbers of the workers on `nodes`, which are other nodes."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Publish the next membership if there is to be one, or follow the deciding node.
+        """Publish the next membership if one is due; on a node that does not decide, adopt those published.
 
-        A new membership follows when members were lost, others are ready to join, or more train than are wanted.
+        One is due when members were lost, workers are ready to join, or more workers train than are wanted.
         """
         if self._peers.decides:
             self._decide()
@@ -286,7 +292,7 @@ class MembershipController:
             self._start_missing()
 
     def fill_up(self) -> None:
-        """Start workers in the place of lost ones; they wait in reserve, and join once they are ready."""
+        """Start replacements for lost workers; they wait in reserve, and join once they are ready."""
         with self._pool.starting():
             self._start_missing()
 
@@ -303,21 +309,21 @@ class MembershipController:
             self._pool.start(self._round, local_rank=local_rank, seat=seat, joins=True)
 
     def news(self) -> list[str]:
-        """Return lines on rank changes since the last call, and one when all workers train again."""
+        """Return messages about rank changes since the last call, and one when all workers train again."""
         current, wanted = self.members.current, self.members.wanted
         members = [worker for worker in self._pool.running if self.members.is_member(worker.seat)]
         all_train = len(current.members) == wanted and all(worker.membership == current.number for worker in members)
         return self._rank_log.news(all_train=wanted if all_train else 0)
 
     def local_progress(self) -> RemoteProgress:
-        """Return the progress of the workers of this node, for the other nodes."""
+        """Return the progress of this node's workers, to be sent to the other nodes."""
         looks = self._pool.looks(self.members.is_member)
         places = [look.place for look in looks if look.is_member and look.phase is not Phase.ENDED]
         return RemoteProgress(min(places, default=None), sum(look.moved for look in looks))
 
 
 class Scaler:
-    """Answers the scale requests of a single node's run: `wanted` workers train, and the others sleep."""
+    """Carries out the scale requests in a run on a single node: `wanted` workers train, and the others sleep."""
 
     def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
         self._requests, self._workers = ScaleRequests(out), workers
@@ -328,7 +334,7 @@ class Scaler:
         """The number of workers that should train, also after a restart; None before the first request."""
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if a request came, and report once that is done."""
+        """Put workers to sleep or wake them if a request came; record and show it once that is done."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now

@@ -29,7 +29,7 @@ STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a sec
 
 
 class WorkerPool:
-    """The worker processes of this node, attempt by attempt."""
+    """The worker processes of this node in the present attempt (one start of all workers)."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self._config, self._out = config, out
@@ -38,11 +38,11 @@ class WorkerPool:
         self.hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
         self._looked = 0.0
         self.has_script_collectives = False
-        """True if the script calls torch.distributed itself: then every loss is a restart."""
+        """True if the script calls torch.distributed itself: then every lost worker needs a restart."""
         entry.thread_pools()  # before any fork
 
     def begin_attempt(self) -> None:
-        """Forget the workers of the last attempt, which have ended."""
+        """Forget the workers of the last attempt, which have exited."""
         self.has_script_collectives |= any(
             worker.task.progress.has_exchanged for worker in [*self.running, *self._leaving]
         )
@@ -51,7 +51,7 @@ class WorkerPool:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Start workers in this block; at its end all of them are up."""
+        """Wrap calls to `start`: at the end of the block, wait until the new processes have begun to run."""
         try:
             with held_back(), warnings.catch_warnings():
                 # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
@@ -63,7 +63,7 @@ class WorkerPool:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
     def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
-        """Start a worker in `seat`; one that `joins` later waits in reserve, the others begin as rank `seat`."""
+        """Fork a worker process with the unique number `seat`, which is also its rank unless it `joins` later."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -123,7 +123,7 @@ class WorkerPool:
             worker.poll()
 
     def poll_dying(self) -> None:
-        """While members recover, update the status also of workers that are not gone entirely, which may take long."""
+        """During a recovery, detect killed workers before the kernel has removed them entirely, which may take long."""
         self._leaving = [worker for worker in self._leaving if not worker.is_gone]
         if any(worker.task.progress.phase is Phase.RECOVERING for worker in self.running):
             for worker in self.running:
@@ -131,11 +131,15 @@ class WorkerPool:
 
     @property
     def failed(self) -> list[WorkerProcess]:
-        """The workers that have failed."""
+        """The workers that exited with an error, left their training loop early, or hang."""
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all members have ended; then the workers in reserve are ended, too."""
+        """Return True if all training workers have exited normally; then kill the workers in reserve.
+
+        A node with workers in reserve only has finished once `others_are_ending`: other nodes have nothing left to
+        train.
+        """
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
         if not exits and not others_are_ending:
             return False
@@ -148,11 +152,11 @@ class WorkerPool:
         return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
-        """Return the progress of every worker that runs; `is_member` is asked for each seat."""
+        """Return the progress of every running worker; `is_member(seat)` tells if a worker takes part in training."""
         return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
-        """Mark workers that hang, and kill those whose script has ended and whose process does not."""
+        """Mark the workers that hang, and kill processes that do not exit after their script has ended."""
         now = time.monotonic()
         if now - self._looked < 0.25:
             return
@@ -170,7 +174,7 @@ class WorkerPool:
                 workers[look.seat].kill()  # it counts as done
 
     def exit_reports(self) -> list[WorkerExit]:
-        """Return how every worker ended, or that it has not."""
+        """Return a report on the end of every worker, also of those that still run."""
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
@@ -189,7 +193,7 @@ class WorkerPool:
         return reports
 
     def kill(self, *, stacks: bool = False) -> None:
-        """Kill all workers with all they have started; with `stacks`, let them print the stacks of their threads first."""
+        """Kill all workers and their child processes; if `stacks`, they print the stacks of their threads first."""
         if stacks:
             self._print_stacks(self.running, STACKS_WITHIN)
         for worker in self.running:
@@ -197,7 +201,7 @@ class WorkerPool:
         self._wait_for([*self.running, *self._leaving], lambda worker: worker.is_gone)
 
     def _print_stacks(self, workers: Sequence[WorkerProcess], within: float) -> None:
-        """Write stacks to the logs; of several workers that wait for each other, one stack alone explains little."""
+        """Make `workers` print the stacks of their threads to their logs and exit; wait at most `within` seconds."""
         for worker in workers:
             worker.abort()
         deadline = time.monotonic() + within
@@ -222,5 +226,5 @@ class WorkerPool:
 
 
 def output_files(workers: Sequence[WorkerProcess]) -> list[tuple[Path, Path]]:
-    """Return the files to which each worker's stdout and stderr go."""
+    """Return the (stdout, stderr) files of each worker."""
     return [(worker.task.stdout, worker.task.stderr) for worker in workers]

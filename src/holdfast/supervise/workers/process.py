@@ -1,6 +1,6 @@
-"""One worker process as its supervisor sees it, from its fork to the end of everything it started.
+"""One worker process as its supervisor sees it, from its fork until all processes that it started are gone.
 
-Also what the kernel reports of a process: its state, the status with which it is about to exit, and its processor time.
+Also functions that read the state, exit status and CPU time of a process from /proc.
 """
 
 import multiprocessing
@@ -26,14 +26,14 @@ NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 fo
 
 
 class WorkerProcess:
-    """A worker process in a seat of its own; its `rank` may have been another worker's before."""
+    """A worker process with a unique number `seat`; its `rank` may change, and may have been another worker's."""
 
     def __init__(self, task: Task, *, seat: int, rank: int, local_rank: int) -> None:
         self.task, self.seat, self.rank, self.local_rank = task, seat, rank, local_rank
         self.hung = ""
-        """Why it counts as hung, if it does."""
+        """The reason why the worker counts as hung, or an empty text."""
         self.exit: int | None = None
-        """Its exit status at the last poll, or minus the signal that killed it; None while it runs."""
+        """The exit status at the last poll, or minus the signal that killed the worker; None while it runs."""
         self._process = self._fork()
         self.pid = int(self._process.pid or 0)
 
@@ -46,9 +46,9 @@ class WorkerProcess:
         return process
 
     def wait_until_up(self) -> None:
-        """Wait until the process has begun; fork again if it does not.
+        """Wait until the process has begun to run, and fork it again if it does not.
 
-        A fork that copied a lock which another thread held at that moment waits for it for ever.
+        A fork hangs if it copied a lock that another thread held at that moment.
         """
         for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
@@ -62,13 +62,13 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Update `exit`. It changes here only, so that workers that die together are seen to."""
+        """Update `exit`, which changes only when polled, so that workers that die together are seen together."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)
 
     def poll_dying(self) -> None:
-        """Update `exit`, also if some threads of a killed process have yet to go."""
+        """Update `exit`, even if some threads of a killed process still exist."""
         self.poll()
         if self.exit is None and (status := dying_status(self.pid)) is not None and status not in IN_ORDER:
             self._kill_group()
@@ -85,52 +85,52 @@ class WorkerProcess:
         return ended is not None
 
     def _set_exit(self, status: int | None) -> None:
-        """Set `exit`; the status of a script that had ended stands, whatever happens on the way out."""
+        """Set `exit`; if the script had ended, keep its own status, even if the process fails afterwards."""
         progress = self.task.progress
         self.exit = progress.status if progress.phase is Phase.ENDED and progress.status is not None else status
 
     @property
     def is_gone(self) -> bool:
-        """True if nothing of it is left: its memory and its share of a GPU are free."""
+        """True if the process is gone entirely, so that its memory and its share of a GPU are free."""
         return self.exit is not None and self._process.exitcode is not None
 
     @property
     def membership(self) -> int | None:
-        """The membership that it is in; None while it is in reserve."""
+        """The number of the membership (group of workers that train together) it is in; None while in reserve."""
         return number if (number := self.task.progress.membership) >= 0 else None
 
     @property
     def is_in_reserve(self) -> bool:
-        """True if it starts, or waits to join."""
+        """True if the worker takes no part in training yet: it starts, or waits to join."""
         return self.membership is None
 
     @property
     def is_ready(self) -> bool:
-        """True if it can join."""
+        """True if the worker has started and waits to join the others."""
         return self.task.progress.phase is Phase.JOINING
 
     @property
     def has_failed(self) -> bool:
-        """True if it exited out of order, left its loop midway, or hangs."""
+        """True if the worker exited with an error, left its training loop early, or hangs."""
         return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER) or self.left_midway
 
     @property
     def left_midway(self) -> bool:
-        """True if it exited with 0 although its loop had not ended."""
+        """True if the worker exited with status 0 although its training loop had not ended."""
         return self.exit == 0 and self.task.progress.is_in_its_loop
 
     @property
     def can_lose_peers(self) -> bool:
-        """True if it is in its loop, where it can survive the loss of a peer."""
+        """True if the worker is in its training loop, where it can survive the loss of a peer."""
         return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
 
     @property
     def has_finished(self) -> bool:
-        """True if it has nothing left to train."""
+        """True if the worker has nothing left to train, or has exited."""
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool) -> WorkerLook:
-        """Return its progress; `is_member` is True once it was told to join, even if it has not yet."""
+        """Return the worker's progress; `is_member` is True once it was told to train, even if it has not begun."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -146,13 +146,13 @@ class WorkerProcess:
         )
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
+        """Send the signal `number` to the worker, if it runs."""
         self.poll()
         if self.exit is None:
             os.kill(self.pid, number)
 
     def abort(self) -> None:
-        """Make it print the stacks of its threads and end, if it runs."""
+        """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""
         self.poll()
         if self.exit is None:
             with suppress(OSError):  # it may have ended meanwhile
@@ -161,7 +161,7 @@ class WorkerProcess:
                 os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it, if it runs, and all processes that it started."""
+        """Kill the worker, if it runs, and all processes that it started."""
         self.poll()
         if self.exit is None:
             self._kill_group()
@@ -171,14 +171,14 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def append_error_to_log(self) -> None:
-        """Append the exception that it raised to its log, if the disk takes it."""
+        """Append the exception that the worker raised to its stderr log; disk errors are ignored."""
         raised = read_error(self.task.error, self.task.progress)
         if raised and (raised.traceback or raised.message):
             with suppress(OSError), self.task.stderr.open("a") as log:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how it ended, or that it has not and made no progress for `idle` seconds."""
+        """Return how the worker ended, or that it runs and was idle for `idle` seconds; logs are relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -195,9 +195,9 @@ class WorkerProcess:
 
 
 def dying_status(pid: int) -> int | None:
-    """Return the exit status of a process whose first thread has gone while others are going; otherwise None.
+    """Return the exit status of a killed process of which some threads still exist; otherwise None.
 
-    The supervisor cannot wait for such a process yet: it takes 0.2 s to give back a GPU.
+    The supervisor cannot wait for such a process yet: to release a GPU takes it 0.2 s.
     """
     fields = _stat_fields(_PROC / str(pid))
     if len(fields) <= _EXIT or fields[0] != "Z" or not (status := int(fields[_EXIT])):
@@ -206,10 +206,10 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the processor time that all processes of a group used or waited for; None if the kernel does not say.
+    """Return the CPU seconds that all processes of a process group used, or waited for; None if unknown.
 
-    Of the waits, those of first threads count: on a busy machine a worker is slow, not hung. Other threads may merely
-    look now and then, and wait most of the time.
+    Waits for a CPU are counted for main threads only: on a busy machine a worker is slow, not hung. Other threads may
+    poll now and then, and would appear to wait most of the time.
     """
     if not _PROC.exists():
         return None
@@ -224,7 +224,7 @@ def cpu_seconds(group: int) -> float | None:
 
 
 def _stat_fields(folder: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; none if the process has gone."""
+    """Return the fields of /proc/PID/stat from the process state on; empty if the process is gone."""
     with suppress(OSError):
         return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
