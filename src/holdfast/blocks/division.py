@@ -26,9 +26,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """Neighbouring blocks cut from one array: block i is `bounds[i]:bounds[i+1]` along `dim`, or the whole array.
+    """The blocks cut from one array: block i is the slice `bounds[i]:bounds[i+1]` along `dim`.
 
-    Companions are arrays cut the same way that belong to the block, such as Adam's moments.
+    If `dim` is None, the whole array is one block. `companions` are arrays that are cut in the same way and belong to
+    the same blocks, such as Adam's moments.
     """
 
     array: str
@@ -42,11 +43,11 @@ class Family:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The array and its companions."""
+        """The names of the array and of its companions."""
         return (self.array, *self.companions)
 
     def rows(self, ids: Ids) -> Ids:
-        """Return the positions along `dim` that the blocks `ids` of this family cover, in the order of `ids`."""
+        """Return the positions along `dim` that the blocks `ids` cover, in the order of `ids`."""
         starts = self.bounds[ids]
         lengths = self.bounds[ids + 1] - starts
         if np.all(lengths == 1):
@@ -58,7 +59,7 @@ class Family:
 def whole(
     state: State, arrays: Sequence[str] | None = None, *, companions: Mapping[str, Sequence[str]] | None = None
 ) -> "Blocks":
-    """Make one block of each array: a layer's weight, a layer's bias."""
+    """Divide `state` into one block per array; `companions` are further arrays in the block of an array."""
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
@@ -70,7 +71,7 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """Make one block of every `size` neighbours along a dimension: a row of a matrix, a shard of a layer."""
+    """Divide `array` into blocks of `size` consecutive positions along `dim`, such as the rows of a matrix."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")
@@ -83,7 +84,7 @@ def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: 
 def ragged(
     state: State, array: str, bounds: Sequence[int] | Ids, *, dim: int = 0, companions: Sequence[str] = ()
 ) -> "Blocks":
-    """Make blocks of unequal length: block i is `bounds[i]:bounds[i+1]` along `dim`, like documents in a corpus."""
+    """Divide `array` into blocks of unequal length: block i is the slice `bounds[i]:bounds[i+1]` along `dim`."""
     value = _get(state, array)
     dim = dim % len(value.shape)
     cuts = np.asarray(bounds, dtype=np.int64)
@@ -95,12 +96,12 @@ def ragged(
 
 
 def by_row(state: State) -> "Blocks":
-    """Make one block of every row of every array; an array without dimensions is one block."""
+    """Divide every array into one block for each row; a zero-dimensional array becomes one block."""
     return reduce(add, (along(state, name) if state[name].ndim else whole(state, [name]) for name in state))
 
 
 class Blocks:
-    """A division of a state into numbered blocks; `a + b` numbers the blocks of b after those of a."""
+    """A division of a state into numbered blocks; `a + b` numbers the blocks of `b` after those of `a`."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = families
@@ -118,36 +119,36 @@ class Blocks:
 
     @property
     def sizes(self) -> Ids:
-        """The number of values in each block, without companions."""
+        """The number of values in each block, not counting companion arrays."""
         return np.concatenate([np.diff(f.bounds) * f.row_size for f in self.families] or [np.zeros(0, np.int64)])
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all arrays that belong to a block."""
+        """The names of all arrays that are divided into blocks, including companion arrays."""
         return tuple(name for family in self.families for name in family.members)
 
     def name(self, block: int) -> str:
-        """Return a readable name: `weight[17]`, or `bias` if the whole array is the block."""
+        """Return a readable name of a block, such as `weight[17]`, or `bias` if the block is a whole array."""
         which = int(np.searchsorted(self._starts, block, side="right")) - 1
         family = self.families[which]
         return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
-        """Copy blocks out of a state: of every member array its rows, in the order of `ids`."""
+        """Return a copy of the blocks `ids`: from each array, the rows of these blocks in the order of `ids`."""
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
-        """Write packed blocks into a state in place; the inverse of `pack` with the same `ids`."""
+        """Write blocks that `pack` returned for the same `ids` into the arrays of `target` in place."""
         for family, rows in self._split(ids):
             for name in family.members:
                 _put(target[name], family, rows, packed[name])
 
     def copy(self, source: State, target: State, ids: Ids) -> None:
-        """Copy blocks from one state into another in place; other blocks of the target are unchanged."""
+        """Copy the blocks `ids` from `source` into `target` in place; all other blocks of `target` stay unchanged."""
         self.unpack(self.pack(source, ids), ids, target)
 
     def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
-        """Return the families that own some of `ids`, each with the rows to access."""
+        """Return each family that contains some of the blocks `ids`, with the rows that these blocks cover."""
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
@@ -168,7 +169,7 @@ Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return the length of the difference of each block, without companions."""
+    """Return, for each block, the Euclidean distance between its values in `a` and in `b`, without companion arrays."""
     distances: list[Floats] = []
     for family in blocks.families:
         square = (_numpy(a[family.array]).astype(np.float64) - _numpy(b[family.array]).astype(np.float64)) ** 2
@@ -185,7 +186,7 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
-    """Draw the owner of every block uniformly at random; all nodes own equally many to within one."""
+    """Assign each of `count` blocks to a random node; the numbers of blocks per node differ by at most one."""
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)

@@ -1,4 +1,4 @@
-"""The owner of every block, as a value with a version: every change returns a new map, and nothing is sent."""
+"""The assignment of blocks to nodes as an immutable, versioned map; every change returns a new map."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """The node that holds each block; of two maps, the one with the higher version is valid."""
+    """An immutable assignment of each block to a node; of two maps, the map with the higher version is valid."""
 
     version: int
     owners: npt.NDArray[np.int32]
@@ -21,23 +21,23 @@ class PartitionMap:
 
     @classmethod
     def random(cls, count: int, nodes: Sequence[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return the first map: blocks at random, all nodes holding equally many to within one."""
+        """Return a map of version 0 that assigns `count` blocks at random, equally many (within one) to each node."""
         _require_enough(count, len(nodes))
         chosen = np.array(sorted(nodes), np.int32)
         return cls(0, _frozen(chosen[partition(count, len(nodes), rng)]), tuple(chosen.tolist()))
 
     def held_by(self, node: int) -> Ids:
-        """Return the blocks of `node` in rising order."""
+        """Return the numbers of the blocks that `node` holds, in ascending order."""
         return np.flatnonzero(self.owners == node)
 
     def split(self, ids: Ids) -> dict[int, Ids]:
-        """Group `ids` by the node that holds them, each group in the given order."""
+        """Group the blocks `ids` by the node that holds them, keeping their order within each group."""
         owners = self.owners[ids]
         parts = {node: ids[owners == node] for node in self.nodes}
         return {node: part for node, part in parts.items() if len(part)}
 
     def without(self, lost: Collection[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return the next map after losing nodes: their blocks go, at random, to the nodes with the fewest."""
+        """Return the next version of the map, which spreads the blocks of the `lost` nodes evenly over the others."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
             nodes = ", ".join(map(str, self.nodes))
@@ -48,7 +48,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """Return the next map after `node` has joined: it takes an even share from the nodes with the most blocks."""
+        """Return the next version of the map, in which the new `node` takes an even share of blocks from the others."""
         if node in self.nodes:
             raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)
@@ -64,7 +64,7 @@ class PartitionMap:
 
 
 def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
-    """Return how many of `more` items each size gets to make sizes as even as possible; remainders are random."""
+    """Return how many of `more` items to add to each of `sizes` to make them as even as possible; ties are random."""
 
     def needed(level: int) -> int:
         return int(np.maximum(level - sizes, 0).sum())

@@ -1,11 +1,11 @@
-"""Choose which blocks to save, and when: a policy ranks the blocks, and a budget cuts the ranking.
+"""Choose which blocks to save, and when: a policy ranks the blocks and saves as many as its budget allows.
 
 Saving the fraction r of the state every r·C steps writes as much per step as saving all of it every C steps, so
 policies are compared at equal cost. Saves may also start early, after steps 1, 2, 4, 8, ... up to C, because a block
 that is lost before its first save only has its initial value.
 
-The caller measures distances and writes bytes. Distances are summed exactly, so that partial sums of several nodes add
-up to the sum of the whole.
+The caller measures how far blocks have moved since their last save (their distances), and writes the blocks. Distances
+are summed without rounding, so that partial sums of several nodes add up to the same total.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ _EXPONENTS = 1024 - _SMALLEST + 1
 
 
 def exact_sum(values: Floats) -> Fraction:
-    """Return the exact sum of finite numbers."""
+    """Return the sum of finite numbers without rounding."""
     return sum((_chunk_sum(values[i : i + _CHUNK]) for i in range(0, len(values), _CHUNK)), Fraction(0))
 
 
 def at_most(number: Fraction) -> float:
-    """Return the largest float that is not above `number`: a float is above one if and only if it is above the other."""
+    """Return the largest float that is not greater than `number`."""
     nearest = float(number)
     return nearest if Fraction(nearest) <= number else float(np.nextafter(nearest, -np.inf))
 
 
 def _chunk_sum(values: Floats) -> Fraction:
-    """Add up integer mantissas by exponent, then shift and add the sums as long integers."""
+    """Return the exact sum of up to 2**26 finite numbers, adding the integer mantissas of each exponent."""
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, 53).astype(np.int64)
     where = exponents - _SMALLEST
@@ -50,7 +50,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The input of a policy: for each block its distance from its saved value, norm, save time and number of values."""
+    """The input of a policy: for each block its distance from its saved value, norm, step of last save, and size."""
 
     distances: Floats
     norms: Floats
@@ -63,57 +63,58 @@ Ranking: TypeAlias = Callable[[BlockInfo, np.random.Generator], Ids]
 
 
 def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank all blocks by number: the traditional checkpoint, and the baseline."""
+    """Return all blocks in the order of their numbers, as in a traditional checkpoint of the whole state."""
     return np.arange(len(info.saved_at))
 
 
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank by distance per value since the last save (SCAR); ties go to the longest unsaved, then to the lowest number.
+    """Rank blocks by the root mean square change of their values since the last save, the largest first (SCAR).
 
-    The budget is counted in values, so this choice removes most of the squared perturbation per written value.
+    Ties go to the block saved longest ago, then to the lowest number. The budget is counted in values, so this choice
+    removes most of the squared perturbation per written value.
     """
     return _ranked(-distance_per_value(info), info.saved_at)
 
 
 def relative(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank by distance in proportion to the block's norm: small blocks count as much as large ones."""
+    """Rank blocks by their distance since the last save divided by their norm, the largest first."""
     return _ranked(-relative_distance(info), info.saved_at)
 
 
 def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks that moved more than the mean, the longest unsaved first; unspent budget is kept for later."""
+    """Rank the blocks that moved more than the average since their last save, the longest unsaved first."""
     order = _ranked(info.saved_at)
     return np.asarray(order[info.distances[order] > mean([total_distance(info)], len(order))])
 
 
 def round_robin(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank by time since the last save, so that every block has its turn."""
+    """Rank blocks by the time since their last save, the longest unsaved first."""
     return _ranked(info.saved_at)
 
 
 def random(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank at random; some blocks wait long, which makes it a poor policy."""
+    """Rank blocks at random. Some blocks then stay unsaved for long, which makes this a poor policy."""
     return rng.permutation(len(info.saved_at))
 
 
 def distance_per_value(info: BlockInfo) -> Floats:
-    """Return the distance per value of each block since its last save: the key of `priority`."""
+    """Return the root mean square change of the values of each block since its last save."""
     return info.distances / np.sqrt(np.maximum(info.sizes, 1))
 
 
 def relative_distance(info: BlockInfo) -> Floats:
-    """Return the distance of each block since its last save divided by its norm: the key of `relative`."""
+    """Return the distance of each block since its last save, divided by the norm of the block."""
     with np.errstate(over="ignore"):  # a block with norm 0 has moved infinitely far, and comes first
         return info.distances / np.maximum(info.norms, np.finfo(np.float64).tiny)
 
 
 def total_distance(info: BlockInfo) -> Fraction | None:
-    """Return the exact sum of all distances, which nodes can add up, or None if one of them is not finite."""
+    """Return the exact sum of the distances of all blocks, or None if one of them is not finite."""
     return exact_sum(info.distances) if np.isfinite(info.distances).all() else None
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean of `count` distances as a threshold, given sums of parts; infinity if a part is not finite."""
+    """Return the mean of `count` distances from their partial `sums`; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -121,7 +122,7 @@ def mean(sums: Sequence[Fraction | None], count: int) -> float:
 
 
 def _ranked(*keys: Floats | Ids) -> Ids:
-    """Return the rising order by the first key; ties by the next key, and at last by number."""
+    """Return the indices that sort by the first key in ascending order; further keys, then the index, break ties."""
     return np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
 
 
@@ -142,7 +143,7 @@ SAVES = {
 
 
 class Choice(NamedTuple):
-    """The blocks to save now, in rising order, and the budget left for the next save (negative: overspent)."""
+    """The blocks to save now, in ascending order, and the unspent budget in values (negative if overspent)."""
 
     ids: Ids
     credit: Fraction
@@ -150,7 +151,11 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Save the fraction r of the state every r·C steps, in the order of a ranking; `saves` selects how saves begin."""
+    """The rule by which blocks are saved: the fraction r of the state every r·C steps, where C is `interval`.
+
+    `ranking` names the function that orders the blocks by urgency. `saves` names the schedule of the first saves, a key
+    of `SAVES`.
+    """
 
     ranking: str
     interval: int
@@ -173,11 +178,11 @@ class Policy:
 
     @property
     def period(self) -> Fraction:
-        """The number of steps between two saves, r·C, which need not be whole."""
+        """The number of steps between two saves, `fraction * interval`, which need not be whole."""
         return self.fraction * self.interval
 
     def due(self, step: int) -> bool:
-        """Return True if a save is due after `step`; step 0 is the initial state, which is always saved."""
+        """Return True if a save is due after `step`; False for step 0, because the initial state is always saved."""
         if self.saves == "early" and step <= self.interval:
             return step in self.early
         regular = step > 0 and step // self.period > (step - 1) // self.period
@@ -185,14 +190,14 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of early saves: 1, 2, 4, ... before C, and C itself if early saves share the bytes of one interval."""
+        """The steps of early saves: 1, 2, 4, ... below `interval`, and `interval` itself if `saves` is "early"."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy of the save after `step`: this one, or the special one of an early save."""
+        """Return the policy for the save after `step`: a special policy for an early save, otherwise this policy."""
         if step not in self.early:
             return self
         if self.saves == "early":
@@ -200,11 +205,14 @@ class Policy:
         return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
 
     def written(self, steps: int) -> Fraction:
-        """Return how many states were written after `steps` steps, without the initial one."""
+        """Return how many times the size of the state is written in `steps` steps, without the initial save."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
-        """Choose the blocks to save after `step`, within r times the state plus what earlier saves left over."""
+        """Choose the blocks to save after `step`.
+
+        The budget is the fraction r of all values plus `credit`, the unspent budget of earlier saves.
+        """
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before

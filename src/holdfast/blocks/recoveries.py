@@ -1,4 +1,4 @@
-"""Choose the blocks that are restored from a checkpoint after a failure.
+"""Choose the blocks to restore from a checkpoint after a failure.
 
 A recovery only chooses block numbers. The caller copies the blocks with `Blocks.copy`; the simulator and the parameter
 server use the same choice.
@@ -17,17 +17,17 @@ Recovery: TypeAlias = Callable[[int, Ids], Ids]
 
 
 def full(count: int, lost: Ids) -> Ids:
-    """Restore everything: the state is exactly that of the checkpoint, and all work since then is repeated."""
+    """Return all blocks: the whole state goes back to the checkpoint, and all work since then is repeated."""
     return np.arange(count)
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Restore the lost blocks only: the others keep newer values, so the state is nearer to the lost one (Theorem 4.1)."""
+    """Return only the lost blocks: all others keep their newer values, which changes the state less (Theorem 4.1)."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Restore like `partial`, but blocks that were never saved get new values by the workload's own rule."""
+    """Return the lost blocks, like `partial`; the caller re-initialises those of them that were never saved."""
     return partial(count, lost)
 
 
@@ -35,21 +35,24 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 
 
 def recovery(name: str) -> Recovery:
-    """Return the recovery called `name`."""
+    """Return the recovery function called `name`; raise BadInput if there is none."""
     if name not in RECOVERIES:
         raise BadInput(f"There is no recovery {name!r}: choose one of {', '.join(RECOVERIES)}.")
     return RECOVERIES[name]
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the lost blocks that get new values: with `fresh`, the ones never saved, unless all blocks are lost."""
+    """Return the lost blocks to re-initialise because they were never saved (`saved_at` is 0).
+
+    There are none unless `how` is `fresh`, or if all blocks are lost.
+    """
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Restore `live` in place from `saved` after losing the blocks `lost`; return the restored blocks."""
+    """Copy the blocks that `how` chooses after the loss of `lost` from `saved` into `live`; return their numbers."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

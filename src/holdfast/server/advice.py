@@ -1,9 +1,10 @@
 """Recommend the restore mode and the save interval of a run on the parameter server, from its history.
 
-In a contraction by c, a block that goes back a iterations is c^-a times as far from its optimum as before. If a part p
-of the blocks does so, and all have the same part in the distance d, that becomes d √(1 + p (c^-2a - 1)), which gives
-the expected number of lost iterations. A perturbation need not be orthogonal to the remaining distance: Theorem 3.2
-allows up to log(1 + √p (c^-a - 1)) / log(1/c), with the size by Theorem 4.2. If all blocks go back, both are a.
+In a contraction by c, a block that goes back by n iterations is c^-n times as far from its optimum as before. If the
+fraction p of the blocks does so, and all contribute equally to the distance d, the distance becomes d √(1 + p (c^-2n -
+1)), which gives the expected number of lost iterations. This assumes that the perturbation is orthogonal to the
+remaining distance. Without this assumption, Theorem 3.2, with the size by Theorem 4.2, allows up to log(1 + √p (c^-n -
+1)) / log(1/c) iterations. If all blocks go back, both results are n.
 """
 
 import math
@@ -32,7 +33,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in a history: seconds per iteration and per save of the whole state, and the rate."""
+    """The costs measured in a run's history: seconds per iteration and per save of the whole state, and the rate."""
 
     workload: str
     nodes: int
@@ -50,7 +51,7 @@ class ServedCosts:
 
 @dataclass(frozen=True, slots=True)
 class ServedPrice:
-    """The cost of one failure with one restore mode."""
+    """The cost of one failure with one restore mode, and the best save interval for it."""
 
     recovery: str
     iterations: Estimate
@@ -90,7 +91,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return the price of a failure that takes the part `lost` of the blocks, for each restore mode."""
+    """Return, by restore mode, the cost of a failure that loses a fraction of the blocks; `mtbf` is in seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -106,7 +107,11 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations lost at a random failure, if the part `lost` of the blocks goes back to its saves."""
+    """Estimate the iterations lost if a fraction `lost` of the blocks returns to its saves at a random time.
+
+    `interval` is the number of iterations between saves of a block, `rate` the contraction rate, and `noise` the number
+    of iterations by which chance shifts the time of convergence.
+    """
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
     c = rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared
@@ -116,21 +121,24 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if the part `lost` goes back by `age`, orthogonal to the rest."""
+    """Return the expected delay in iterations if a fraction `lost` of the blocks goes back by `age` iterations.
+
+    `c` is the contraction rate; the perturbation is taken to be orthogonal to the remaining distance.
+    """
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the largest delay in iterations by Theorem 3.2."""
+    """Return the longest delay in iterations, by Theorem 3.2, if a fraction `lost` of the blocks goes back by `age`."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
 
 def noise(losses: Sequence[float]) -> float:
-    """Return by how many iterations chance moves the crossing of a loss level, from the last half of the losses.
+    """Estimate by how many iterations chance shifts the time at which the loss reaches a given level.
 
-    The part that is not smooth is chance: second differences of independent noise have six times its variance.
+    The last half of the losses is used. Second differences of independent noise have six times its variance.
     """
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
@@ -142,7 +150,7 @@ def noise(losses: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdvice:
-    """Recommended options, with the reasons and the estimates behind them."""
+    """Recommended options for a run on the parameter server, with the reasons and the estimates behind them."""
 
     recovery: str
     interval: int
@@ -165,7 +173,7 @@ class ServedAdvice:
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
-    """Return the advice for the run with this history."""
+    """Recommend options for the run with this history; `question` has assumptions of the user about failures."""
     question, costs = question or Question(), served_costs(history)
     if question.workers is not None:
         raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")

@@ -1,4 +1,4 @@
-"""A node's side of choosing the blocks to save: answer questions about its blocks, and apply the verdict."""
+"""The node's side of choosing the blocks to save: answer questions about its blocks, and apply the decision."""
 
 from typing import TypeAlias
 
@@ -30,7 +30,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 class Candidates:
-    """The blocks of one node, ranked by a policy among all blocks. Asking again gives the same answer."""
+    """The blocks of one node, ranked by a policy as candidates for a save."""
 
     def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
         self._ids, self._info = ids, info
@@ -59,7 +59,7 @@ class Candidates:
                 return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
-        """Return the blocks of this node that `verdict` selects, in rising order."""
+        """Return the blocks of this node that `verdict` selects, in ascending order."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
         equal = np.flatnonzero(self._first == np.uint64(first))
@@ -74,7 +74,7 @@ class Candidates:
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _inside(self, above: float, span: Span) -> Where:
-        """Return the candidates in `span`; the last result is kept, since the next span usually lies in it."""
+        """Return the indices of the candidates in `span`; the last result is cached, as spans usually get narrower."""
         known_above, known, where = self._within
         if known_above != above or known is None or not known.contains(span):
             where = self._above(above)
@@ -93,7 +93,7 @@ class Candidates:
 
 
 def _first(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return the policy's key as integers that rise as urgency falls."""
+    """Return the policy's ranking key of each block as an integer; smaller keys are more urgent."""
     match policy.ranking:
         case "priority":
             return _codes(-distance_per_value(info))
@@ -112,7 +112,7 @@ def _first(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> 
 
 
 def _codes(keys: Floats) -> Codes:
-    """Map floats to integers in the same order: -0 equals 0, and NaN comes last."""
+    """Map floats to unsigned integers that sort in the same order; -0 equals 0, and NaN comes last."""
     keys = keys + 0.0
     keys[np.isnan(keys)] = np.nan
     bits = keys.view(np.uint64)

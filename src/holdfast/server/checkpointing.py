@@ -1,4 +1,4 @@
-"""Checkpoints of a run: nodes choose blocks together and continue training while the blocks are written and committed."""
+"""Checkpoints of a run: nodes choose blocks together, and training continues while these are written and committed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """Nodes did not answer, for the reasons in `missing`; their blocks are lost."""
+    """Raised if nodes did not answer; `missing` has the reason for each node, whose blocks are lost."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -33,7 +33,10 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """A finished save without the parts of `lost` nodes; the first save, of all blocks, is committed only if whole."""
+    """The result of a save, without the blocks of nodes that were lost before they had written them.
+
+    `committed` is False if no block was written, or if the first save, which needs all blocks, is incomplete.
+    """
 
     iteration: int
     bytes: int
@@ -44,7 +47,7 @@ class ServerSave(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """The blocks chosen for a save; `lost` are nodes that did not set their part aside, and `distances` is by node."""
+    """The blocks that nodes chose for a save, and how far the other blocks of each node are from their last saves."""
 
     blocks: Samples
     bytes: int
@@ -53,7 +56,7 @@ class Selected(NamedTuple):
 
 
 class CheckpointCoordinator:
-    """The running checkpoint, open for saving; at most one save is in progress."""
+    """The controller's access to the running checkpoint of a run, with at most one save in progress."""
 
     def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
@@ -69,7 +72,7 @@ class CheckpointCoordinator:
 
     @property
     def exists(self) -> bool:
-        """True if a save was ever committed."""
+        """True if the store contains a committed save."""
         return bool(generations(self._store))
 
     @property
@@ -78,7 +81,7 @@ class CheckpointCoordinator:
         return self._running.saved_at
 
     def select(self, step: int) -> Selected:
-        """Let nodes choose blocks after iteration `step`, and set them aside to be written."""
+        """Let nodes choose the blocks to save after iteration `step`, and keep copies of them for `write`."""
         policy = self._settings.policy.at(step)
         verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))
@@ -88,38 +91,41 @@ class CheckpointCoordinator:
         return Selected(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Begin to write the blocks that nodes have set aside."""
+        """Start writing the blocks that nodes have kept, `size` bytes in total, as the save of iteration `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
         self._pending = self._threads.submit(self._commit, calls, step, size, began)
 
     def poll(self) -> None:
-        """Settle the save in progress if it has finished."""
+        """Record the save in progress if it has finished, without waiting for it."""
         if self._pending is not None and self._pending.done():
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save in progress is committed, without the parts of lost nodes, and record it."""
+        """Wait until the save in progress is committed, record it and return it; None if no save is in progress.
+
+        The nodes in `without`, and other nodes that are lost meanwhile, are left out of the save.
+        """
         if self._pending is None:
             return None
         self._given_up.update(without or {})
         pending, self._pending = self._pending, None
-        saved = self._while_looking(pending)
+        saved = self._await_commit(pending)
         if saved.committed:
             blocks = saved.blocks.tolist()
             self._record(events.Commit(0, saved.iteration, saved.bytes, saved.seconds, blocks=blocks))
         return saved
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments that nodes need to restore the blocks `ids`."""
+        """Return the segments (pieces of saves in the store) that nodes need to restore the blocks `ids`."""
         return self._running.holding(ids)
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    def _while_looking(self, pending: "Future[ServerSave]") -> ServerSave:
-        """Wait for the commit while watching for nodes that are lost before they have written."""
+    def _await_commit(self, pending: "Future[ServerSave]") -> ServerSave:
+        """Wait until the save is committed, while watching for nodes that are lost before they have written."""
         deadline = time.monotonic() + PATIENCE + 10
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Start, check and stop Ray: embedded in this process, or a cluster at an address."""
+"""Start, check and stop Ray: on this machine, or a cluster at an address."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ OBJECTS = 512 << 20  # bytes of memory for messages between actors
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
-    """Run Ray embedded in this process, or connect to `address`; use a Ray that is already running."""
+    """Start Ray on this machine, or connect to `address`, and disconnect at exit; a running Ray is used and kept."""
     ray = _ray()
     if address is not None:
         require_answer(address)
@@ -57,7 +57,7 @@ def _start(ray: ModuleType, address: str | None) -> None:
 
 @contextmanager
 def _uninterrupted(ray: ModuleType) -> Iterator[None]:
-    """Delay signals while Ray starts: an interrupted start would abort this process and leave others behind.
+    """Delay SIGINT and SIGTERM while Ray starts, because an interrupted start would leave processes behind.
 
     Afterwards SIGTERM ends this process as Ctrl-C does; Ray's own handler would print a stack.
     """

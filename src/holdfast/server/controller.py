@@ -46,7 +46,10 @@ class Controller:
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
-        """Train until the loss is below the workload's criterion, or for the allowed number of iterations."""
+        """Train until the loss is below the workload's criterion, or for the allowed number of iterations.
+
+        `life` counts the earlier controllers of the run: 0 starts the run, and a higher number takes it over.
+        """
         # Until a controller trains, another controller may have the history and the store open.
         settings, members, record = self._settings, self._members, self._record
         self._history = HistoryWriter(settings.history, "controller")
@@ -80,11 +83,11 @@ class Controller:
 
     @ray.method(concurrency_group="watch")
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
-        """Admit a new member at the next iteration, or at once if recovery waits for it."""
+        """Queue a new node or worker: it joins at the next iteration, or at once if recovery waits for new members."""
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Deal out the initial blocks and save all of them; no block can be lost before that."""
+        """Assign all blocks to nodes and save their initial values; try again if a node is lost meanwhile. Return 0."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")
@@ -99,7 +102,7 @@ class Controller:
         return 0
 
     def _deal(self) -> Mapping[int, str]:
-        """Let every node take and save its blocks; return the nodes that did not."""
+        """Let every node initialise and save its blocks; return the nodes that failed, with the reasons."""
         partition, nodes = self._recovery.map, sorted(self._members.nodes)
         begun = {node: (partition.held_by(node), partition.version) for node in nodes}
         if missing := self._members.ask("node", "begin", begun).missing:
@@ -111,7 +114,7 @@ class Controller:
         return {} if saved is None else saved.lost
 
     def _resume(self) -> int:
-        """Find out from nodes and store how far the run has come, and finish what was begun."""
+        """Take over from a lost controller and finish its iteration; return the number of the next iteration."""
         members, recovery = self._members, self._recovery
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
         accounts: dict[int, Account] = answers.results
@@ -171,14 +174,14 @@ class Controller:
             self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
 
     def _record_dropped(self, nodes: list[int], when: When) -> None:
-        """Record a round that surviving nodes applied and the lost `nodes` may not have applied."""
+        """Record that the blocks of the lost `nodes` may have missed the round `when`, which other nodes applied."""
         ids = np.concatenate([np.zeros(0, np.int64), *(self._recovery.map.held_by(node) for node in nodes)])
         if len(ids):
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
-        """Save what nodes had set aside without a commit: their caches count it as saved."""
+        """Write the blocks again that nodes count as saved but that were never committed to the store."""
         saved_at = self._coordinator.saved_at
         arguments = {
             n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes
@@ -190,7 +193,7 @@ class Controller:
             self._coordinator.settle(missing)
 
     def _finish_iteration(self, chosen: int) -> int:
-        """Finish the iteration in which the controller was lost; return the next one."""
+        """Finish the iteration in which the previous controller was lost; return the number of the next iteration."""
         iteration, round = divmod(self._rounds.place.version, self._workload.rounds)
         if not round:
             if iteration == self._status.iteration:
@@ -219,7 +222,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Let parts of the input advance independently; an iteration is done once all have done it."""
+        """Train with staleness: input parts advance independently, and an iteration ends when all have done it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
@@ -239,10 +242,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
-        """Let workers measure the loss while nodes choose what to save, and record the iteration.
-
-        Both only read the blocks, so training waits for a choice no longer than it takes beyond the measuring.
-        """
+        """Measure the loss while nodes choose the blocks to save (both only read blocks), and record the iteration."""
         began, version = time.perf_counter(), self._recovery.map.version
         asked = self._rounds.measure({})
         selected = self._select(iteration + 1, chosen)
@@ -270,7 +270,7 @@ class Controller:
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> Selected | None:
-        """Let nodes choose what to save and set it aside, if a save is due that they have not chosen for."""
+        """Let nodes choose blocks to save after iteration `step`; return None if no save is due or already chosen."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()
@@ -310,7 +310,7 @@ class Controller:
         return came > 0
 
     def _strike_at(self, point: str) -> None:
-        """Kill the members that are to be killed on purpose at this point of the iteration."""
+        """Inject the failures that are planned for this `point` of the current iteration, by killing their targets."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
             if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:

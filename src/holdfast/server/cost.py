@@ -1,4 +1,4 @@
-"""The cost of a run on the parameter server, from its history: the seconds of an iteration, and of each failure."""
+"""The cost of a run on the parameter server, from its history: the seconds of its iterations and of each failure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ FEWEST = 6  # losses needed to measure a rate
 
 @dataclass(slots=True)
 class Outage:
-    """Members that were lost together, the restored blocks, and the seconds until an iteration was finished again."""
+    """Members that were lost together, the blocks restored for them, and the seconds until training continued."""
 
     iteration: int
     members: list[str]
@@ -32,7 +32,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The measured costs of a run."""
+    """The measured costs of a run on the parameter server: losses, seconds by phase, saves and failures."""
 
     workload: str
     blocks: int
@@ -50,23 +50,23 @@ class Served:
 
     @property
     def checkpoint_share(self) -> float:
-        """The share of all iterations' seconds in which training waited for checkpoints."""
+        """The fraction of the training time in which training waited for checkpoints."""
         return self.seconds["checkpoint"] / (sum(self.seconds.values()) or 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers, and the values derived from them, as JSON values."""
+        """Return all fields, and the values derived from them, as JSON values."""
         rate = None if (fitted := contraction(self)) is None else asdict(fitted)
         derived = {"iterations": self.iterations, "checkpoint_share": self.checkpoint_share, "rate": rate}
         return {**asdict(self), **derived, "predicted_cost": prediction(self)}
 
 
 def is_served(history: Sequence[Event]) -> bool:
-    """Return True if this is the history of a run on the parameter server."""
+    """Return True if `history` is that of a run on the parameter server."""
     return any(isinstance(event.what, Serve) for event in history)
 
 
 def served_cost(history: Iterable[Event]) -> Served:
-    """Measure the cost of the run with this history."""
+    """Measure the costs of the run with this history; raise BadInput if it did not use the parameter server."""
     lines = [event for event in history if event.who == "controller"]
     plan = next((event.what for event in lines if isinstance(event.what, Serve)), None)
     if plan is None:
@@ -89,7 +89,6 @@ def served_cost(history: Iterable[Event]) -> Served:
 
 
 def _outages(lines: Sequence[Event]) -> list[Outage]:
-    """Group losses between two finished iterations, each with the first iteration finished after it."""
     outages: list[Outage] = []
     gone: set[tuple[str, int]] = set()
     began: float | None = None
@@ -129,10 +128,10 @@ def _add(outage: Outage, what: What) -> None:
 
 
 def contraction(run: Served) -> Rate | None:
-    """Measure how fast the run converges, from its losses before the first failure; None if they do not show it.
+    """Estimate the convergence rate from the losses before the first failure; None if they do not fall steadily.
 
-    The optimum is not known, so the gain of an iteration stands for the remaining loss: both fall by the same factor.
-    The loss falls as the square of the distance, so c is the root of that factor.
+    The remaining loss is unknown, but the decrease of the loss in each iteration shrinks by the same factor. The loss
+    falls as the square of the distance to the optimum, so c is the root of that factor.
     """
     first = min((outage.iteration for outage in run.failures), default=run.iterations)
     losses = [loss for loss in run.losses[:first] if loss is not None]
@@ -146,11 +145,11 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, c: float) -> float:
-    """Estimate the initial distance to the optimum from how far the lost blocks had moved.
+    """Estimate the initial distance to the optimum from how far restored blocks had moved; infinite if unknown.
 
-    In a contraction by c, an initial distance D is D c^k in iteration k; a block that goes back a iterations from there
-    moves by D c^k (c^-a - 1). If all blocks have the same part in D, the restored blocks have moved by the root of the
-    mean square of that, and the history records how far they moved.
+    In a contraction by c, an initial distance D shrinks to D c^k in iteration k, and a block that goes back by `a`
+    iterations moves by D c^k (c^-a - 1). If all blocks contribute equally to D, the distance moved by the restored
+    blocks, which the history records, is the root of the mean square of that.
     """
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
@@ -162,7 +161,7 @@ def _distance(run: Served, c: float) -> float:
 
 
 def prediction(run: Served) -> float | None:
-    """Return the iteration cost that Theorem 3.2 allows for all perturbations; None if their sizes or c are unknown."""
+    """Return the iterations that all failures cost at most by Theorem 3.2; None if a perturbation or c is unknown."""
     perturbed = [outage for outage in run.failures if outage.restored]
     if not perturbed:
         return 0.0
@@ -174,7 +173,10 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` a run reached the criterion, or a loss that both reached."""
+    """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses.
+
+    If one of the two never reached it, the lowest loss that both reached is used instead.
+    """
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"
@@ -186,7 +188,7 @@ def measured_cost(run: Served, reference: Served) -> float | None:
 
 
 def _crossing(losses: Sequence[float | None], level: float) -> float:
-    """Return after how many iterations the loss reached `level`, interpolated within the last one."""
+    """Return after how many iterations, interpolated, the loss first reached `level`; all of them if it never did."""
     for index, loss in enumerate(losses):
         if loss is not None and loss <= level:
             before = losses[index - 1] if index else None

@@ -1,4 +1,4 @@
-"""The driver of a run: starts the actors, watches them, replaces lost ones on request, and ends everything."""
+"""The driver of a run: starts the actors, watches them, replaces lost members, and ends everything."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,10 @@ LIVES = 20  # of the controller
 def serve(
     settings: Settings, address: str | None = None, report: "Callable[[Status], None]" = lambda status: None
 ) -> "ServerOutcome":
-    """Train a workload on a parameter server, from its first iteration to its last."""
+    """Train a workload on a parameter server until it converges or reaches the iteration limit.
+
+    Ray is started locally, or used at `address`. `report` is called regularly with the progress of the run.
+    """
     _check(settings)
     if address is None:
         members, hint = settings.nodes + settings.workers, "use fewer, or a cluster (--address)"
@@ -53,14 +56,14 @@ def _check(settings: Settings) -> None:
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
-    """Return an actor class that reserves no cores: nodes and workers share them."""
+    """Return `kind` as a Ray actor class that reserves no CPU cores, because nodes and workers share them."""
     import ray
 
     return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
 
 
 class _Driver:
-    """The actors of a run, owned by this process: they end when it does."""
+    """The owner of all actors of a run, which end when this process does."""
 
     def __init__(self, settings: Settings, report: "Callable[[Status], None]") -> None:
         self._settings, self._report = settings, report
@@ -107,7 +110,7 @@ class _Driver:
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder.")
 
     def _look(self) -> None:
-        """Report the progress, and start members that the controller or a user asks for."""
+        """Report the progress of the run, and start the members that the controller or a user requests."""
         import ray
         from ray.exceptions import GetTimeoutError
 
@@ -137,7 +140,7 @@ class _Driver:
         return numbers
 
     def _make(self, kind: str, number: int) -> Any:
-        """Start a member, or start it again; return the reference to its `ready` call."""
+        """Start or restart the actor of a node or worker; return the reference to its `ready` call."""
         from holdfast.server import server_node, worker
 
         made = _actor(

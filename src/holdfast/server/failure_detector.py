@@ -1,4 +1,4 @@
-"""Decide which members are lost because they no longer answer. The caller brings the time and sends the questions.
+"""Detect members that are lost because they no longer answer heartbeats. The caller sends these and provides the time.
 
 Ray reports a killed process within milliseconds. It does not report a process that hangs, and a machine that is cut off
 only after 15 s or more. So every member is asked regularly, and must answer within a deadline.
@@ -20,7 +20,7 @@ AT_FIRST = 30.0  # as long as a member has yet to do each of its tasks once, whi
 
 
 class Detector(Generic[Member]):
-    """The times at which each member was last asked and heard."""
+    """A heartbeat monitor: the times at which each member was last asked and last answered."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first
@@ -30,22 +30,22 @@ class Detector(Generic[Member]):
         self._looked: float | None = None
 
     def watch(self, member: Member, now: float) -> None:
-        """Expect answers of `member` from now on."""
+        """Start monitoring `member` at the time `now`."""
         self._asked[member], self._heard[member] = None, now
 
     def forget(self, member: Member) -> None:
-        """Stop expecting answers of `member`."""
+        """Stop monitoring `member`."""
         self._asked.pop(member, None)
         self._heard.pop(member, None)
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """Use the short deadline from now on: `member` has done each of its tasks once."""
+        """Use the short deadline for `member` from now on, because it has completed every kind of task once."""
         if member in self._heard:
             self._settled.add(member)
 
     def due(self, now: float) -> list[Member]:
-        """Return the members to ask now; each has one question at a time."""
+        """Return the members to ask at the time `now`; a member that still owes an answer is not asked again."""
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:
@@ -59,7 +59,10 @@ class Detector(Generic[Member]):
             self._asked[member], self._heard[member] = None, now
 
     def silent(self, now: float) -> dict[Member, str]:
-        """Return the members whose deadline has passed, and why; time in which this process slept does not count."""
+        """Return the members whose deadline for an answer has passed, with the reasons.
+
+        Time in which the calling process itself was suspended does not count.
+        """
         gap = 0.0 if self._looked is None else now - self._looked - self._interval
         self._looked = now
         if gap > 0:
@@ -76,7 +79,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Return True if the raylet of this process runs and is not stopped, or if that cannot be known."""
+    """Return False if the raylet of this process (Ray's daemon on the machine) has exited or is stopped."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

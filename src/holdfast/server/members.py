@@ -1,4 +1,4 @@
-"""The nodes and workers of a run: calls to them, and detection of the ones that are lost."""
+"""The nodes and workers of a run: calls to their actors, and detection of lost members."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ TICK = 0.05  # seconds between two looks for lost members during a wait
 
 
 class Member(NamedTuple):
-    """A process of a run: a node, a worker or the controller, and its number."""
+    """A process of a run: its kind ("node", "worker" or "controller") and its number."""
 
     kind: str
     number: int
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The results of some calls, and the reason for each missing one."""
+    """The results of calls to actors, and for each call without a result the reason."""
 
     results: dict[Any, Any]
     missing: dict[Any, str]
@@ -48,10 +48,10 @@ def gather(
     *,
     first: bool = False,
 ) -> Answers:
-    """Wait for `calls`, except for members that `given_up` names, and for at most `patience` seconds.
+    """Wait up to `patience` seconds for the results of `calls`, except from members that `given_up()` reports as lost.
 
-    With `first`, one answer is enough. An error that an actor raised is raised here, except `BlocksMoved`, which is an
-    answer; a dead or unreachable actor is listed as missing.
+    With `first`, return after the first result. An exception raised by an actor is raised here, except `BlocksMoved`,
+    which counts as a result. Dead and unreachable actors are listed as missing.
     """
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
@@ -99,7 +99,7 @@ PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer h
 
 
 class ServerMembers:
-    """The current nodes and workers, by number."""
+    """The nodes and workers that take part in a run, by number, and a heartbeat monitor for them."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}
@@ -114,20 +114,20 @@ class ServerMembers:
         self._detector.watch(member, time.monotonic())
 
     def expel(self, member: Member) -> None:
-        """Remove a member and end its process, if it still runs."""
+        """Remove a member, and kill its process if it still runs."""
         if (actor := self.dismiss(member)) is not None:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
 
     def dismiss(self, member: Member) -> "ActorHandle[Any] | None":
-        """Remove a member that can be admitted again; return its actor."""
+        """Remove a member without killing its process, so that it can be admitted again; return its actor."""
         self._detector.forget(member)
         self._suspects.pop(member, None)
         self._beats = {ref: who for ref, who in self._beats.items() if who != member}
         return self._of(member.kind).pop(member.number, None)
 
     def settle(self) -> None:
-        """Use short deadlines: all members have done each of their tasks once."""
+        """Use the short heartbeat deadline for all members, because each has completed every kind of task once."""
         for member in self.all():
             self._detector.settle(member)
 
@@ -137,7 +137,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> Answers:
-        """Call some members and wait; members that are lost meanwhile are missing in the answers."""
+        """Call a method of the members in `arguments` and wait for the results; lost members are listed as missing."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -145,7 +145,7 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> Answers:
-        """Wait for calls that have begun; members that are lost meanwhile are missing in the answers."""
+        """Wait for the results of `calls` in progress; members that are lost meanwhile are listed as missing."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}
@@ -153,10 +153,10 @@ class ServerMembers:
         return gather(calls, given_up, patience)
 
     def look(self) -> dict[Member, str]:
-        """Collect heartbeats, send due ones, and return the members that seem to be lost, with the reasons.
+        """Receive and send heartbeats, and return the members that seem to be lost, with the reasons.
 
-        Workers that wait for a lost node are notified, because this controller may be waiting for them. A controller
-        whose raylet was stopped or killed is lost itself: it ends at once, and another one takes over.
+        Workers are notified of lost nodes, because this controller may be waiting for workers that wait for such a
+        node. A controller whose raylet was stopped or killed kills itself, and another one takes over.
         """
         if not raylet_lives():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -173,17 +173,17 @@ class ServerMembers:
         return dict(self._suspects)
 
     def announce(self, version: int) -> None:
-        """Notify all workers of a newer map, so that they stop waiting by an older one."""
+        """Tell all workers that a partition map of `version` exists, so that they abandon requests by an older map."""
         self.newest = version
         for worker in self.workers.values():
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return the members in `missing`, and any other that is found to be lost by now."""
+        """Return the members in `missing` and all other members that seem to be lost now, with the reasons."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
-        """Kill the processes of members, as a failure does, and wait until they are gone."""
+        """Kill the processes of the given members to inject a failure; wait up to `seconds` until they have exited."""
         actors = self._of(kind)
         calls = {number: call(actors[number], "die") for number in numbers if number in actors}
         gather(calls, dict, seconds)
@@ -199,7 +199,7 @@ class ServerMembers:
             self._suspect(member, "Ray on its machine was stopped or killed")
 
     def _suspect(self, member: Member, why: str) -> None:
-        """Mark a member as lost, even if it answers later."""
+        """Mark a member as lost for good, and notify the workers if it is a node."""
         if member in self._suspects:
             return
         self._suspects[member] = why

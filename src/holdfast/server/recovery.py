@@ -1,8 +1,8 @@
 """Recovery of a run after members are lost.
 
 Blocks of lost nodes go to the remaining nodes, or to new ones if none remain, which load them from the running
-checkpoint. Input parts of lost workers go to other workers. Another loss may interrupt any step, which is then
-repeated: nodes are told what to hold, and load what they lack.
+checkpoint. Input parts of lost workers go to other workers. Any step can be repeated if another member is lost
+meanwhile: it tells nodes which blocks to hold, and they load the blocks that they lack.
 """
 
 import time
@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round, and the number of the round that restored blocks wait for."""
+    """The current iteration and round, and the number of the next round for blocks restored now."""
 
     iteration: int
     round: int
@@ -33,7 +33,7 @@ class RoundPlace(NamedTuple):
 
 
 class ServerRecovery:
-    """The partition map and the parts of the input, kept valid when members are lost."""
+    """The assignment of blocks to nodes and of input parts to workers, repaired when members are lost."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ServerRecovery:
 
     @property
     def parts(self) -> dict[int, tuple[int, ...]]:
-        """The parts of the input by worker: its own, and a fair share of the parts of lost workers."""
+        """The input parts of each worker: its own part, and a fair share of the parts of lost workers."""
         there = sorted(self._members.workers)
         everything = range(self._settings.workers)
         of = {worker: [part for part in everything if part == worker] for worker in there}
@@ -62,7 +62,7 @@ class ServerRecovery:
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
     def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
-        """Continue without the `lost` members; return True if blocks were lost, so that the round must be repeated."""
+        """Replace the `lost` members; return True if nodes were among them, so that the round must be repeated."""
         nodes_lost = False
         while lost:
             for member, why in lost.items():
@@ -74,13 +74,13 @@ class ServerRecovery:
         return nodes_lost
 
     def route(self) -> dict[Member, str]:
-        """Send the map to all workers; return those that are lost."""
+        """Send the partition map to all workers; return the members found to be lost, with the reasons."""
         self._members.announce(self.map.version)
         arguments = {worker: (self.map, dict(self._members.nodes)) for worker in self._members.workers}
         return self._members.lost("worker", self._members.ask("worker", "route", arguments).missing)
 
     def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
-        """Let a new node take over its share of blocks from the others; return members that are lost meanwhile."""
+        """Move an even share of the blocks to the new `node`; return the members that were lost meanwhile."""
         before = self.map
         self.map = before.with_node(node, np.random.default_rng((self._settings.seed, before.version + 1)))
         given = before.split(self.map.held_by(node))
@@ -95,7 +95,10 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Record moves that a lost controller left half done; return True if two nodes hold the same block."""
+        """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold the same block.
+
+        `held` has the blocks of each node, and `recorded` the source and target nodes of moves in the history.
+        """
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -106,7 +109,7 @@ class ServerRecovery:
         return doubled
 
     def require(self, kind: str) -> None:
-        """Ensure that at least one member of `kind` exists; if all are lost, request as many as at the start."""
+        """Ensure that a member of `kind` exists; if all are lost, request as many as at the start."""
         there, count = self._members.workers, self._settings.workers
         if kind == "node":
             there, count = self._members.nodes, self._settings.nodes
@@ -114,7 +117,7 @@ class ServerRecovery:
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
     def remove(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
-        """Record a loss, and remove the member."""
+        """Record the loss of a member, with the blocks it held unless `holding` is False, and kill its process."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
@@ -144,7 +147,10 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let every node drop and load blocks (or load `everything`) as the map demands; return lost members."""
+        """Let every node drop and load blocks until it holds those that the map assigns to it; return lost members.
+
+        With `everything`, nodes load all blocks from the checkpoint. `lost` are the nodes whose blocks are restored.
+        """
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -167,7 +173,7 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return the survivors' summaries for blocks that were never saved (None if not needed), and lost members."""
+        """Return the summed summaries for blocks that were never saved (None if not needed), and lost members."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))
@@ -175,20 +181,22 @@ class ServerRecovery:
         return added(summaries) if summaries else None, self._members.lost("node", answers.missing)
 
     def _size(self, lost: Mapping[int, str], everything: bool) -> float | None:
-        """Return how far restored blocks had moved since their save; None if that is not known of all of them."""
         nodes = self.distances if everything else lost
         known = [self.distances[node] for node in nodes if node in self.distances]
         return float(np.sqrt(np.sum(np.square(known)))) if len(known) == len(nodes) else None
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:
-    """Return the owners of all blocks at the start."""
+    """Return the random initial assignment of `count` blocks to `nodes`, which depends only on them and `seed`."""
     drawn = PartitionMap.random(count, nodes, np.random.default_rng((seed, 0)))
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return the map by which nodes hold their blocks, and True if some have no owner and are given to `missing`."""
+    """Return the map that describes the blocks that nodes hold, and True if some blocks have no owner.
+
+    Blocks without an owner are assigned to the node number `missing`.
+    """
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

@@ -25,7 +25,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """One run on the parameter server; `findings` is None while it trains."""
+    """A run on the parameter server, as shown in a report; `findings` is None while the run trains."""
 
     name: str
     cost: Served
@@ -33,13 +33,13 @@ class ServedRun:
 
 
 def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
-    """Read the run in the folder `path`."""
+    """Read the run in the folder `path`, and audit it if `audited`."""
     findings = audit_run(path) if audited else None
     return ServedRun(name=name, cost=served_cost(read_history(path).events), findings=findings)
 
 
 def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Build the page about `runs`."""
+    """Build the report page about `runs`; `facts` are the command, the date and the environment shown on it."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs on the parameter server",

@@ -1,8 +1,8 @@
 """Rounds of a run: workers compute and push, nodes apply; after an iteration's last round workers measure the loss.
 
-With staleness, parts of the input advance independently, but not too far ahead of the slowest. Nodes then apply pushes
-as they come; each block counts the rounds of every part, so a push is applied once. Pushes to lost blocks are a part of
-the perturbation. If members are lost, the round continues without them, and missing work is repeated.
+With staleness, parts of the input advance independently, but not too far ahead of the slowest. Nodes then apply each
+push on arrival, and count the rounds of every part, so a push is applied only once. If members are lost, the round
+continues without them, and missing work is repeated.
 """
 
 import time
@@ -26,7 +26,7 @@ TRIES = 20  # of a round in which no lost member is found
 
 
 class Times:
-    """Seconds of an iteration: in every round, those of the slowest worker or node."""
+    """Seconds spent in the phases of an iteration; where workers or nodes run in parallel, the slowest counts."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -40,7 +40,7 @@ class Times:
 
 
 class Rounds:
-    """The rounds of a run, and its current place among them."""
+    """The training rounds of a run, carried out by its members, and the current position among them."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class Rounds:
         self.place = RoundPlace(0, 0, 0)
 
     def at(self, number: int) -> None:
-        """Set the current place: before round `number`."""
+        """Set the current position to the start of round `number`, counted from the start of the run."""
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> When:
-        """Return round `number` in the form that members receive."""
+        """Return round `number`, counted from the start of the run, as the `When` that members receive."""
         return When(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
-        """Continue without the `lost` members; return True if blocks were lost, so that the round must be repeated."""
+        """Continue without the `lost` members; return True if nodes were lost, so that the round must be repeated."""
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: When, times: Times) -> None:
-        """Let workers compute and push until all parts are done, then let nodes apply the round."""
+        """Let workers compute and push all input parts, then let nodes apply the pushes; add the seconds to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
@@ -95,7 +95,10 @@ class Rounds:
         raise WorkerLost(f"{tried}, but no lost member was found.")
 
     def commit(self, when: When) -> float:
-        """Let nodes apply a round; pushes to blocks of a node that is lost now are recorded as dropped."""
+        """Let nodes apply the pushes of the round `when`; return the seconds of the slowest node.
+
+        If a node is lost meanwhile, the pushes to its blocks are recorded as dropped, and its blocks are restored.
+        """
         parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
         self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)
@@ -106,13 +109,13 @@ class Rounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Ask workers to measure the parts that are not in `known`."""
+        """Ask workers for the losses of all input parts that are not in `known`; return the calls without waiting."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Return the loss and the seconds of the slowest worker; `asked` are calls that have begun."""
+        """Return the loss, measured by `asked` or new calls of workers, and the seconds of the slowest worker."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -128,21 +131,20 @@ class Rounds:
         raise WorkerLost(f"The loss could not be measured in {TRIES} tries, but no lost member was found.")
 
     def _found(self, turns: Mapping[int, WorkerRound], missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return the members that are lost, as reported by workers or because workers did not answer."""
         broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
         nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}
         return nodes | self._members.lost("worker", missing)
 
 
 class StaleIteration(NamedTuple):
-    """An iteration that every part of the input has done, with the measurements of each part."""
+    """An iteration that every input part has completed, with the seconds and the loss of each part."""
 
     iteration: int
     turns: dict[int, WorkerRound]
 
 
 class StaleRounds:
-    """The number of iterations that each part of the input has done, and the calls in progress."""
+    """The progress of training with staleness: the iterations done by each input part, and the calls in progress."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -156,7 +158,11 @@ class StaleRounds:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> StaleIteration:
-        """Continue until all parts have done one more iteration; no part begins iteration `until`."""
+        """Train until all input parts have completed one more iteration, and return that iteration.
+
+        `parts` returns the input parts of each worker, and `recover` handles lost members. No part begins iteration
+        `until`.
+        """
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
@@ -166,7 +172,7 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Begin the next iteration of every waiting part that would not be too far ahead."""
+        """Start the next iteration of every idle input part that is not too far ahead of the slowest."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:
@@ -176,7 +182,7 @@ class StaleRounds:
                     self._running[part] = worker, call(actor, "advance", clock, part)
 
     def _look(self) -> dict[Member, str]:
-        """Wait until a part has answered; return the members found to be lost."""
+        """Wait until a worker has finished an iteration or is lost; return the members found to be lost."""
         answers = gather({part: ref for part, (_, ref) in self._running.items()}, self._given_up, PATIENCE, first=True)
         lost: dict[Member, str] = {}
         for part, turn in answers.results.items():

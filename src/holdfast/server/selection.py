@@ -1,7 +1,7 @@
-"""Choose the blocks to save: the coordinator's questions, the nodes' answers, and the cut through the ranking.
+"""Choose the blocks to save in a conversation: the controller asks, nodes answer, until the last block is found.
 
 Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
-Places are compared in this order, and no two are equal.
+Places are compared in this order, and no two are equal. The cut is the place of the last block within the budget.
 
 `central` asks for every block. `exchange` asks for histograms and narrows the bin that contains the cut, so that
 traffic grows with nodes and bins instead of blocks; if every node has few blocks, one question is enough. Both make
@@ -28,7 +28,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class Span(NamedTuple):
-    """The places that begin with `prefix` and continue with a number from `low` to `high`."""
+    """A range of places in the ranking: those that start with `prefix` and continue with a number in `low`..`high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -36,32 +36,32 @@ class Span(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The index of the number, of a place's three, that lies between `low` and `high`."""
+        """The index, 0 to 2, of the number of a place that this span restricts to `low`..`high`."""
         return len(self.prefix)
 
     def contains(self, other: "Span") -> bool:
-        """Return True if every place of `other` is in this span."""
+        """Return True if every place in `other` is also in this span."""
         if other.prefix[: self.level] != self.prefix or other.level < self.level:
             return False
         low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
         return self.low <= low and high <= self.high
 
     def shift(self, bins: int) -> int:
-        """Return how many low bits to drop so that at most `bins` bins remain."""
+        """Return how many low bits of a number to drop so that this span is divided into at most `bins` bins."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "Span":
-        """Return bin `number` of this span."""
+        """Return the part of this span that falls into bin `number` of `bins` bins."""
         low = self.low + (number << self.shift(bins))
         return Span(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
 class AskTotal(NamedTuple):
-    """A question: the sum of the distances of all blocks."""
+    """A question to nodes: the sum of the distances of all their blocks from the last saves."""
 
 
 class Total(NamedTuple):
-    """The number of blocks on a node, and the exact sum of their distances: a fraction, as bytes of its two numbers."""
+    """A node's answer: its number of blocks, and the exact sum of their distances as the bytes of a fraction."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]
@@ -69,7 +69,7 @@ class Total(NamedTuple):
 
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "Total":
-        """Encode a sum; one that is not finite has no bytes."""
+        """Encode the sum `moved` of the distances of `blocks` blocks; None (not finite) becomes empty arrays."""
         above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
         sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
         packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))
@@ -83,14 +83,17 @@ class Total(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """A question: the number and places of blocks that moved further than `above`; up to `few`, the blocks too."""
+    """A question to nodes: the number and the range of places of their blocks that moved further than `above`.
+
+    A node with at most `few` such blocks lists them as well.
+    """
 
     above: float
     few: int
 
 
 class Survey(NamedTuple):
-    """The values of all blocks of a node, and its candidates: number, values, places, and if few, the blocks."""
+    """A node's answer: the number of values in its blocks, and its candidates, listed only if they are few."""
 
     values: int
     candidates: int
@@ -101,7 +104,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question: the number of candidates and of their values in each bin of a span."""
+    """A question to nodes: how many candidates, and how many values in them, fall into each bin of `span`."""
 
     above: float
     span: Span
@@ -109,21 +112,21 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """The number of candidates in each bin, and of their values."""
+    """A node's answer: for each bin, the number of candidates and the number of values in them."""
 
     counts: Ids
     values: Ids
 
 
 class AskBlocks(NamedTuple):
-    """A question: the candidates in a span."""
+    """A question to nodes: the candidates whose places in the ranking lie in `span`."""
 
     above: float
     span: Span
 
 
 class CandidateBlocks(NamedTuple):
-    """The three numbers of each candidate's place, and its number of values."""
+    """A node's answer: for each candidate, the three numbers of its place in the ranking, and its size."""
 
     first: Codes
     saved_at: Ids
@@ -132,7 +135,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The verdict: save candidates up to the place `last`, inclusive."""
+    """The decision sent to nodes: save all candidates up to the place `last` in the ranking, inclusive."""
 
     above: float
     last: Place
@@ -143,7 +146,7 @@ Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
 
 
 def wire_bytes(message: Any) -> int:
-    """Return the size of a message in bytes, with 8 for every number outside its arrays."""
+    """Return the size of `message` in bytes, counting 8 for every number outside its arrays."""
     if isinstance(message, np.ndarray):
         return int(message.nbytes)
     return sum(map(wire_bytes, message)) if isinstance(message, tuple) else 8
@@ -155,7 +158,7 @@ EVERYTHING = Span((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """The verdict for nodes, and the budget left for the next save (negative: overspent)."""
+    """The decision for nodes, and the unspent budget in values for the next save (negative if overspent)."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -167,7 +170,7 @@ Cut: TypeAlias = tuple[Place, int]
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Carry questions to the nodes and their answers back, until the selection is known."""
+    """Pass the questions of `conversation` to `ask`, and the answers back to it, until it returns the selection."""
     try:
         question = next(conversation)
         while True:
@@ -178,13 +181,13 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Find the cut by histograms of at most `bins` counts per node, then from the few blocks around the cut."""
+    """Find the last block to save from histograms of at most `bins` bins per node, without listing all blocks."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)
     candidates = sum(survey.candidate_values for survey in surveys)
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
-    if (known := _without_looking(policy, budget, candidates)) is not None:
+    if (known := _trivial_cut(policy, budget, candidates)) is not None:
         return _selection(policy, above, budget, known)
     listed = [survey.blocks for survey in surveys if survey.blocks is not None]
     if len(listed) == len(surveys):
@@ -206,32 +209,32 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Ask every node for all of its blocks and rank them here: the reference for `exchange`."""
+    """Find the last block to save by listing the blocks of all nodes: the reference for `exchange`."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
-    spent = _without_looking(policy, budget, int(blocks.sizes.sum()))
+    spent = _trivial_cut(policy, budget, int(blocks.sizes.sum()))
     return _selection(policy, above, budget, spent or _cut(blocks, ceil(budget)))
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the distance that a candidate must exceed: the mean of all for `threshold`, otherwise none."""
+    """Return the distance that candidates must exceed: the mean for the policy `threshold`, otherwise -infinity."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(Total, (yield AskTotal()))
     return mean([total.moved for total in totals], sum(total.blocks for total in totals))
 
 
-def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
-    """Return the cut if the budget takes all candidates or none."""
+def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
+    """Return the cut if the budget covers all candidates or none of them, otherwise None."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the first block, in order, with which `limit` values are reached."""
+    """Return the place of the first block in the ranking with which `limit` values are reached, and the sum there."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))

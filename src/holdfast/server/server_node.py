@@ -1,7 +1,7 @@
-"""A node of the parameter server: an actor around a shard, with its own history and a thread that writes saves.
+"""A node of the parameter server: an actor that holds blocks, with its own history and a thread that writes saves.
 
-The controller decides which blocks the node holds, when a round is committed and what is saved. Choosing and setting
-aside what to save runs in another thread and changes no block, so workers can pull meanwhile.
+The controller decides which blocks the node holds, when a round is committed and what is saved. Blocks to save are
+chosen and copied in another thread that changes no block, so workers can pull meanwhile.
 """
 
 import functools
@@ -40,7 +40,7 @@ Method = TypeVar("Method")
 
 
 class Kept(NamedTuple):
-    """The blocks that a node has set aside to be saved, and the distance of its other blocks from their saves."""
+    """The blocks that a node has copied for a save, and how far its other blocks are from their last saves."""
 
     blocks: Samples
     bytes: int
@@ -48,14 +48,14 @@ class Kept(NamedTuple):
 
 
 class FetchedBlocks(NamedTuple):
-    """Blocks that a node has loaded from the running checkpoint, and the save of each."""
+    """The blocks that a node has loaded from the checkpoint, and the iteration at which each was saved."""
 
     ids: Ids
     saved_at: Ids
 
 
 class Account(NamedTuple):
-    """The state of a node, for a controller that takes over."""
+    """The state of a node, as reported to a controller that takes over the run."""
 
     ids: Ids
     versions: Ids
@@ -65,8 +65,8 @@ class Account(NamedTuple):
     chosen: int  # the last iteration after which blocks were chosen to be saved
 
 
-def _in_turn(method: Method) -> Method:
-    """Run only one method at a time that changes blocks or their saves, whichever thread calls it.
+def _exclusive(method: Method) -> Method:
+    """Decorate a method of `ServerNode` to hold the node's lock, so that such methods run one at a time.
 
     Put `ray.method` below this decorator: Ray looks for a method's options on the innermost function.
     """
@@ -81,7 +81,7 @@ def _in_turn(method: Method) -> Method:
 
 
 class ServerNode:
-    """An actor that holds blocks, applies pushes to them, and saves them."""
+    """An actor that holds blocks of the model, applies pushes to them, and saves them."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._number, self._settings = number, settings
@@ -97,13 +97,13 @@ class ServerNode:
         self._credit, self._chosen = Fraction(0), -1
 
     def ready(self) -> int:
-        """Return the process id once everything is loaded."""
+        """Return the id of this process, as a sign that the node has started and loaded its data."""
         self._history.flush()
         return os.getpid()
 
-    @_in_turn
+    @_exclusive
     def begin(self, ids: Ids, map_version: int) -> None:
-        """Hold the blocks `ids` with their initial values."""
+        """Hold exactly the blocks `ids`, with their initial values, under the map of `map_version`."""
         values = cast(Arrays, self._workload.blocks.pack(self._start(), ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), map_version)
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
@@ -115,14 +115,14 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: When, part: int, push: Push) -> int:
-        """Store the push of one part of the input; return how many blocks still wait for it."""
+        """Keep the push of input part `part` until its round is committed; return how many blocks still need it."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
-    @_in_turn
+    @_exclusive
     def commit(self, map_version: int, when: When, parts: Sequence[int]) -> float:
-        """Apply a round; return the seconds it took."""
+        """Apply the kept pushes of the input parts `parts` for the round `when`; return the seconds that this took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
@@ -133,29 +133,29 @@ class ServerNode:
             self._record(events.Applied(when.iteration, when.round, map_version, blocks, counted, again))
         return time.perf_counter() - began
 
-    @_in_turn
+    @_exclusive
     def apply(self, map_version: int, when: When, part: int, push: Push) -> int:
-        """Apply the push of one part of the input at once; return the number of changed blocks."""
+        """Apply the push computed from input part `part` immediately; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
             self._record(events.Applied(when.iteration, when.round, map_version, blocks, (part,)))
         return len(changed)
 
-    @_in_turn
+    @_exclusive
     @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
-        """Answer a question about this node's blocks, asked to choose what to save after iteration `step`."""
+        """Answer a question about this node's blocks, asked to find the blocks to save after iteration `step`."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             info = self._shard.block_info(policy.ranking)
             self._candidates = step, info, Candidates(policy, step, self._shard.ids, info, count)
         return self._candidates[2].answer(question)
 
-    @_in_turn
+    @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> Kept:
-        """Make the present values of the chosen blocks their saved ones; `write` then writes them to the store."""
+        """Mark the blocks that `verdict` selects as saved at iteration `step`, and keep their values for `write`."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates
@@ -170,15 +170,15 @@ class ServerNode:
         self._record(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         return kept
 
-    @_in_turn
+    @_exclusive
     def keep(self, ids: Ids) -> None:
-        """Set the saved values of `ids` aside again, because they may not have reached the store."""
+        """Keep the last saved values of the blocks `ids` for `write`, because they may not have reached the store."""
         given = self._shard.give(ids)
         self._to_write = given.ids, given.saved_at, given.saved
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write what was set aside into segments, which are valid once the controller has committed them."""
+        """Write the kept blocks to the store as segments, which become valid when the controller commits them."""
         if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:
@@ -187,11 +187,11 @@ class ServerNode:
         return write_segments(self._store, blocks, who, sequence, *self._to_write, self._total)
 
     def survivors(self) -> Arrays | None:
-        """Return the input of the workload's rule for blocks that were never saved; None without any block."""
+        """Return a summary of this node's blocks, used to re-initialise lost blocks; None if it holds no block."""
         ids = self._shard.ids
         return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
 
-    @_in_turn
+    @_exclusive
     def hold(
         self,
         map_version: int,
@@ -201,9 +201,10 @@ class ServerNode:
         everything: bool,
         summaries: Arrays | None = None,
     ) -> FetchedBlocks:
-        """Hold exactly the blocks `ids` by a new map: missing ones, or all, are loaded from the running checkpoint.
+        """Hold exactly the blocks `ids` under the map of `map_version`, loading missing blocks from the checkpoint.
 
-        With `summaries` of the survivors, blocks that were never saved get new values by the workload's rule.
+        With `everything`, all blocks are loaded. `version` is the next round of the loaded blocks. With `summaries` of
+        the surviving nodes, blocks that were never saved get new values by the workload's rule.
         """
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
@@ -216,8 +217,8 @@ class ServerNode:
                 all_saved_at[segment.ids] = segment.saved_at
             saved_at = all_saved_at[lacking]
             holding = restored(lacking, values, saved_at, version)
-            if summaries is not None and len(never := np.flatnonzero(saved_at == 0)):
-                self._renew(holding, never, summaries)
+            if summaries is not None and len(unsaved := np.flatnonzero(saved_at == 0)):
+                self._renew(holding, unsaved, summaries)
             self._shard.adopt(holding, map_version)
             place, blocks = divmod(version, self._workload.rounds), lacking.tolist()
             seconds = time.perf_counter() - began
@@ -225,23 +226,23 @@ class ServerNode:
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
         return FetchedBlocks(lacking, saved_at)
 
-    @_in_turn
+    @_exclusive
     def give(self, map_version: int, ids: Ids) -> Holding:
-        """Return a copy of blocks for another node; requests by older maps are refused from now on."""
+        """Return a copy of the blocks `ids` for another node, and refuse requests by maps older than `map_version`."""
         return self._shard.give(ids, map_version)
 
-    @_in_turn
+    @_exclusive
     def adopt(self, map_version: int, *holdings: Holding) -> None:
         self._candidates = None
         for holding in holdings:
             self._shard.adopt(holding, map_version)
 
-    @_in_turn
+    @_exclusive
     def distance_from_saves(self) -> float:
-        """Return the distance of all blocks on this node from their saved values, in the workload's norm."""
+        """Return the total distance of this node's blocks from their saved values: the root of the sum of squares."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
-    @_in_turn
+    @_exclusive
     def account(self) -> Account:
         shard = self._shard
         return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
@@ -261,12 +262,12 @@ class ServerNode:
         self._history.append(what)
         self._history.flush()
 
-    def _renew(self, holding: Holding, never: Ids, summaries: Arrays) -> None:
-        """Give new values to blocks that were `never` saved; their saved values are unchanged."""
+    def _renew(self, holding: Holding, unsaved: Ids, summaries: Arrays) -> None:
+        """Give the never-saved blocks, at positions `unsaved` in `holding`, new values computed from `summaries`."""
         iteration = int(holding.versions[0]) // self._workload.rounds
-        fresh = rule_of(self._workload).fresh(holding.ids[never], summaries, iteration, self._settings.seed)
+        fresh = rule_of(self._workload).fresh(holding.ids[unsaved], summaries, iteration, self._settings.seed)
         layout = BlockLayout(self._workload.blocks, holding.ids)
-        put(holding.values, layout.places(never), fresh)
+        put(holding.values, layout.places(unsaved), fresh)
 
     def _start(self) -> Arrays:
         state = self._workload.start(self._settings.seed)

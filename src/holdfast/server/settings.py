@@ -18,7 +18,7 @@ POINTS = ("boundary", "apply", "checkpoint", "recovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A run as plain values, the same for each of its processes."""
+    """The settings of a run on the parameter server, the same for all of its processes."""
 
     workload: str
     nodes: int
@@ -60,7 +60,7 @@ class Settings:
         return store_at(self.store)
 
     def announced(self, life: int, workload: Divided) -> Serve:
-        """Return the event with which a controller begins."""
+        """Return the first event of a controller; `life` counts the earlier controllers of the run."""
         return Serve(
             attempt=life,
             workload=workload.name,
@@ -81,5 +81,5 @@ class Settings:
 
     @property
     def history(self) -> Path:
-        """The folder of the histories."""
+        """The folder with the histories of all processes of the run."""
         return self.out / "history"

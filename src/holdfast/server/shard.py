@@ -1,8 +1,8 @@
-"""The blocks of one node: values, rounds seen, saved values, and pushes that wait.
+"""The blocks that one node holds: their values, last saved values, round numbers, and pushes not applied yet.
 
-Every request may be repeated. Rounds are numbered from the start of the run; the version of a block is the number of
-the next round that changes it, so a repeated round is ignored. Holdings change only together with the partition map,
-and requests by an older map are refused with `BlocksMoved`.
+Every request may be repeated. Rounds are numbered from the start of the run. The version of a block is the number of
+the next round to apply to it, so a repeated round is ignored. The set of blocks changes only together with the
+partition map, and requests that use an older map are refused with `BlocksMoved`.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from holdfast.workloads.workload import Arrays
 
 
 class BlocksMoved(Exception):
-    """This node does not hold the blocks, or its map is newer: retry with a newer map."""
+    """Raised by a node that does not hold the requested blocks or knows a newer map; retry with a newer map."""
 
 
 class Holding(NamedTuple):
-    """Some blocks, in rising order, with everything that a node knows of them."""
+    """Some blocks of a node, in ascending order, with their values, last saved values and round numbers."""
 
     ids: Ids
     values: Arrays
@@ -33,7 +33,7 @@ class Holding(NamedTuple):
 
 
 class AppliedCommit(NamedTuple):
-    """The effect of committing a round on the blocks of a node."""
+    """The effect of committing a round: the blocks that have it now, had it before, or lack an earlier round."""
 
     ids: Ids  # had this round now, with or without a push
     ignored: Ids  # had this round before
@@ -41,13 +41,13 @@ class AppliedCommit(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
-    """Return saved blocks as a holding that continues with round `version`; also used before the first round."""
+    """Return blocks with their saved values as a `Holding` that continues with round `version`."""
     copies = {name: array.copy() for name, array in values.items()}
     return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
 
 class Shard:
-    """The blocks of one node; empty until it adopts some."""
+    """The blocks that one node holds; none until `adopt` is called."""
 
     def __init__(self, workload: Divided) -> None:
         self._workload = workload
@@ -65,35 +65,35 @@ class Shard:
 
     @property
     def ids(self) -> Ids:
-        """The blocks on this node, in rising order."""
+        """The numbers of the blocks on this node, in ascending order."""
         return self._layout.ids
 
     @property
     def versions(self) -> Ids:
-        """The number of the round that each block waits for."""
+        """For each block, the number of the round to apply next."""
         return self._versions.copy()
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration of each block's value in the cache."""
+        """For each block, the iteration of its last save."""
         return self._saved_at.copy()
 
     def number(self, when: When) -> int:
-        """Return the number of a round, counted from the start of the run."""
+        """Return the number of the round `when`, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
-        """Return the present values of the blocks `ids`, in rising order, packed."""
+        """Return the current values of the blocks `ids`, packed into one array for each name."""
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
-        """Return the workload's summary of all blocks on this node; it is computed once for all workers."""
+        """Return the workload's summary of all blocks on this node, cached until a block changes."""
         if self._summary is None:
             self._summary = self._workload.summary(self.ids, self._values)
         return self._summary
 
     def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Store a worker's push until its round is committed; return the blocks that still wait for that round."""
+        """Keep a worker's push until its round is committed; return those of its blocks that still need this round."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -101,11 +101,11 @@ class Shard:
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: When) -> tuple[int, ...]:
-        """Return the workers whose pushes wait for the commit of a round."""
+        """Return the workers whose pushes for the round `when` are kept and not applied yet."""
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: When, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the sum of the pushes of `workers`, added in this order, to the blocks that wait for this round."""
+        """Apply the sum of the kept pushes of `workers`, added in this order, to blocks whose next round is `when`."""
         self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number
@@ -117,7 +117,7 @@ class Shard:
         return result
 
     def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's push at once (with staleness), each round of a block once; return the changed blocks."""
+        """Apply a worker's push immediately, once for each round and block, and return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -127,10 +127,10 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: Holding, map_version: int) -> None:
-        """Take over blocks, or new values of present blocks, under a new version of the map.
+        """Add the blocks in `holding`, or replace the values of present blocks, under the map of `map_version`.
 
-        Pushes by older maps are discarded, because the round is repeated. Adopting again under the same version changes
-        nothing, so that blocks that have advanced since are not set back.
+        Pushes sent by older maps are discarded, because their round is repeated. A second call with the same version
+        changes nothing, so blocks that have advanced meanwhile are not set back.
         """
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
@@ -142,7 +142,10 @@ class Shard:
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
     def give(self, ids: Ids, map_version: int | None = None) -> Holding:
-        """Return a copy of the blocks `ids`; if they are given away by a new map, requests by older ones are refused."""
+        """Return a copy of the blocks `ids`, with their saved values and round numbers.
+
+        With `map_version`, the blocks are about to move to another node: requests by older maps are then refused.
+        """
         if map_version is not None:
             self._require_recent(map_version)
             self.changed = map_version
@@ -150,7 +153,7 @@ class Shard:
         return _part(self._blocks, self._holding(), here)
 
     def drop(self, ids: Ids, map_version: int) -> None:
-        """Remove blocks that belong to another node under a new version of the map."""
+        """Remove the blocks `ids`, which belong to other nodes under the map of `map_version`."""
         self._require_recent(map_version)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():
@@ -158,13 +161,13 @@ class Shard:
             self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, map_version)
 
     def distances(self, others: Arrays | None = None) -> Floats:
-        """Return the distance of each block from its saved value, or from `others`, in the workload's norm."""
+        """Return the distance of each block from its saved value, or its value in `others`, by the workload's norm."""
         if not len(self.ids):
             return np.zeros(0)
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return what a policy needs of the blocks here; values that its ranking does not read are 0."""
+        """Return the data by which the policy `ranking` ranks the blocks on this node; values it does not use are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}
@@ -172,7 +175,7 @@ class Shard:
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
-        """Make the present values of blocks their saved ones as of `iteration`, once; return the saved ones, packed."""
+        """Store the current values of the blocks `ids` as saved at `iteration`; return their saved values, packed."""
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
         places = self._layout.places(new)
@@ -231,7 +234,6 @@ class Shard:
         }
 
     def _expected(self, push: Push, map_version: int) -> Ids:
-        """Return the positions of a push's blocks, or raise an error if it cannot be applied."""
         self._require_recent(map_version)
         position = self._found(push.ids)
         require_fit(self._layouts.of(push.ids), push.values)

@@ -1,7 +1,7 @@
 """The progress and the result of a run, and requests for more nodes.
 
-`summary` reads the history alone, so it works for finished runs and from other machines. A `JoinRequest` is a file in the
-run's folder, written by a user and taken by the driver.
+`summary` reads the history alone, so it works for finished runs and from other machines. A `JoinRequest` is a file in
+the run's folder, written for a user and removed by the driver.
 """
 
 from collections import Counter
@@ -32,19 +32,19 @@ class ServerOutcome(NamedTuple):
 
 
 class JoinRequest:
-    """A request for more nodes; one at a time."""
+    """A file in the run's folder by which a user requests more nodes; there is at most one at a time."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / "join"
 
     def write(self, nodes: int) -> None:
-        """Request `nodes` more nodes."""
+        """Request `nodes` more nodes for the run."""
         if nodes < 1:
             raise BadInput(f"--nodes must be at least 1 (got {nodes}).")
         write_atomically(self._path, str(nodes).encode(), self._path.with_suffix(".new"))
 
     def take(self) -> int:
-        """Remove the request and return its number of nodes, or 0."""
+        """Remove the request and return its number of nodes, or 0 if there is no request."""
         try:
             wanted = int(self._path.read_text())
             self._path.unlink()
@@ -54,7 +54,7 @@ class JoinRequest:
 
 
 def summary(run: Path) -> list[str]:
-    """Return a summary of the run as lines of text."""
+    """Return a summary of the run in the folder `run` as lines of text."""
     recorded = _events(run)
     plan = next(what for what in recorded if isinstance(what, events.Serve))
     iterations = [what for what in recorded if isinstance(what, events.Iterate)]

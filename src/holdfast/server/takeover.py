@@ -1,4 +1,4 @@
-"""The history of earlier controllers, as a controller reads it when it takes over."""
+"""The history of a run's earlier controllers, as read by a controller that takes over."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,27 +13,27 @@ Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # the iteration, who,
 
 
 class ControllerPast:
-    """The history of the controllers of one run; read again at each call."""
+    """The events recorded by earlier controllers of a run; the history file is read again at each call."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._settings = path, settings
 
     def lost(self) -> set[Member]:
-        """Return the nodes and workers that were lost."""
+        """Return the members that are recorded as lost."""
         return {Member(what.kind, what.number) for what in self._all("lost") if isinstance(what, events.Lost)}
 
     def joined(self) -> set[Member]:
-        """Return the members that took part from the start, and those recorded as joined."""
+        """Return all members that ever took part: the initial ones, and those recorded as joined."""
         joined = {Member(what.kind, what.number) for what in self._all("joined") if isinstance(what, events.Joined)}
         nodes = {Member("node", number) for number in range(self._settings.nodes)}
         return joined | nodes | {Member("worker", number) for number in range(self._settings.workers)}
 
     def moves(self) -> set[tuple[int, int]]:
-        """Return the pairs of nodes between which blocks were moved."""
+        """Return the recorded moves of blocks as pairs of the source node and the target node."""
         return {(what.source, what.target) for what in self._all("moved") if isinstance(what, events.Moved)}
 
     def strikes(self) -> set[Strike]:
-        """Return the failures that were injected, which must not be repeated."""
+        """Return the failures that were already injected and must not be injected again."""
         struck = [what for what in self._all("struck") if isinstance(what, events.Struck)]
         return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in struck}
 
@@ -44,11 +44,11 @@ class ControllerPast:
         return 0 if (last := self.last()) is None else last.iteration + 1
 
     def saves(self) -> int:
-        """Return how often blocks were chosen to be saved."""
+        """Return the number of saves for which blocks were chosen."""
         return sum(1 for _ in self._all("chosen"))
 
     def failures(self) -> int:
-        """Return how often a node, a worker or a controller was lost."""
+        """Return the number of recorded losses of nodes, workers and controllers."""
         return sum(1 for _ in self._all("lost"))
 
     def _all(self, kind: str) -> Iterator[events.What]:

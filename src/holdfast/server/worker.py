@@ -1,6 +1,6 @@
 """A worker of the parameter server: an actor that pulls blocks, computes from parts of the input, and pushes.
 
-It has the part of its own number, and the parts that it took over from lost workers. It keeps nothing from one round to
+Worker i computes part i of the input, and parts that it took over from lost workers. It keeps nothing from one round to
 the next that depends on the round, so every round can be repeated.
 """
 
@@ -31,7 +31,7 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """The seconds and measures of a worker's round, and the nodes because of which it was broken off, if any."""
+    """The result of a worker's round: seconds, losses by input part, and the nodes that made the round fail, if any."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -45,7 +45,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Some nodes did not answer, or the map has changed."""
+    """Raised to abandon a round because `nodes` did not answer or, if there are none, because the map has changed."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -59,7 +59,7 @@ class _Route(NamedTuple):
 
 
 class Worker:
-    """An actor that computes updates of blocks."""
+    """An actor that computes updates of blocks from its parts of the input."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._settings = settings
@@ -74,18 +74,18 @@ class Worker:
         self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
 
     def ready(self) -> int:
-        """Return the process id once everything is loaded."""
+        """Return the id of this process, as a sign that the worker has started and loaded its data."""
         self._history.flush()
         return os.getpid()
 
     def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
-        """Use a new map from now on."""
+        """Send requests by the map `partition` to the actors in `nodes` from now on."""
         self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
     def compute(self, when: When, parts: Sequence[int]) -> WorkerRound:
-        """Do a round for `parts` of the input."""
+        """Pull, compute and push for the round `when`, for each of the input parts `parts`."""
         pull = compute = push = 0.0
         try:
             for part in parts:
@@ -96,7 +96,7 @@ class Worker:
         return WorkerRound(pull, compute, push)
 
     def advance(self, iteration: int, part: int) -> WorkerRound:
-        """Do all rounds of an iteration for one part of the input, independent of other workers, and measure."""
+        """Do all rounds of an iteration for one input part without waiting for other workers, then measure the loss."""
         pull = compute = push = 0.0
         try:
             for round in range(self._workload.rounds):
@@ -134,7 +134,7 @@ class Worker:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _do_round(self, when: When, part: int, method: str) -> WorkerRound:
-        """Pull, compute and push for one part; `method` stores the push until the round's end, or applies it at once."""
+        """Pull, compute and push for one input part; `method` is the node's method that receives the push."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
         pulled_at = time.perf_counter()
@@ -183,7 +183,7 @@ class Worker:
         return answers.results
 
     def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
-        """Return which node holds which of `ids`; the last result is reused if the ids are the same."""
+        """Group the blocks `ids` by the node that holds them; the result is cached for each request, part and round."""
         known, routes = self._routes.get((what, part, round), (None, []))
         if known is None or not np.array_equal(known, ids):
             shares = self._map_now().split(ids).items()

@@ -24,7 +24,9 @@ Schedule: TypeAlias = Callable[[int], float]
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Compute Theorem 3.2: log(1 + Δ/D) / log(1/c), where Δ = Σ c^-l ‖δ[l]‖ over perturbations of `sizes` at `steps`.
+    """Return the most iterations that perturbations of norm `sizes` at iterations `steps` can cost (Theorem 3.2).
+
+    The bound is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations δ[l].
 
     The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
     broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
@@ -46,7 +48,7 @@ def iteration_cost_bound(
 
 
 def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
-    """Compute the limit of (13), cΔ/(1-c): the distance to x* that perturbations of up to Δ at every iteration leave."""
+    """Return the distance to the optimum that remains if each iteration is perturbed by norm `size`: c·size / (1-c)."""
     rate = _contraction(c)
     return np.asarray(rate * _sizes(size) / (1 - rate))
 
@@ -54,12 +56,14 @@ def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
 def endless_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, size: npt.ArrayLike, epsilon: npt.ArrayLike
 ) -> Floats:
-    """Compute the cost of perturbations of up to `size` at every iteration; infinite if ε cannot be reached.
+    """Return the most iterations that perturbations of norm `size` at every iteration can cost.
+
+    The result is infinite if the perturbations keep the run from coming within `epsilon` of the optimum.
 
     Let e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below
-    ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c). Less κ(x) = log(D/ε) /
-    log(1/c), the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) has lost ε. If D ≤ ε (so also
-    if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
+    ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs
+    log(D/ε) / log(1/c) iterations, so the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) has
+    lost ε. If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
 
     The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
     """
@@ -71,7 +75,7 @@ def endless_cost_bound(
 
 
 def harmonic(scale: float, offset: float) -> Schedule:
-    """Return the schedule α[k] = scale / (k + offset), under which SGD converges as 1/k if the scale exceeds 1."""
+    """Return the step size schedule α[k] = scale / (k + offset); SGD then converges as 1/k if `scale` exceeds 1."""
     if not 0 < scale <= offset:
         raise BadInput(f"scale {scale} with offset {offset} makes α[0] leave (0, 1]: choose 0 < scale <= offset")
     return lambda k: scale / (k + offset)
@@ -87,13 +91,15 @@ def sgd_iterations(
     steps: Sequence[int] = (),
     limit: int = 1_000_000,
 ) -> float:
-    """Return the first k from which SGD's bound on √E‖y[k] - x*‖² stays below ε; infinite if not before `limit`.
+    """Return the iteration from which SGD's error bound stays below `epsilon`; infinite if that is later than `limit`.
 
-    With r[k] the L2 norm √E‖y[k] - x*‖² and s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], and
-    (15) from there on: r[k+1]² ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². The analogue printed in appendix B.2 adds ‖δ‖, a
-    length, to α²G², a square, and drops the cross term 2 r s. By Jensen E‖y - x*‖ ≤ r, so r < ε is enough.
+    The bound is on r[k] = √E‖y[k] - x*‖², the root mean square distance to the optimum; r[0] is `distance`. `alpha` is
+    the schedule of step sizes, which must not increase, and `gradient` is G, the bound on gradients in (15). A
+    perturbation of size `sizes[i]` is added at iteration `steps[i]`.
 
-    `gradient` is G. α must not rise: the bound then stays below ε once it is, as soon as α G² ≤ ε².
+    With s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], so by (15) r[k+1]² ≤ (1 - α[k]) (r[k] +
+    s[k])² + α[k]² G². (The analogue printed in appendix B.2 adds ‖δ‖, a length, to α²G², a square, and drops the cross
+    term 2 r s.) By Jensen E‖y - x*‖ ≤ r, so r < ε is enough. Once r < ε and α G² ≤ ε², the bound stays below ε.
     """
     _positive("distance to the optimum", distance)
     _positive("epsilon", epsilon)
@@ -125,7 +131,7 @@ def sgd_cost_bound(
     steps: Sequence[int],
     limit: int = 1_000_000,
 ) -> float:
-    """Return the iteration cost (4) for SGD: the bound's iterations with these perturbations minus those without."""
+    """Return the bound on SGD's iteration cost (4): `sgd_iterations` with the perturbations minus that without them."""
     without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
     if math.isinf(without):
         reached = f"the bound is not below {epsilon} after {limit} iterations"
@@ -134,19 +140,20 @@ def sgd_cost_bound(
 
 
 def full_size(distances: Floats, order: float = 2) -> float:
-    """Return ‖δ‖ of full recovery: every block returns to its saved value, at `distances` from the live one.
+    """Return the norm of the perturbation that full recovery causes by resetting every block to its saved value.
 
-    `order` tells how distances of blocks combine: 2 for lengths, whose squares add up; 1 for distances that add up,
-    such as numbers of differing tokens; infinity for the largest.
+    `distances` are the distances between the live and the saved value of each block. `order` tells how they combine: 2
+    for lengths, whose squares add up; 1 for distances that add up, such as numbers of differing tokens; infinity for
+    the largest.
     """
     return _norm(distances, order)
 
 
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
-    """Return ‖δ'‖ of partial recovery: only the lost blocks return. `order` is as for `full_size`.
+    """Return the norm of the perturbation that partial recovery causes by resetting only the `lost` blocks.
 
-    Theorem 4.1, for every order, is ‖δ'‖ ≤ ‖δ‖. Equality (the paper prints <) holds if no surviving block has moved
-    since its save.
+    `distances` and `order` are as for `full_size`. By Theorem 4.1 the result is at most that of `full_size`. Both are
+    equal (the paper prints <) if no surviving block has moved since its save.
     """
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
@@ -159,7 +166,7 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
-    """Compute Theorem 4.2: E‖δ'‖² = p‖δ‖² if every block is lost with probability p, independently or not."""
+    """Return the expectation of `partial_size` squared if each block is lost with probability `p` (Theorem 4.2)."""
     if not 0 <= p <= 1:
         raise BadInput(f"The lost fraction p must be between 0 and 1 (got {p}).")
     return p * float(np.sum(np.square(distances)))

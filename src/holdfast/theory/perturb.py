@@ -1,6 +1,6 @@
 """Perturbations δ for an iteration y[k+1] = f(y[k] + δ[k]): random, worst-case, and those of real systems.
 
-Every function returns a δ and changes nothing. Equation and example numbers are those of Qiao et al. (2018).
+Functions return δ without changing their arguments. Equation and example numbers are those of Qiao et al. (2018).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,22 +17,25 @@ Shard = TypeVar("Shard")
 
 
 def gaussian(shape: int | tuple[int, ...], size: float, rng: np.random.Generator) -> Floats:
-    """Return a uniformly random direction (a normal vector), scaled to the norm `size`."""
+    """Return a perturbation of norm `size` in a uniformly random direction."""
     return _scaled(rng.standard_normal(shape), size)
 
 
 def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: float) -> Floats:
-    """Return a step of norm `size` straight away from the optimum, the worst perturbation of its size."""
+    """Return the worst perturbation of norm `size`: a step from `x` straight away from the optimum."""
     return _scaled(np.asarray(x - optimum, dtype=np.float64), size)
 
 
 def reduced_precision(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Return the δ of example 2.1, rounding y to `bits` bits: |δ| < 2^-(bits-1) |y| wherever y is not 0."""
+    """Return the rounding error of `y` in a format with `bits` mantissa bits (example 2.1 of the paper).
+
+    For every nonzero element, the error is below 2^-(bits-1) times its absolute value.
+    """
     return np.asarray(rounded(y, bits) - y)  # exact: both lie within a factor 2 of each other
 
 
 def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Round y to a mantissa of `bits` bits, including the leading one; nearest, ties to even."""
+    """Return `y` rounded to a mantissa of `bits` bits, including the leading bit; ties round to even."""
     if bits < 1:
         raise BadInput(f"a mantissa of {bits} bits holds no number: give 1 or more")
     limits = np.finfo(y.dtype)
@@ -47,11 +50,11 @@ def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
 def staleness(
     gradient: Callable[[Floats, Shard], Floats], iterates: Sequence[Floats], shards: Sequence[Shard], delays: Ids
 ) -> Floats:
-    """Return the δ of example 2.2: the mean gradient of machines at iterates `delays` ago, minus that at the newest.
+    """Return the error of the mean gradient if machine i computes it at the iterate of `delays[i]` iterations ago.
 
-    `gradient(x, shard)` is the mean gradient over one machine's shard; shards are equally large, so their mean at x is
-    the true gradient. A delay beyond the first iterate uses the first. The result is a gradient: a step of learning
-    rate α perturbs the next state by -α times it, a factor the paper leaves out.
+    `gradient(x, shard)` is the mean gradient over the data shard of one machine; all shards have the same size. A delay
+    beyond the first iterate uses the first. The error is that of a gradient: SGD with learning rate α multiplies it by
+    -α, a factor that the paper leaves out (example 2.2).
     """
     if len(delays) != len(shards):
         raise BadInput(f"{len(delays)} delays for {len(shards)} machines: give one delay for each shard")
@@ -62,7 +65,7 @@ def staleness(
 
 
 def stale_delays(machines: int, bound: int, rng: np.random.Generator) -> Ids:
-    """Draw how many iterations each machine lags behind: independent, uniform on 0..bound."""
+    """Draw the delay of each machine in iterations, independently and uniformly from 0 to `bound`, inclusive."""
     if bound < 0:
         raise BadInput(f"a staleness bound of {bound} lies in the future: give 0 or more")
     return rng.integers(0, bound, size=machines, endpoint=True)

@@ -1,12 +1,14 @@
-"""Measure how fast an iteration converges: its contraction rate and its effective distance to the optimum.
+"""Measure how fast an iteration converges: its contraction rate c and its effective distance D to the optimum.
 
-Theorem 3.2 needs c and D such that the unperturbed run falls as D·c^k. Which D? Let f be a c-contraction (every linear
-iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly convex function), and d[k] = ‖x[k] - x*‖. Then
-‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K, then m iterations later ‖y
-- x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) / log(1/c). So the measured
-cost is at most the bound, rounded up, for every D below all d[k] c^-k, and the largest such D is tight: the part of
-x[0] - x* in the slowest direction. ‖x[0] - x*‖ is larger if x[0] has faster directions as well. The run then ends
-sooner than κ(x), and a perturbation in the slowest direction costs more than the bound.
+Theorem 3.2 needs c and D such that the distance of the unperturbed run, d[k] = ‖x[k] - x*‖, falls as D·c^k. Its bound
+holds for every D below all d[k] c^-k. The largest such D makes the bound tight: it is the part of x[0] - x* in the
+slowest direction. ‖x[0] - x*‖ is larger if x[0] has faster directions as well. With that distance the bound would be
+too small: a perturbation in the slowest direction costs more.
+
+Proof: let f be a c-contraction (every linear iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly
+convex function). Then ‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K,
+then m iterations later ‖y - x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) /
+log(1/c). So the measured cost is at most the bound, rounded up.
 """
 
 import math
@@ -20,18 +22,18 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """An iteration whose distance to the optimum falls as `distance · c^k`."""
+    """The convergence of an iteration whose distance to the optimum after k steps is `distance * c**k`."""
 
     c: float
     distance: float
 
 
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
-    """Fit the rate of the tail: least squares of log d[k] against k over `window`, by default the last half.
+    """Fit a rate to the distances d[k] from the optimum, by least squares of log d[k] against k.
 
-    The distance is the effective one, min d[k] c^-k over the window. On a linear iteration c comes from below, with an
-    error that vanishes as (λ2/λ1)^2k. End the window before the distances flatten at the precision with which x* is
-    known.
+    Only the iterations in `window` are used, by default the last half. The returned distance is min d[k] c^-k over the
+    window. On a linear iteration c is slightly too small, with an error that vanishes as (λ2/λ1)^2k. End the window
+    before the distances flatten at the precision with which the optimum is known.
     """
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
@@ -43,7 +45,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the smallest c for which (3) holds along the whole trajectory, max d[k+1]/d[k], and its distance."""
+    """Return the smallest c with d[k+1] ≤ c·d[k] for all successive `distances` d[k], and its effective distance."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
@@ -56,11 +58,12 @@ _ONE_STEP_ON = np.array([[1, 0, 0, 0, 0], [-1, 1, 0, 0, 0], [1, -2, 1, 0, 0], [0
 
 
 class OnlineRate:
-    """The rate of a running iteration with unknown optimum, from the lengths s[k] = ‖x[k+1] - x[k]‖ of its steps.
+    """An estimate of the convergence rate of a running iteration with unknown optimum, from the lengths of its steps.
 
-    Once the slowest direction dominates, steps shrink as the distance does, s[k+1] ≈ c s[k], and the distance is the
-    sum of all future steps: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log s is fitted by least squares in which a
-    step that lies `memory` steps back weighs 1/e: noise averages out, and fast directions are forgotten.
+    The step lengths are s[k] = ‖x[k+1] - x[k]‖. Once the slowest direction dominates, they shrink as the distance does,
+    s[k+1] ≈ c s[k], and the distance is the sum of all future steps: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log
+    s is fitted by least squares, with a weight that falls to 1/e after `memory` steps: noise averages out, and early
+    steps are forgotten.
     """
 
     def __init__(self, memory: float = 50.0) -> None:
@@ -80,7 +83,7 @@ class OnlineRate:
 
     @property
     def rate(self) -> Rate | None:
-        """The rate c and the distance from the newest state, infinite if steps do not shrink; None before two steps."""
+        """The rate c and the distance to the optimum (infinite if steps do not shrink); None before two steps."""
         one, t, tt, log, t_log = (float(total) for total in self._sums)
         spread = one * tt - t**2
         if spread <= 0:

@@ -1,7 +1,7 @@
-"""Read a folder of torch's distributed checkpoint (DCP) without trusting it: only its tensors, and no code runs.
+"""Read the tensors of a torch.distributed.checkpoint (DCP) folder from an untrusted source, without running its code.
 
-Its index `.metadata` is a pickle. Torch unpickles it without limits; here it may name only the few classes that an index
-consists of. Tensors are read by torch's restricted reader; anything else in the folder is left alone.
+The index `.metadata` is a pickle. Torch unpickles it without limits; here it may name only the few classes that an
+index consists of. Tensors are read by torch's restricted reader; everything else in the folder is ignored.
 """
 
 import pickle
@@ -36,7 +36,7 @@ _ALLOWED = {
 
 
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a DCP folder, whole, by name."""
+    """Return all tensors of a DCP folder by name, unsharded; raise Corrupt if it is incomplete or unsafe to read."""
     try:
         index = _index(folder)
         entries = index.state_dict_metadata.items()
@@ -57,7 +57,7 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class _Reader(FileSystemReader):
-    """Torch's reader with an index that was already read."""
+    """Torch's checkpoint reader, with an index that was already read and checked."""
 
     def __init__(self, folder: Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -68,7 +68,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler of the index that refuses all other classes."""
+    """An unpickler that accepts only the classes that a DCP index consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
@@ -88,7 +88,7 @@ def _index(folder: Path) -> Metadata:
 
 
 def _check(folder: Path, index: Metadata, tensors: dict[str, TensorStorageMetadata]) -> None:
-    """Raise ValueError for parts outside the folder, more bytes than its files have, or incomplete tensors."""
+    """Raise ValueError if the index refers to files outside `folder`, to missing bytes, or to incomplete tensors."""
     for part in (index.storage_data or {}).values():
         if Path(part.relative_path).name != part.relative_path or (folder / part.relative_path).is_symlink():
             raise ValueError(f"a part of it lies elsewhere, in {part.relative_path}")

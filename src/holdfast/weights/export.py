@@ -1,6 +1,6 @@
 """Export a state to a file or folder that other programs read: safetensors, torch's own format, or torch's DCP.
 
-The target appears complete or not at all, and replaces an existing one only with `force`.
+The target appears complete or not at all. An existing target is replaced only with `force`.
 """
 
 import os
@@ -24,10 +24,10 @@ SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 
 
 def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
-    """Write a state_dict, or several by name, in the format that the name `to` implies.
+    """Write a state_dict, or a dict of state_dicts, to the path `to`, whose suffix selects the format.
 
-    `.safetensors` holds the tensors of one state_dict. Torch loads a `.pt` file with `weights_only=True`. A name without
-    a suffix is a folder, for `torch.distributed.checkpoint.load`.
+    A `.safetensors` file can hold only one state_dict of tensors. Torch loads a `.pt` or `.pth` file with
+    `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`.
     """
     write = writer_for(to)
     with _replacing(Path(to), force=force) as place:
@@ -35,7 +35,7 @@ def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
 
 
 def writer_for(to: str) -> Callable[[Mapping[str, Any], Path], None]:
-    """Return the function that writes the format of the name `to`; raise BadInput for an unknown suffix."""
+    """Return the function that writes the format selected by the suffix of `to`; raise BadInput if it is unknown."""
     suffix = Path(to).suffix
     if to.endswith("/") or not suffix:
         return _write_folder
@@ -73,7 +73,7 @@ def _write_folder(state: Mapping[str, Any], place: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Replace numpy arrays and numbers by tensors, because readers with `weights_only=True` refuse numpy."""
+    """Return `value` with numpy arrays and numbers as tensors, because `weights_only=True` refuses numpy."""
     if isinstance(value, np.ndarray | np.generic):
         return torch.as_tensor(value)
     if isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary name beside `target` to write to, and rename it to `target` afterwards."""
+    """Yield a temporary path beside `target` to write to, and rename it to `target` afterwards."""
     if os.path.lexists(target) and not force:
         raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
@@ -119,7 +119,7 @@ def _discard(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or a folder with its files, to the disk."""
+    """Flush a file, or a temporary folder with its files, to disk."""
     for part in [*path.iterdir(), path] if path.name.endswith(TEMPORARY) and path.is_dir() else [path]:
         descriptor = os.open(part, os.O_RDONLY)
         try:

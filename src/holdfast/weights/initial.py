@@ -1,8 +1,8 @@
 """The initial weights of a run: read from another run or a foreign file, matched to the model, and loaded.
 
-Files name weights in many ways: plainly, behind a wrapper's prefix (`module.`, `_orig_mod.`), inside `state_dict` or
-`model`, flat or nested. The way that matches most names of the model is used. Every rank loads the weights before the
-first step, unless it restored a snapshot.
+Files name weights in many ways: plainly, with a wrapper's prefix (`module.`, `_orig_mod.`), nested in `state_dict` or
+`model`. Of these interpretations, the one that matches most names of the model is used. Every rank loads the weights
+before the first step, unless it restored a snapshot.
 """
 
 import logging
@@ -32,7 +32,7 @@ _INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContent:
-    """The content of a source: states by name if it is a run, otherwise the content of a file; and its snapshot's step."""
+    """The states of a run by name, or the content of a weights file, with a digest and the run's snapshot step."""
 
     content: Any
     of_a_run: bool
@@ -41,13 +41,13 @@ class SourceContent:
 
 
 def resolve(source: WeightsSource) -> WeightsSource:
-    """Return the source with the step of its snapshot and the digest of its content."""
+    """Return `source` completed with the step of its snapshot and the digest of its content."""
     content = read_source(source)
     return replace(source, step=content.step, digest=content.digest)
 
 
 def read_source(source: WeightsSource) -> SourceContent:
-    """Read everything in a source; raise BadInput or Corrupt if it has no weights or is damaged."""
+    """Read the run, DCP folder or weights file that `source` names; raise BadInput or Corrupt if that is impossible."""
     path = Path(source.place)
     if path.is_dir():
         if not (path / INDEX).is_file():
@@ -69,7 +69,7 @@ def read_source(source: WeightsSource) -> SourceContent:
 
 
 def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in nested containers with its path."""
+    """Yield every tensor in nested dicts with its path, such as "model/weight"."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping) and depth < DEEPEST:
@@ -101,7 +101,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The weights of a source for a model, by the model's own keys, and the keys that do not match."""
+    """The weights of a source that fit a model, by the model's keys, and the keys that do not fit."""
 
     values: dict[str, Any]
     missing: list[str]
@@ -110,13 +110,16 @@ class Match:
 
     @property
     def differences(self) -> list[str]:
-        """Every mismatch as text: missing keys, wrong shapes, unexpected keys."""
+        """A message for every missing key, wrong shape and unexpected key."""
         missing = [f"{key} is missing" for key in self.missing]
         return [*missing, *self.misshapen, *(f"{key} is unexpected" for key in self.unexpected)]
 
 
 def match(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Match:
-    """Match the weights in `content` to the state_dict `model` of this name, in the reading with most common keys."""
+    """Match the weights in `content` to `model`, the state_dict of the model called `name`.
+
+    Of all interpretations of `content`, such as nested or prefixed, the one with the most common keys is used.
+    """
     keys = dict(zip(own_keys(model), model, strict=True))  # the user's own keys to the model's keys
     best = max(_readings(name, content), key=lambda reading: (len(reading.keys() & keys.keys()), len(reading)))
     misshapen = {key for key in best if key in keys and _shape(best[key]) != _shape(model[keys[key]])}
@@ -129,7 +132,7 @@ def match(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Ma
 
 
 def _readings(name: str, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every way to read `content` as weights by name, the plainest first."""
+    """Yield every interpretation of `content` as a flat dict of weights: nested or not, with or without prefixes."""
     inside = dict.fromkeys((name, *_INSIDE))
     flat = {key: value for key, value in content.items() if isinstance(key, str) and not isinstance(value, Mapping)}
     for reading in (flat, *(content[key] for key in inside if isinstance(content.get(key), Mapping))):
@@ -148,7 +151,7 @@ def _shape(value: Any) -> object:
 def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: bool = False) -> str:
     """Load the initial states of the protected objects from `source`, and return the digest of its content.
 
-    One rank `warns` about tensors that a partial source did not have.
+    With `warns`, which is True on one rank, log a warning if a partial source lacks tensors of a model.
     """
     content = read_source(source)
     if content.digest != source.digest:

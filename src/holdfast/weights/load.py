@@ -17,7 +17,7 @@ from holdfast.weights.locate import store_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedStates:
-    """The protected states of a run by name, the step of their snapshot, and the damaged snapshots passed over."""
+    """The protected states of a run by name, the step of their snapshot, and damaged snapshots that were skipped."""
 
     step: int
     states: Mapping[str, Any]
@@ -29,7 +29,7 @@ class LoadedStates:
         return [name for name, state in self.states.items() if is_model(state)]
 
     def state(self, name: str) -> Any:
-        """Return one state by name."""
+        """Return the state called `name`; raise BadInput if the run has none."""
         if name not in self.states:
             raise BadInput(f"this run has no state named {name!r}: it protects {', '.join(self.states)}.")
         return self.states[name]
@@ -38,8 +38,8 @@ class LoadedStates:
 def load(run: str | os.PathLike[str], step: int | None = None, name: str | None = None) -> Any:
     """Return the state_dicts that a run protects, by the names passed to `run.protect()`; with `name`, only that one.
 
-    `run` is the folder of a run or a checkpoint store. Without `step` it is the newest verified snapshot. Every byte is
-    verified, nothing is unpickled, and the tensors are on the CPU:
+    `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Every byte
+    is verified, nothing is unpickled, and the tensors are on the CPU:
 
         model.load_state_dict(hf.load("runs/a", name="model"))
     """
@@ -48,7 +48,7 @@ def load(run: str | os.PathLike[str], step: int | None = None, name: str | None 
 
 
 def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
-    """Return all states of the snapshot of `step`, or of the newest verified snapshot."""
+    """Return all states in the snapshot of `step`, by default in the newest snapshot that is intact."""
     store = store_of(run)
     if step is not None:
         loaded = snapshot.load(store, step)

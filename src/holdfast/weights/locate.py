@@ -1,4 +1,4 @@
-"""The checkpoint store of a run, which is in the run's folder or elsewhere, and whether its last snapshot is still there."""
+"""Find the checkpoint store of a run, inside or outside the run's folder, and notice a missing last snapshot."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ from holdfast.runs.config import RUN, read_config
 
 
 def missing_commit(run: Path, store: Store) -> int | None:
-    """Return the last step that the run committed if its snapshot is missing, otherwise None.
+    """Return the step of the last snapshot that the run committed if it is missing in `store`, otherwise None.
 
-    A newer commit removes older snapshots, but the newest one is never removed. A snapshot that was set aside still exists.
+    Cleaning up never removes the newest snapshot. A snapshot that was set aside still exists, so it is not missing.
     """
     try:
         step = last_commit(run / "history")
@@ -26,12 +26,12 @@ def missing_commit(run: Path, store: Store) -> int | None:
 
 
 def looks_like_run(folder: Path) -> bool:
-    """Return True if the folder looks like a run: it has a run.json or a history."""
+    """Return True if the folder contains a run.json or a history, as the folder of a run does."""
     return (folder / RUN).is_file() or (folder / "history").is_dir()
 
 
 def store_of(place: str | os.PathLike[str]) -> Store:
-    """Return the checkpoint store of the run in a folder, or the store at the path or URL itself."""
+    """Return the checkpoint store of the run in the folder `place`, or the store at the path or URL `place`."""
     text = os.fspath(place)
     folder = Path(text)
     if "://" in text or not looks_like_run(folder):
@@ -47,7 +47,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Return the last step committed by the run in `place` if its snapshot is missing; None for a store without a run."""
+    """Return the result of `missing_commit` for the run in the folder `place`; None if `place` is only a store."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

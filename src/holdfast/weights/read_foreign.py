@@ -18,13 +18,13 @@ from holdfast.errors import BadInput, Corrupt
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the tensors of a safetensors file."""
+    """Return the tensors of a safetensors file by name."""
     memory.require(str(path), path.stat().st_size)
     return payload.decode(np.fromfile(path, np.uint8), str(path))
 
 
 def read_torch(path: Path, *, mapped: bool = False) -> Any:
-    """Return the content of a `torch.save` file; `mapped` maps it into memory instead of reading the values."""
+    """Return the content of a `torch.save` file without running code in it; `mapped` memory-maps the tensors."""
     if not mapped:
         memory.require(str(path), path.stat().st_size)
     try:

@@ -1,7 +1,7 @@
 """Positions of blocks in packed arrays: take blocks out, put them in, and add to them.
 
 Workers and nodes exchange blocks packed as by `Blocks.pack`. Positions are computed once and used in every round. A
-packed dict need not have every array of its blocks: a worker may push nothing for companions.
+packed dict may lack some arrays: a worker may push nothing for companions such as Adam's moments.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """The packed form of some blocks, in rising order."""
+    """The positions of the blocks `ids`, in ascending order, in arrays that hold only these blocks."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)
@@ -34,14 +34,14 @@ class BlockLayout:
         return len(self.ids)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return the index of each of `ids` in this layout, or -1."""
+        """Return the index in this layout of each of the blocks `ids`, or -1 if the block is not in it."""
         positions = np.searchsorted(self.ids, ids)
         present = positions < len(self)
         present[present] = self.ids[positions[present]] == np.asarray(ids)[present]
         return np.where(present, positions, -1)
 
     def places(self, positions: Ids) -> Places:
-        """Return the rows of the blocks at `positions`, which must rise."""
+        """Return the array rows of the blocks at the indices `positions`, which must be ascending."""
         if np.any(np.diff(positions) <= 0):
             raise BadInput("blocks are asked for in rising order of their numbers, each once: sort them")
         if len(positions) == len(self):
@@ -57,7 +57,7 @@ class BlockLayout:
 
 
 class Layouts:
-    """A small cache of layouts by their ids: workers name the same blocks round after round."""
+    """A small cache of `BlockLayout` objects, because workers request the same blocks in every iteration."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -73,7 +73,7 @@ class Layouts:
 
 
 def take(values: Arrays, places: Places) -> Arrays:
-    """Copy the blocks at `places`."""
+    """Return a copy of the rows at `places` of each array."""
     return {
         name: values[name].copy() if isinstance(rows, slice) else values[name].take(rows, family.dim)
         for family, rows in places
@@ -97,7 +97,7 @@ def add(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def room(layout: BlockLayout, like: Arrays) -> Arrays:
-    """Return room for all blocks of a layout, with the dtypes of `like`, to add to: minus zero changes no bit of a sum."""
+    """Return arrays for all blocks of `layout`, with the dtypes of `like`, filled with -0.0 (neutral in a sum)."""
     return {
         name: np.full(_shape(family, like[name].shape), -0.0, like[name].dtype)
         for family in layout.blocks.families
@@ -107,7 +107,7 @@ def room(layout: BlockLayout, like: Arrays) -> Arrays:
 
 
 def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Join packed blocks of parts that have no block in common."""
+    """Merge packed blocks of several `parts`, which have no block in common, into one layout and its arrays."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)
@@ -141,7 +141,7 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockSlices:
-    """The positions of the blocks `wanted` among the blocks `packed`; kept, because finding them takes long."""
+    """The positions of the blocks `wanted` in arrays that hold the blocks `packed`, computed once for many uses."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.layout = BlockLayout(blocks, packed)
@@ -153,7 +153,7 @@ class BlockSlices:
         self.names = {name for family, _ in self.places for name in family.members}
 
     def take(self, arrays: Arrays) -> Arrays:
-        """Return these blocks alone, packed: a copy, or the arrays themselves if there are no other blocks."""
+        """Return only the wanted blocks of `arrays`: a copy, or `arrays` itself if all blocks are wanted."""
         return arrays if self.everything else take(arrays, self.places)
 
     def put(self, values: Arrays, arrays: Arrays) -> None:
@@ -161,7 +161,7 @@ class BlockSlices:
 
 
 def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
-    """Join blocks from several sources; with `summed`, blocks in common are added up, in this order."""
+    """Merge blocks from several sources; with `summed`, blocks that several sources have are added up in this order."""
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}

@@ -1,12 +1,12 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-The images of an iteration depend on stream and iteration alone. The loss is that of a fixed set of images under the
-mean of the parameters over the iteration's batches: the loss of the parameters themselves scatters by 10 % between
-batches, more than a failure costs.
+The images of an iteration depend only on its number and the random stream. The loss is that of a fixed set of images
+under the mean of the parameters over the iteration's batches: the loss of the parameters themselves varies by 10 %
+between batches, more than a failure costs.
 
-Adam (Kingma and Ba, 2014) has its recommended settings, on one flat buffer cut into rows that count their own steps. A
-restored row gets its count back with its moments; otherwise the correction for moments that started at zero would be
-missing, and the row would leap by three times the rate.
+Adam (Kingma and Ba, 2014) has its recommended settings. Every row of a parameter counts its own steps for the bias
+correction. A restored row gets its count back with its moments; with another count, the correction would be wrong, and
+the row would jump by three times the learning rate.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division: no test for zero, so that the loop runs in vectors
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do one step in place: parameters, moments and counts; the new parameters are also added to `total`."""
+    """Do one step of Adam in place on parameters, moments and step counts; add the new parameters to `total`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -57,7 +57,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """The network, with Adam's state and the average of every parameter; the loss is the mean cross-entropy."""
+    """The network as a workload: parameters, Adam's state and parameter averages; the loss is mean cross-entropy."""
 
     data: LabeledData
     architecture: Architecture
@@ -77,7 +77,7 @@ class ConvolutionalNetwork(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every weight and bias (by layer), or every slice of them along the first dimension (by shard)."""
+        """The blocks: whole weights and biases (`partition` "layer"), or their slices along dimension 0 ("shard")."""
         state = self.start()
         companions = {name: [f"{name}.{companion}" for companion in COMPANIONS] for name in self.architecture.shapes}
         if self.partition == "layer":
@@ -85,7 +85,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return He's uniform initialisation, with biases, moments and counts of zero."""
+        """Return the initial state: He's uniform initialisation of weights, and zeros elsewhere."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
@@ -102,7 +102,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return chosen.reshape(self.batches, self.batch)
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train on the batches of one iteration, one trial after the other."""
+        """Train every trial of the stack on the batches of one iteration."""
         from holdfast.workloads.convnet import Network, one_thread  # here, because importing PyTorch takes a second
 
         with one_thread():
@@ -111,7 +111,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the mean cross-entropy of the first images, summed in double precision."""
+        """Return, for each trial, the mean cross-entropy of the averaged parameters on the first `evaluated` images."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -120,11 +120,11 @@ class ConvolutionalNetwork(DividedDefaults):
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return nothing: other units tell nothing about a lost one."""
+        """Return an empty summary: surviving blocks contain no information about lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return the first values: units at zero would not learn, and survivors adapted to units near these."""
+        """Return the initial values of the blocks `ids`, because units that start at zero would not learn."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
@@ -132,7 +132,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return self.batches
 
     def part(self, worker: int, workers: int) -> "_Part":
-        """Return a slice of every batch, and a share of the images on which the loss is measured."""
+        """Return a worker's slice of every batch, and its share of the images on which the loss is measured."""
         evaluated = self._evaluated[share(len(self._evaluated), worker, workers)]
         return _Part(self, share(self.batch, worker, workers), evaluated)
 
@@ -140,7 +140,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return self._everything
 
     def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient of the worker's images, weighted by their share of the batch."""
+        """Return the gradient on the worker's images of this round, weighted by their share of the batch."""
         which = part.images(when)
         if not len(which):
             return Push(np.zeros(0, np.int64), {})
@@ -152,7 +152,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Do a step of Adam; the average is that of the rounds of this iteration, up to this one."""
+        """Do a step of Adam, and update the average of the parameters over the rounds of this iteration."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
@@ -163,7 +163,7 @@ class ConvolutionalNetwork(DividedDefaults):
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
-        """Return the worker's images' part of the mean cross-entropy."""
+        """Return the contribution of the worker's images to the mean cross-entropy."""
         with part.network(self.batch) as network:
             return self._evaluate(network, pulled, part.evaluated)
 
@@ -190,7 +190,6 @@ class ConvolutionalNetwork(DividedDefaults):
         } | {f"{name}.count": counts[rows[i] : rows[i + 1]] for i, name in enumerate(shapes)}
 
     def _evaluate(self, network: "Network", state: Arrays, batches: Ids) -> float:
-        """Return the part of the mean cross-entropy of `batches` under the averaged parameters."""
         network.parameters.fill({name: state[f"{name}.average"] for name in self.architecture.shapes})
         total = 0.0
         for which in batches:
@@ -216,7 +215,7 @@ class ConvolutionalNetwork(DividedDefaults):
 
 
 class _Part:
-    """A worker's slice of every batch, its batches to measure the loss on, and its networks."""
+    """A worker's part of the input: its slice of every batch, and the images on which it measures the loss."""
 
     def __init__(self, workload: ConvolutionalNetwork, places: slice, evaluated: Ids) -> None:
         self.evaluated = evaluated
@@ -225,7 +224,7 @@ class _Part:
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
     def images(self, when: When) -> Ids:
-        """Return the worker's images of a round; an iteration's images are drawn once."""
+        """Return the worker's images of the round `when`; the images of an iteration are drawn once and cached."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, self._workload.samples(*key)
@@ -233,7 +232,7 @@ class _Part:
 
     @contextmanager
     def network(self, batch: int) -> Iterator["Network"]:
-        """Return a network for batches of size `batch`, on one thread."""
+        """Provide a cached network for batches of size `batch`, with PyTorch limited to one thread."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -258,7 +257,7 @@ PARTITIONS = ("layer", "shard")
 
 
 def cnn(partition: str, data: Path | None = None, *, dataset: str = "mnist") -> ConvolutionalNetwork:
-    """Return the network with the settings of a data set, partitioned by layer or by shard."""
+    """Return the network with the settings of `dataset`, whose blocks are layers or shards, as `partition` says."""
     if partition not in PARTITIONS:
         raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
     if dataset not in SETTINGS:

@@ -1,6 +1,6 @@
-"""The scores and the gradient of a small convolutional network, in buffers that are reused for every batch.
+"""The forward and backward pass of a small convolutional network, in buffers that are reused for every batch.
 
-The last axis of arrays is the image in the batch, so that every loop runs over neighbouring memory. Matrix products are
+The last axis of arrays is the image in the batch, so that every loop runs over contiguous memory. Matrix products are
 PyTorch's, which are twice as fast as numpy's on the long thin matrices of a small network. All other steps are loops
 compiled by numba, because one pass over memory costs as much as several of these products.
 """
@@ -21,7 +21,7 @@ from holdfast.blocks.division import Ids
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of the network: square images, two convolutions (the second 3×3, padded by 1), three full layers."""
+    """The sizes of the network: square images, two convolutions (the second 3×3, padded by 1), three linear layers."""
 
     side: int
     classes: int
@@ -32,7 +32,7 @@ class Architecture:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter, in order, in PyTorch's layout (outputs first)."""
+        """The shape of every parameter by name, in PyTorch's layout (outputs first)."""
         (first, second), (third, fourth) = self.channels, self.hidden
         pooled = ((self.side - self.kernel) // self.stride + 1) // 2
         weights: dict[str, tuple[int, ...]] = {
@@ -53,7 +53,7 @@ Reals: TypeAlias = npt.NDArray[np.float32]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread: the number of threads changes the last bits."""
+    """Limit PyTorch to one thread inside the context, because the number of threads changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -63,7 +63,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Buffer:
-    """Values of every parameter in one contiguous array, and a view for each parameter."""
+    """The values of all parameters in one contiguous array, with a view for each parameter."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         sizes = [prod(shape) for shape in shapes.values()]
@@ -80,7 +80,7 @@ class Buffer:
 
 
 class Convolution:
-    """A convolution, 2×2 max pooling and ReLU; the four positions of a pooling window are an axis of large arrays."""
+    """A convolution followed by 2×2 max pooling and ReLU, for batches of one size."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor, side: int, batch: int, *, stride: int = 1, pad: int = 0
@@ -100,13 +100,13 @@ class Convolution:
         self._winner = np.empty(self.output.shape, np.uint8)
 
     def forward(self) -> None:
-        """Compute `output`, with one row per channel, from `input`."""
+        """Compute `output`, with one row for each channel, from `input`."""
         _unfold(self._padded, self._patches, self._stride)
         torch.mm(self._weight, self._patch_rows, out=self._sum_rows)
         _pool(self._sums, self._bias, self.output, self._winner)
 
     def backward(self, slope: Reals, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        """Compute the gradient of the parameters from that of `output`; the sums become their own gradient."""
+        """Write the gradients of the parameters to `weight` and `bias`; `slope` is the gradient of `output`."""
         _unpool(slope, self._winner, self._sums, bias.numpy())
         if len(self._weight) < 16:
             torch.mm(self._sum_rows, self._patch_rows.T, out=weight.flatten(1))
@@ -114,13 +114,13 @@ class Convolution:
             weight.flatten(1).copy_(torch.mm(self._patch_rows, self._sum_rows.T).T)
 
     def backward_to(self, slope: Reals) -> None:
-        """Write the gradient of `input`, after `backward`; the patches become their own gradient."""
+        """Write the gradient of `input` to `slope`; call it after `backward`. The stored patches are overwritten."""
         torch.mm(self._weight.T, self._sum_rows, out=self._patch_rows)
         _fold(self._patches, slope, self._stride, self._pad)
 
 
 class Network:
-    """Two convolutions and three fully connected layers with their parameters, for batches of one size."""
+    """Two convolutions and three linear layers with their parameters, for batches of one size."""
 
     def __init__(self, architecture: Architecture, batch: int) -> None:
         self.parameters, self.gradient = Buffer(architecture.shapes), Buffer(architecture.shapes)
@@ -134,7 +134,7 @@ class Network:
         _load(images, which, self._one.input.reshape(-1, self._batch))
 
     def scores(self) -> torch.Tensor:
-        """Return the logits of the batch: a row for each class, a column for each image."""
+        """Return the logits of the loaded images, with a row for each class and a column for each image."""
         self._one.forward()
         self._two.input[...] = self._one.output.reshape(self._one.shape)
         self._two.forward()
@@ -148,7 +148,7 @@ class Network:
         return value
 
     def differentiate(self, labels: Ids) -> None:
-        """Write the gradient of the batch's mean cross-entropy into `gradient`."""
+        """Write the gradient of the mean cross-entropy of the loaded images into `gradient`."""
         slope = torch.softmax(self.scores(), 0)
         slope.numpy()[labels, np.arange(self._batch)] -= 1
         slope /= self._batch
@@ -167,7 +167,7 @@ class Network:
 
 
 def _room(*shape: int) -> Reals:
-    """Allocate zeros with PyTorch, aligned to a cache line: the alignment of a matrix may change the last bits."""
+    """Return zeros allocated by PyTorch, aligned to a cache line: alignment may change the last bits of results."""
     room: Reals = torch.zeros(shape).numpy()
     return room
 
@@ -188,7 +188,7 @@ def _silence(slope: Any, value: Any) -> None:
 
 @njit(cache=True)
 def _unfold(image: Any, patches: Any, stride: int) -> None:
-    """Copy, for every position of the kernel, the pixels it meets, so that convolution becomes one matrix product."""
+    """Copy image patches into columns (im2col), so that the convolution becomes one matrix product."""
     inputs, kernel, _, _, _, pooled, _, batch = patches.shape
     for c in range(inputs):
         for ky in range(kernel):
@@ -205,7 +205,7 @@ def _unfold(image: Any, patches: Any, stride: int) -> None:
 
 @njit(cache=True)
 def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
-    """Add up the copies of every pixel, the transpose of `_unfold`; the border is dropped."""
+    """Add patches back to the pixels they came from (col2im), the transpose of `_unfold`, without the padding."""
     inputs, kernel, _, _, _, pooled, _, batch = patches.shape
     side = image.shape[1]
     image[...] = 0
@@ -229,7 +229,7 @@ def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
 
 @njit(cache=True)
 def _pool(sums: Any, bias: Any, output: Any, winner: Any) -> None:
-    """Compute the maximum of four, the bias, ReLU, and the index of the maximum (the first if equal, 4 if ReLU is 0)."""
+    """Compute ReLU(max of four + bias), and store which of the four was largest, or 4 where the result is 0."""
     for c in range(len(sums)):
         a, b, d, e = sums[c, 0], sums[c, 1], sums[c, 2], sums[c, 3]
         shift, out, won = bias[c], output[c], winner[c]

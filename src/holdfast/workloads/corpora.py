@@ -1,4 +1,4 @@
-"""Text corpora as arrays of numbered words, read from the files in which they are published.
+"""Text corpora as arrays of word numbers, read from the files in which they are published.
 
 `fetch` finds the files; a damaged file raises `Corrupt`.
 """
@@ -28,7 +28,7 @@ Locate = Callable[["CorpusSource"], Path]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Document d holds the words `words[bounds[d]:bounds[d + 1]]`, numbered 0..vocabulary-1, most frequent first."""
+    """A text of numbered words: document d is `words[bounds[d]:bounds[d + 1]]`, and word 0 is the most frequent."""
 
     name: str
     words: NDArray[np.int32]
@@ -38,14 +38,14 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class CorpusSource:
-    """A corpus on disk: an archive, or the folder that was extracted from it."""
+    """A corpus on disk: an archive, or the folder extracted from it."""
 
     archive: DataFile
     extracted: tuple[str, ...]  # below a data folder
 
 
 def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Corpus:
-    """Load a corpus by name from `data`, $HOLDFAST_DATA or the cache, or download it."""
+    """Load the corpus called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in CORPORA:
         raise BadInput(f"There is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
     return CORPORA[name](lambda source: _located(source, data, progress))
@@ -85,7 +85,7 @@ STORIES = 1510
 
 
 def _newsgroups(locate: Locate) -> Corpus:
-    """Read the training posts without headers, footers, quotes and stop words, with words in at least five posts."""
+    """Read the training posts of 20 Newsgroups without headers, footers, quotes, stop words and rare words."""
     path = locate(NEWSGROUPS)
 
     def read() -> Corpus:
@@ -96,7 +96,7 @@ def _newsgroups(locate: Locate) -> Corpus:
 
 
 def _reuters(locate: Locate) -> Corpus:
-    """Read titles and bodies of the first stories of the ModApte training split, treated like the posts."""
+    """Read titles and bodies of the first stories in Reuters-21578's training split, without stop and rare words."""
     path = locate(REUTERS)
 
     def read() -> Corpus:
@@ -108,7 +108,7 @@ def _reuters(locate: Locate) -> Corpus:
 
 
 def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
-    """Return the corpus in the file `path`, prepared once by `read` and cached."""
+    """Return the corpus that `read` makes of the file `path`, cached on disk."""
 
     def make() -> Named:
         corpus = read()
@@ -120,7 +120,7 @@ def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
 
 
 def _generated(_: Locate) -> Corpus:
-    """Draw words from the model itself, with few topics per document and few words per topic, as in real text."""
+    """Draw a corpus from the topic model itself, with few topics per document and few words per topic."""
     rng = np.random.default_rng(0)
     documents, vocabulary, topics = 200, 1000, 20
     lengths = rng.integers(100, 200, documents)
@@ -142,7 +142,7 @@ _DOCUMENTS = 5  # a word in fewer documents than this says little about topics
 
 
 def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
-    """Number the words of documents: lower case, at least two letters, without stop words and rare words."""
+    """Build a corpus from the lower-case words of `texts`, without single letters, stop words and rare words."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # here, because the import takes a second
 
     number: defaultdict[str, int] = defaultdict(itertools.count().__next__)
@@ -161,7 +161,7 @@ def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
 
 
 def _numbered(name: str, words: NDArray[np.int64], lengths: NDArray[np.int64]) -> Corpus:
-    """Number words by falling frequency, so that frequent counts are neighbours in memory; drop empty documents."""
+    """Build a corpus in which words are numbered by descending frequency, and drop empty documents."""
     _, first, index, count = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(count), dtype=np.int32)
     rank[np.lexsort((first, -count))] = np.arange(len(count), dtype=np.int32)  # equals: by their first appearance
@@ -173,7 +173,7 @@ _QUOTING = ("writes in", "writes:", "wrote:", "says:", "said:")
 
 
 def own_words(post: str) -> str:
-    """Return what the author of a post wrote, by scikit-learn's rules: without header, footer and quotations."""
+    """Return the text of a post without header, footer and quotations, by scikit-learn's rules."""
     body = post.partition("\n\n")[2]
     lines = body.strip().split("\n")
     # The footer is what follows the last line that is blank or of hyphens.
@@ -188,14 +188,14 @@ _PART = re.compile(r"<(TITLE|BODY)>(.*?)</\1>", re.DOTALL)
 
 
 def training_stories(sgml: str) -> Iterator[str]:
-    """Yield title and body of each story of the ModApte training split in an SGML file."""
+    """Yield the title and body of each story of the ModApte training split in the text of an SGML file."""
     for attributes, content in _STORY.findall(sgml):
         if 'TOPICS="YES"' in attributes and 'LEWISSPLIT="TRAIN"' in attributes:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
 def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
-    """Return the archive or the extracted folder, from `data`, $HOLDFAST_DATA or the cache, or download it."""
+    """Return the path of the archive or its extracted folder in `data`, $HOLDFAST_DATA or the cache, or download it."""
     for folder in (data_folder(data), cache_folder()):
         if folder is None:
             continue

@@ -30,7 +30,7 @@ Obtain = Callable[[DataFile], Path]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabeledData:
-    """Samples in rows: features in [0, 1], and the class of each."""
+    """Samples in rows, with features in [0, 1], and the class of each sample."""
 
     name: str
     x: NDArray[np.float32]
@@ -41,7 +41,7 @@ class LabeledData:
 def load(
     name: str, data: str | os.PathLike[str] | None = None, split: str = "train", progress: Progress | None = None
 ) -> LabeledData:
-    """Load a data set by name from `data`, $HOLDFAST_DATA or the cache, or download it."""
+    """Load the data set called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in DATASETS:
         raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
     splits = DATASETS[name]
@@ -89,7 +89,7 @@ def _mnist(images: Path, labels: Path) -> LabeledData:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an array of bytes in LeCun's IDX format: big-endian magic and sizes, then the values."""
+    """Read an array of bytes with this number of dimensions from a file in MNIST's IDX format."""
     with unpacked(path) as stream:
         content = stream.read()
     start = 4 + 4 * dimensions
@@ -122,7 +122,7 @@ def _covtype(obtain: Obtain) -> LabeledData:
 
 
 def read_covtype(path: Path) -> NDArray[np.int16]:
-    """Read UCI's table of 54 features and a class from 1 to 7, as whole numbers."""
+    """Read UCI's CoverType table of integers: 54 features and a class from 1 to 7 in each row."""
     # Every value fits 16 bits, and the text is read as a stream: 64 MB for the table and little beside it.
     with unpacked(path, member="covtype.data.gz") as stream, warnings.catch_warnings():
         warnings.simplefilter("error")  # loadtxt only warns of an empty file
@@ -167,7 +167,7 @@ _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, struct.er
 
 @contextmanager
 def unpacked(path: Path, member: str = "") -> Iterator[IO[bytes]]:
-    """Open a file that is plain, gzipped, or a zip that contains `member`, by its first bytes."""
+    """Open a plain or gzipped file, or the file `member` of a zip archive, for reading; the format is detected."""
     try:
         with ExitStack() as stack:
             stream: IO[bytes] = stack.enter_context(path.open("rb"))

@@ -3,11 +3,11 @@
 An iteration has a fixed number of rounds. In a round every worker pulls blocks, computes from them and from its part of
 the input, and pushes updates; once all have pushed, the nodes apply the updates to their blocks.
 
-Blocks are packed as by `Blocks.pack`: for every array the rows of some blocks, in rising order of their numbers,
+Blocks are packed as by `Blocks.pack`: for every array the rows of some blocks, in ascending order of their numbers,
 contiguous in memory. An array without any of these blocks is left out.
 
-Nodes may also give a summary of all their blocks, such as how often each word has each topic. Summaries are added up,
-in any order, and workers get the sum; use whole numbers if the last bits matter.
+Nodes may also compute a summary of all their blocks, such as how often each word has each topic. Summaries are added
+up, in any order, and workers get the sum; use integers if the last bits matter.
 
 Workers share `pulled` and `summed` with others and must not change them.
 """
@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class When(NamedTuple):
-    """A round of an iteration, and the stream of random numbers of the run."""
+    """A round of an iteration, and the seed of the run's random numbers (`stream`)."""
 
     iteration: int
     round: int
@@ -31,46 +31,46 @@ class When(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's update of the blocks `ids`, which rise: for each array that workers change, rows of any meaning."""
+    """A worker's update of the blocks `ids`, in ascending order; the workload defines the meaning of the values."""
 
     ids: Ids
     values: Arrays
 
 
 class Divided(Workload, Protocol):
-    """A workload that the parameter server can run; it computes the same as the simulator's iteration."""
+    """A workload that the parameter server can run; its rounds compute the same as one iteration of the simulator."""
 
     @property
     def rounds(self) -> int:
-        """The number of rounds per iteration: one per batch, or one per half of the model."""
+        """The number of rounds in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """Return the input of worker number `worker` of `workers`; it is made where the worker runs, and never sent."""
+        """Return the part of the input that worker number `worker` of `workers` processes, loaded in its process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the blocks that a worker needs in `round`, in rising order; in round `rounds`, to measure the loss."""
+        """Return the blocks that a worker needs in `round`, ascending; round number `rounds` measures the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of all its blocks, which is added up over nodes; empty for most workloads."""
+        """Return a node's summary of its blocks, which is added up over all nodes; empty for most workloads."""
 
     def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's push; pushes for the same block are added up, in the order of the workers."""
+        """Return a worker's update; the updates of all workers for a block are added up in the order of the workers."""
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Change blocks, each by itself, in place by the sum of what was pushed for them; both are packed alike."""
+        """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss of this worker's part of the input."""
+        """Return the loss on this worker's part of the input."""
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the loss, from the workers' measures in the order of the workers."""
+        """Return the loss of the whole input, from the losses of all workers in the order of the workers."""
 
 
 class DividedDefaults:
-    """Defaults of most divided workloads: nodes give no summary, and the loss is the sum of the workers' measures."""
+    """Defaults for `Divided`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return no summary: workers need only the blocks that they pull."""
+        """Return an empty summary, because workers need only the blocks that they pull."""
         return {}
 
     def total(self, measures: Sequence[float]) -> float:
@@ -78,12 +78,12 @@ class DividedDefaults:
 
 
 def share(length: int, worker: int, workers: int) -> slice:
-    """Return this worker's slice of `length` items; all workers get equally many to within one."""
+    """Return the slice of `length` items for one worker; the slices of all workers differ by at most one item."""
     return slice(length * worker // workers, length * (worker + 1) // workers)
 
 
 def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slice:
-    """Return this worker's slice of items of different weights; all workers get about the same weight."""
+    """Return the slice of items for one worker, so that all workers get about the same total weight."""
     ends = np.cumsum(weights)
     targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
     cuts = np.searchsorted(ends - weights / 2, targets)  # a place goes where its middle is
@@ -92,5 +92,5 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a contiguous writable array: for read-only ones, as received over a network, code is compiled again."""
+    """Return a contiguous, writable array, because numba compiles its functions again for read-only arrays."""
     return np.require(array, requirements=["C", "W"])

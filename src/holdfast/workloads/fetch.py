@@ -1,8 +1,8 @@
 """Find a data file in a folder, or download it from its official home into the cache.
 
-This module does not know what a file contains, only its checksum. Arrays that take long to read from a file are kept in
-the cache too, because every process of a run loads its workload; their name is a digest of the file and of the code
-that read it, so they are never stale.
+This module does not know what a file contains, only its checksum. Arrays that take long to read from a file are cached
+too, because every process of a run loads its workload. They are stored under a digest of the file and of the code that
+read it, so they are never stale.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file of a data set; its first folder, its first name and its checksum are those of the official copy."""
+    """A file of a data set, with the folders and names under which it may be stored; the official copy's come first."""
 
     dataset: str
     folders: tuple[str, ...]  # below a data folder; "." is the data folder itself
@@ -44,11 +44,11 @@ class DataFile:
 
 
 class _Refused(Exception):
-    """A server did not deliver the file; the next one may."""
+    """Raised if a server did not deliver the file; another server may."""
 
 
 def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
-    """Return the path of a data file, from `data`, $HOLDFAST_DATA or the cache, or download it, shown in `progress`."""
+    """Return the path of a data file in `data`, $HOLDFAST_DATA or the cache; download it if it is not there."""
     cache = cache_folder()
     folders = [folder for folder in (data_folder(data), cache) if folder is not None]
     for folder in folders:
@@ -64,7 +64,7 @@ def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress:
 
 
 def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder named by argument or environment; raise BadInput if it does not exist."""
+    """Return the folder `data`, or else $HOLDFAST_DATA; None if neither is set. Raise BadInput if it does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:
         return None
@@ -75,18 +75,18 @@ def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloaded files, by the XDG convention."""
+    """Return the folder for downloaded files, by the XDG convention."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holdfast"
 
 
 def find(file: DataFile, folder: Path) -> Path | None:
-    """Return the first existing path of `file` below a data folder."""
+    """Return the path of `file` below the data folder `folder`, or None if it is not there."""
     paths = (folder / below / name for below in file.folders for name in file.names)
     return next((path for path in paths if path.is_file()), None)
 
 
 def fetch(file: DataFile, cache: Path, progress: Progress | None = None) -> Path:
-    """Download a file into the cache: complete and with the right checksum, or not at all."""
+    """Download a file into the cache and return its path; only a complete file with the right checksum is stored."""
     final = file.at_home_in(cache)
     if progress is None:
         console = Console(stderr=True)
@@ -139,7 +139,7 @@ def _download(url: str, out: BinaryIO, progress: Progress) -> str:
 
 
 def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the body in pieces, each with the announced length; raise _Refused for every network error."""
+    """Yield the response body in pieces, each with the Content-Length; raise _Refused for every network error."""
     request = urllib.request.Request(url, headers={"User-Agent": "holdfast"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
@@ -161,7 +161,10 @@ WORTH = 1 << 20  # bytes of a file: a smaller one is read at once
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """Return what `make` makes of a file, from the cache if possible; an unusable cache is ignored."""
+    """Return the arrays that `make` reads from the file `source`, from the cache if possible.
+
+    The cache entry depends on the contents of `source` and of the source file `code`. An unusable cache is ignored.
+    """
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
     digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))

@@ -1,9 +1,9 @@
 """A sweep of collapsed Gibbs sampling over a corpus: every token draws a new topic, in many chains at once.
 
-Chains are lanes, side by side: they read the same words, and only their counts differ. A chain's arithmetic is the
-same, to the last bit, whatever chains run beside it. Both priors are 1, so a count with its prior added is still a
-whole number. Indices are unsigned and arrays flat, because compiled code would check for negative indices at every
-step.
+Chains are stored side by side on the last axis of arrays, one in each lane. They read the same words, and only their
+counts differ. The result of a chain is the same, to the last bit, whatever other chains run with it. Both priors are 1,
+so a count plus its prior is an integer. Indices are unsigned and arrays flat, because compiled code would check for
+negative indices at every step.
 
 Everything that determines a draw is in this file, because numba recompiles only if the file of a function has changed.
 """
@@ -49,13 +49,13 @@ def sweep(
     kinds: Kinds,
     first: int = 0,
 ) -> None:
-    """Draw every token's topic given all others, in place, in the order of the corpus.
+    """Draw the topic of every token given all others, in place, in the order of the corpus, for many chains at once.
 
-    The tokens may be some neighbouring documents, whose first token is token `first` of the corpus.
-    `topics` has a row for each token, `counts` for each word and topic how many tokens, plus 1, and `totals` for each
-    topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is the result of
-    `reciprocals`. Every draw is from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k +
-    V), with counts that are never stale, in single precision.
+    The last axis of all state arrays is the chain (lane). `topics` has a row for each token; `counts` holds for each
+    word and topic the number of tokens plus 1, and `totals` the number of tokens of each topic. `keys` has two random
+    keys for each chain, and `reciprocal` is the result of `reciprocals`. `words` may be some neighbouring documents,
+    whose first token is token `first` of the corpus. Every draw is from the exact conditional p(z_i = k | all other z)
+    ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single precision.
     """
     width = np.uint64(len(lanes))
     row = np.uint64(len(kinds)) * width
@@ -78,20 +78,20 @@ def sweep(
 
 
 def reciprocals(tokens: int, vocabulary: int) -> Table:
-    """Return 1 / (n + V) for every possible size n of a topic: a look-up instead of two divisions per token."""
+    """Return a table of 1 / (n + V) for every possible size n of a topic, where V is the size of the vocabulary."""
     return (1 / (np.arange(tokens + 1) + vocabulary)).astype(np.float32)
 
 
 @njit(cache=True)
 def uniform_number(token, first, second):  # type: ignore[no-untyped-def]
-    """Return the number in [0, 1) of a token under two keys; it depends on no earlier draw."""
+    """Return a random number in [0, 1) that depends only on the number of the token and two keys."""
     x = _mixed(np.uint32(np.uint32(token) * np.uint32(0x9E3779B9)) + first)
     return np.float32(np.int32(_mixed(x + second) >> np.uint32(8))) * np.float32(2.0**-24)
 
 
 @njit(cache=True, inline="always")
 def _mixed(x):  # type: ignore[no-untyped-def]
-    """Return a 32-bit hash with hardly any bias; C. Wellons found these multipliers (hash-prospector)."""
+    """Return a 32-bit hash of `x` with hardly any bias (multipliers from C. Wellons's hash-prospector)."""
     x = np.uint32(x)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
@@ -100,7 +100,6 @@ def _mixed(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, inline="always")
 def _open(state, document, share, reciprocal, first, last, width):  # type: ignore[no-untyped-def]
-    """Count the topics of a document that is about to be sampled."""
     topics, _, totals = state
     document[:] = 1
     for at in range(first * width, last * width, width):
@@ -112,7 +111,7 @@ def _open(state, document, share, reciprocal, first, last, width):  # type: igno
 
 @njit(cache=True, inline="always")
 def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
-    """Add the token at `at` to all counts of its topic, or remove it from them, in every lane."""
+    """Add the token at index `at` to all counts of its topic, or subtract it if `sign` is -1, in every chain."""
     topics, counts, totals = state
     for lane in range(width):
         k = np.uint64(topics[at + lane]) * width + lane
@@ -126,12 +125,13 @@ def _count(state, document, share, reciprocal, word, at, width, sign):  # type: 
 def _draw_topics(
     typing: Any, share: Any, counts: Any, row: Any, uniform: Any, topics: Any, at: Any, lanes: Any, kinds: Any
 ) -> Any:
-    """Set `topics[at:]` to a topic for each lane, topic k with a probability proportional to share times count.
+    """Write a random topic for each chain to `topics[at:]`, with probabilities proportional to `share` times `counts`.
 
-    Arrays are flat. `share`, and the counts from `row` on, hold the lanes of the first topic, then of the second, and
-    so on. A lane draws the topic in whose part of the sum of all probabilities its `uniform`, in [0, 1), falls. The
-    lengths of the tuples `lanes` and `kinds` are the numbers of lanes and topics. It is written in vector instructions,
-    because a compiler that cannot know whether arrays overlap works lane by lane, which takes far longer.
+    Arrays are flat. `share`, and the counts from index `row` on, hold the values of all chains for the first topic,
+    then for the second, and so on. A chain takes the topic in whose part of the cumulative probability its number in
+    `uniform` falls. The lengths of the tuples `lanes` and `kinds` are the numbers of chains and topics. The code is
+    generated as vector instructions, because a compiler that cannot know whether arrays overlap works chain by chain,
+    which takes far longer.
     """
     width = len(lanes)
     floats, whole = ir.VectorType(_FLOAT, width), ir.VectorType(ir.IntType(counts.dtype.bitwidth), width)
@@ -157,7 +157,7 @@ def _draw_topics(
 
 
 def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int) -> list[Vector]:
-    """Return the sums of probabilities up to each topic; they rise, since each group starts where the last ended."""
+    """Return the cumulative sums of the probabilities of all topics, added in groups for speed."""
     sums: list[Vector] = []
     for first in range(0, topics, _GROUP):
         group = [probability(first)]
@@ -168,7 +168,7 @@ def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int)
 
 
 def _how_many(build: Any, conditions: list[Vector], width: int) -> Vector:
-    """Count the conditions that hold in each lane, by groups for the same reason as sums."""
+    """Return the number of conditions that hold in each chain, added in groups for speed."""
     kind = ir.VectorType(_INT, width)
     groups = []
     for first in range(0, len(conditions), _GROUP):

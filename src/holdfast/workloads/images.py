@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabeledImages:
-    """Images as (number, channel, row, column), and the class of each."""
+    """Images as an array with the axes image, channel, row and column, and the class of each image."""
 
     x: Bytes
     y: npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, it
 
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
-    """Return the first images of the first training batch and of the test batch."""
+    """Return the first `train` images of the first training batch and the first `test` images of the test batch."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "cifar10", folder]
     arrays = next((place for place in places if (place / "labels.npz").is_file()), None)
@@ -72,7 +72,7 @@ def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tup
 
 
 def cifar100(data: Path | None, *, train: int = 10_000) -> LabeledImages:
-    """Return the first training images, with their 100 classes."""
+    """Return the first `train` training images with their 100 fine-grained classes."""
     path = obtain(CIFAR100, data)
     records = _records(path, "cifar-100-binary/train.bin", RECORD_100, train)
     return LabeledImages(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))

@@ -1,6 +1,6 @@
 """Latent Dirichlet allocation by collapsed Gibbs sampling; an iteration is one sweep over all tokens of the corpus.
 
-The state is the topic of every token; word-topic counts are rebuilt from it when needed.
+The state is the topic of every token; word-topic counts are computed from it when needed.
 """
 
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ LANES = 16
 
 
 def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return, for each document, half of the sum over topics of the difference in the number of its tokens."""
+    """Return, for each document, how many tokens must change topic to turn `a` into the topic counts of `b`."""
     one, other = (writable(np.ascontiguousarray(state["topics"])) for state in (a, b))
     return np.asarray(parted(blocks.families[0].bounds, one, other) / 2)
 
 
 class _Part(NamedTuple):
-    """A worker's documents, their words, the number of their first token, and a share of the vocabulary."""
+    """A worker's part of the input: documents, their words, the index of the first token, and some vocabulary."""
 
     worker: int
     documents: Ids
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """At least twenty topics, with both priors 1; the loss is −log p(words, topics), all parameters integrated out."""
+    """LDA with both priors 1; the loss is −log p(words, topics), with all parameters integrated out."""
 
     data: Corpus
     criterion: float
@@ -59,16 +59,16 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every document, with the topics of its tokens, is a block."""
+        """The blocks: one for each document, with the topics of its tokens."""
         return ragged(self.start(), "topics", self.data.bounds)
 
     def start(self, stream: int = 0) -> Arrays:
-        """Draw topics uniformly at random."""
+        """Return a uniformly random topic for each token."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one sweep of every trial; a token's random number depends on stream and iteration alone."""
+        """Do one sweep of every trial; random numbers depend only on token, stream and iteration."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
@@ -81,7 +81,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"topics": topics}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return −log p(words, topics), from tables of log-factorials at the counts of words and documents."""
+        """Return −log p(words, topics) of every trial."""
         topics = np.ascontiguousarray(stack["topics"])
         of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, self.topics)
         in_order = np.arange(len(self.data.words), dtype=np.int32)
@@ -93,7 +93,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Draw, for each token, a topic of its word in proportion to the survivors' counts and, a little, to sizes."""
+        """Draw new topics for the documents `ids`, by the topics that their words have in surviving documents."""
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
@@ -106,11 +106,11 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """One round: workers sample their documents given all counts at the beginning of the sweep."""
+        """One: workers sample their documents, given all counts at the beginning of the sweep."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return neighbouring documents with their words, about as many tokens as other workers have."""
+        """Return consecutive documents with about as many tokens as the other workers get."""
         documents = balanced_share(np.diff(self.data.bounds), worker, workers)
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
@@ -126,7 +126,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Draw new topics for the worker's documents; changes of other workers are seen in the next sweep."""
+        """Draw new topics for the worker's documents; changes by other workers are seen in the next sweep."""
         topics: Topics = _topics(pulled).copy()
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
         # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
@@ -140,7 +140,7 @@ class LatentDirichletAllocation(DividedDefaults):
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the part of the worker's documents and vocabulary; the first worker adds the shared part."""
+        """Return the contribution of the worker's documents and words to the loss; worker 0 adds the shared terms."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()
@@ -153,14 +153,13 @@ class LatentDirichletAllocation(DividedDefaults):
         self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
 
     def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
-        """Count how often each word has each topic in some documents, whose topics are packed."""
+        """Count how often each word has each topic in `documents`, given the packed topics of their tokens."""
         counts = np.zeros((self.data.vocabulary, self.topics), dtype=self._count_type)
         if topics:
             tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
         return counts
 
     def _sample(self, words: Tokens, bounds: Ids, topics: Topics, counts: Counts, keys: Keys, first: int) -> None:
-        """Draw the topics of some documents in place, given the counts of all documents plus 1."""
         totals = counts.sum(axis=0, dtype=np.int64) - self.data.vocabulary
         lanes, kinds = (0,) * topics.shape[1], (0,) * self.topics
         sweep(words, bounds, topics, counts, totals, self._reciprocal, keys, lanes, kinds, first)
@@ -173,7 +172,7 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def _by_word(self) -> npt.NDArray[np.int32]:
-        """The tokens sorted by word, so that counting a word stays in the cache."""
+        """The indices of all tokens sorted by word, so that the counts of a word stay in the CPU cache."""
         return np.argsort(self.data.words, kind="stable").astype(np.int32)
 
     @cached_property
@@ -182,7 +181,6 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def _count_type(self) -> type[np.unsignedinteger[Any]]:
-        """The smallest type that holds the count of the most frequent word plus its prior, to halve memory traffic."""
         return np.uint16 if np.diff(self._word_bounds).max() < 2**16 - 1 else np.uint32
 
     @cached_property
@@ -196,7 +194,6 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def _log_gamma(self) -> Floats:
-        """log Γ(n) for every count, plus its prior, that a document or a word can have; entry 0 is unused."""
         most = max(np.diff(self._word_bounds).max(), np.diff(self.data.bounds).max()) + 1
         return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
 
@@ -217,7 +214,7 @@ SETTINGS: dict[str, tuple[str, float, int]] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    """Return the model with the corpus and the criterion called `name`."""
+    """Return the model with the corpus, the criterion and the number of topics called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     corpus, criterion, topics = SETTINGS[name]
@@ -225,5 +222,4 @@ def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
 
 
 def _topics(pulled: Arrays) -> Topics:
-    """Return the pulled topics as a stack of one chain; a worker may have no documents."""
     return writable(pulled["topics"] if pulled else np.zeros(0, np.uint8))[:, None]

@@ -1,7 +1,7 @@
 """Iterations of a divided workload in one process, round by round, as the parameter server does them.
 
-Blocks are packed in nodes, workers have parts of the input, and they exchange only what would pass over a network. The
-result depends on the number of workers in its last bits, and not on the owners of blocks.
+Simulated nodes hold packed blocks, workers have parts of the input, and they exchange only messages that would pass
+over a network. The number of workers changes the last bits of the result; the owners of blocks do not.
 """
 
 from functools import reduce
@@ -17,7 +17,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class _Route(NamedTuple):
-    """Blocks that a worker pulls from one node: their positions there, and among all blocks that the worker pulls."""
+    """The blocks that a worker pulls from one node, as positions in the node and in the worker's pulled arrays."""
 
     node: int
     there: BlockSlices
@@ -25,7 +25,7 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """Blocks of one node that workers push: their positions in the node, and in the push of each worker."""
+    """The blocks of one node that workers push, as positions in the node and in the push of each worker."""
 
     node: int
     ids: Ids
@@ -35,7 +35,7 @@ class _Delivery(NamedTuple):
 
 
 class InRounds:
-    """A workload with its input divided among workers; `owners` is the node of each block, by default the same one."""
+    """A workload run by simulated workers and nodes; `owners` is the node of each block, by default node 0."""
 
     def __init__(self, workload: Divided, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:
@@ -62,7 +62,7 @@ class InRounds:
         return together(list(zip(self._everywhere, held, strict=True)))
 
     def loss(self, state: Arrays) -> float:
-        """Return the loss, from the workers' measures."""
+        """Return the loss of `state`, combined from the losses that all workers measure."""
         held, last = self._dealt(state), self._workload.rounds
         summed = self._summed(held)
         pulled = [self._pulled(held, worker, last) for worker in range(len(self._parts))]

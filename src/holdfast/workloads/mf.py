@@ -1,8 +1,8 @@
-"""Matrix factorization by coordinate-wise alternating least squares on the ratings, with zeros for missing ones.
+"""Matrix factorization by coordinate-wise alternating least squares, with zeros for missing ratings.
 
-An iteration solves for one column of L after the other, with all else fixed, then for one row of R after the other.
-Solving for all of L at once would make L irrelevant: a lost row would cost nothing, and the paper's criterion would be
-reached within two iterations instead of roughly sixty.
+An iteration solves for one column of L after the other, with everything else fixed, then for one row of R after the
+other. Solving for all of L at once would make L irrelevant: a lost row would cost nothing, and the paper's criterion
+would be reached within two iterations instead of roughly sixty.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """The blocks of a worker's users and items, and the ratings by these users and of these items."""
+    """A worker's part of the input: the blocks of its users and items, and the ratings by and of them."""
 
     users: Ids
     items: Ids
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFactorization(DividedDefaults):
-    """Ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
+    """The factorization ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
 
     The array "R" holds R transposed, so that a block, a row of L or a column of R, is a row of its array.
     """
@@ -52,26 +52,26 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every row of L and every column of R is a block."""
+        """The blocks: one for each row of L and for each column of R."""
         start = self.start()
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """Return the length of each block's difference times the size of the other factor: its effect on LR.
+        """Return the distance of each block times the norm of the other factor: its effect on the product LR.
 
-        L and R have no scale of their own, and plain lengths would let the larger one decide what is saved.
+        L and R have no scale of their own, so plain distances would favour saving the larger factor.
         """
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Draw L and R uniformly from [0, 1), the only random numbers."""
+        """Draw L and R uniformly from [0, 1); nothing else in this workload is random."""
         rng = np.random.default_rng(stream)
         left = rng.random((self.data.users, self.factors))
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Solve for L given R, then for R given the new L, each factor by factor."""
+        """Solve for L given R, then for R given the new L, one factor after the other."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
@@ -87,7 +87,7 @@ class MatrixFactorization(DividedDefaults):
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros, which do not affect LR, or first values if survivors are zero, which least squares keeps."""
+        """Return zeros for the blocks `ids`, or their initial values if all surviving values are zero."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}
@@ -95,11 +95,11 @@ class MatrixFactorization(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """Two rounds: L given R, then R given the new L."""
+        """Two: the first solves for L given R, the second for R given the new L."""
         return 2
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return the ratings by some users and of some items, about as many as other workers have."""
+        """Return the ratings by some users and of some items, about as many as the other workers get."""
         data = self.data
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
@@ -109,12 +109,12 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the rows that the worker solves for, and all of the other factor."""
+        """Return the blocks of one factor that the worker solves for, and all blocks of the other factor."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Solve for the worker's rows of L, or for its columns of R; no other worker pushes them."""
+        """Solve for the worker's rows of L (round 0) or columns of R (round 1), which no other worker pushes."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
@@ -130,11 +130,10 @@ class MatrixFactorization(DividedDefaults):
         return float(_square_residual(part.square, part.by_user, left, right)[0])
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the root of the sum."""
+        """Return the square root of the sum of the workers' squared residuals."""
         return float(np.sqrt(max(sum(measures), 0)))
 
     def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:
-        """Return what was pulled as stacks of one trial; a worker may have no rows of its own."""
         none = np.empty((0, self.factors))
         left, right = (writable(pulled.get(name, none))[..., None] for name in ("L", "R"))
         return left, right
@@ -148,7 +147,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """The weight of each factor's lengths, after the first iteration; later ones hardly change the scales."""
+        """The weights of the distances of L and R, measured after the first iteration and then fixed."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
@@ -171,7 +170,7 @@ SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:
-    """Return the factorization with the settings of the ratings called `name`."""
+    """Return the factorization with the settings of the data set called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no MF settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     factors, criterion = SETTINGS[name]
@@ -179,7 +178,7 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
 
 
 def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
-    """Solve for x factor by factor, with all else fixed, so that x times `other` is nearest to the matrix."""
+    """Return `x` after one pass of coordinate-wise least squares, which brings `x` times `other` closer to `matrix`."""
     return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
 
 
@@ -196,7 +195,7 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """Solve (x·gram)[:, k] = target[:, k] column by column; a factor whose counterpart is zero is unchanged."""
+    """Solve (x·gram)[:, k] = target[:, k] for one column k of x after the other; skip columns where gram[k, k] is 0."""
     rows, factors, trials = x.shape
     out = x.copy()
     step = np.empty(trials)

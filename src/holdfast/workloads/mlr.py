@@ -1,8 +1,8 @@
 """Multinomial logistic regression by mini-batch gradient descent; an iteration is one pass over the data.
 
-One matrix product serves every trial of a stack: the weights of all classes and trials are columns. Scores have the
-axes class, trial, sample, so all operations on them run over long rows of samples. Features that are zero in a whole
-chunk of samples, as most pixels at the border are, are left out of its products.
+One matrix product serves all trials of a stack: the weights of all classes and trials are columns. Scores have the axes
+class, trial, sample, so all operations on them run over long rows of samples. Features that are zero in a whole chunk
+of samples, as most pixels at the border are, are left out of its products.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Samples of one batch: the features that are not zero in all of them, their values, and the classes."""
+    """Samples of one batch: the features that are nonzero in some sample, their values, and the classes."""
 
     features: Ids
     x: npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of every batch, then all at once; its chunks number features among those it pulls."""
+    """A worker's slice of every batch, followed by all its samples as one batch, and the features needed for each."""
 
     batches: list[_Batch]
     pulls: list[Ids]
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(DividedDefaults):
-    """The multi-logit model with gradients summed over a batch; the loss is the total cross-entropy over the data."""
+    """The regression as a workload, with gradients summed over a batch; the loss is the total cross-entropy."""
 
     data: LabeledData
     batch: int
@@ -61,7 +61,7 @@ class LogisticRegression(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every row of the weight matrix, that is every feature, is a block."""
+        """The blocks: one for each row of the weight matrix, which belongs to a feature."""
         return along(self.start(), "weights")
 
     def start(self, stream: int = 0) -> Arrays:
@@ -75,21 +75,21 @@ class LogisticRegression(DividedDefaults):
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the total cross-entropy, summed in double precision."""
+        """Return the total cross-entropy of every trial, summed in double precision."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return nothing: weights of other features tell nothing about a lost one."""
+        """Return an empty summary: surviving blocks contain no information about lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros, which are the first values too."""
+        """Return zeros for the blocks `ids`, which are also their initial values."""
         return {"weights": np.zeros((len(ids), self.data.classes), np.float32)}
 
     @property
     def rounds(self) -> int:
-        """One round per batch."""
+        """The number of batches: there is one round for each."""
         return len(range(0, len(self.data.y), self.batch))
 
     def part(self, worker: int, workers: int) -> _Part:
@@ -104,11 +104,11 @@ class LogisticRegression(DividedDefaults):
         return parts
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the features that are not zero in all of the worker's samples."""
+        """Return the features that are nonzero in some of the worker's samples of this round."""
         return part.pulls[round]
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient of the worker's samples; it is zero for features that are not pulled."""
+        """Return the gradient on the worker's samples of this round; it is zero for features that are not pulled."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 
@@ -137,7 +137,6 @@ class LogisticRegression(DividedDefaults):
         return np.asarray(weights[chunk.features].T @ chunk.x.T).reshape(self.data.classes, -1, len(chunk.y))
 
     def _weights(self, pulled: Arrays) -> npt.NDArray[Any]:
-        """Return the pulled rows; none if all of a worker's samples are zero."""
         return pulled["weights"] if pulled else np.zeros((0, self.data.classes), np.float32)
 
     @cached_property
@@ -150,7 +149,7 @@ class LogisticRegression(DividedDefaults):
         return [np.arange(first, min(first + self.batch, len(self.data.y))) for first in starts]
 
     def _chunks(self, samples: Ids) -> _Batch:
-        """Split samples into chunks, sorted by class, because samples of one class have more zeros in common."""
+        """Split samples into chunks sorted by class, because samples of one class have more zeros in common."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
         chunks = []
         for first in range(0, len(samples), _ROWS):
@@ -178,7 +177,6 @@ def mlr(name: str, data: Path | None = None) -> LogisticRegression:
 
 
 def _cross_entropy(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> Floats:
-    """Return the cross-entropy of every trial; the scores are overwritten."""
     highest, truth = scores.max(axis=0), scores[y, :, np.arange(len(y))].T
     scores -= highest
     np.exp(scores, out=scores)

@@ -1,4 +1,4 @@
-"""A base class for your own model, with defaults for everything that the simulator and the server can do without.
+"""A base class for your own model, with defaults for all optional methods.
 
 A model is a class that inherits from `Model` and has
 
@@ -24,7 +24,10 @@ from holdfast.workloads.workload import Clock, Stack, stacked, unstacked
 
 
 class Model(DividedDefaults):
-    """Defaults: every row of every array is a block, workers pull all blocks, and an iteration is one round."""
+    """A base class for your own workload; subclasses define the criterion, the initial arrays, updates and the loss.
+
+    By default, every row of every array is a block, workers pull all blocks, and an iteration is one round.
+    """
 
     rounds: int = 1
     lanes: int = 1
@@ -37,7 +40,7 @@ class Model(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every row of every array of the start."""
+        """The division of the state into blocks: by default, one for each row of every array."""
         return by_row(cast(Divided, self).start())
 
     @property
@@ -45,16 +48,16 @@ class Model(DividedDefaults):
         return euclidean
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return all blocks."""
+        """Return the numbers of all blocks."""
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do an iteration in rounds, with one worker, for one trial after the other."""
+        """Do one iteration of every trial in the stack, each with a single simulated worker."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss that one worker measures, for one trial after the other."""
+        """Return the loss of every trial in the stack, as measured by a single simulated worker."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 

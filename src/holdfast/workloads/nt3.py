@@ -1,8 +1,8 @@
 """NT3 (CANDLE): a 1-D convolutional network that classifies tissue as tumorous by its gene expression, and its data.
 
 The benchmark's own tables are read if available; otherwise data of their shape are generated: 1,120 training and 280
-test samples of 60,483 genes, two classes. A gene has a level of its own, genes vary together in a few programs as
-expression does, and in some genes the classes differ by about as much as the samples do.
+test samples of 60,483 genes, two classes. Generated genes have different base levels and are correlated in groups, as
+in real data, and some genes differ between the classes by about as much as between samples.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ Reals = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """Samples in rows, genes in columns, each gene in [0, 1]; labels are 1 for tumorous."""
+    """Gene expression data: samples in rows, genes in columns, scaled to [0, 1]; label 1 means tumorous."""
 
     x: Reals
     y: npt.NDArray[np.int64]
 
 
 class NT3(nn.Module):
-    """Two convolutions along the genes, pooling, and three full layers, the first of which has most values."""
+    """The network: two convolutions along the genes, pooling, and three linear layers, the first by far the largest."""
 
     def __init__(self, genes: int = GENES, *, filters: int = 128, hidden: tuple[int, int] = (200, 20)) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class NT3(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return class scores of expression profiles, one in each row."""
+        """Return the class scores of expression profiles, one profile in each row of `x`."""
         scores: Tensor = self.network(x[:, None])
         return scores
 
@@ -68,7 +68,10 @@ class NT3(nn.Module):
 def generated(
     genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
 ) -> tuple[Expression, Expression]:
-    """Generate training and test samples from one population; always the same ones."""
+    """Generate training and test samples from one population; the same arguments always give the same samples.
+
+    The fraction `different` of the genes differs between the classes, by `effect` standard deviations.
+    """
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)
@@ -83,7 +86,7 @@ def generated(
 
 
 def tables(data: Path | None) -> tuple[Expression, Expression] | None:
-    """Read CANDLE's own tables from the folder `nt3` of a data folder, or from the data folder itself; None if absent."""
+    """Read CANDLE's own tables from the data folder or its subfolder `nt3`; return None if they are absent."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "nt3", folder]
     for place in places:

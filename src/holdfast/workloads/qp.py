@@ -11,7 +11,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack
 
 @dataclass(frozen=True, eq=False)
 class QuadraticProgram:
-    """Minimise ½xᵀAx − bᵀx in four dimensions; the loss is the distance to the optimum.
+    """Gradient descent on ½xᵀAx − bᵀx as a workload; the loss is the distance to the optimum.
 
     `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures).
     """
@@ -36,12 +36,12 @@ class QuadraticProgram:
 
     @property
     def optimum(self) -> Floats:
-        """x*, the point where the gradient vanishes."""
+        """The optimum x*, where the gradient is zero."""
         return self._problem[1]
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Every coordinate is a block."""
+        """The blocks: one for each coordinate."""
         return along(self.start(), "x")
 
     def start(self, stream: int = 0) -> Arrays:

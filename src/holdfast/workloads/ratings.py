@@ -1,4 +1,4 @@
-"""Ratings that users gave to items, read from the files in which they are published.
+"""Ratings of items by users, read from the files in which they are published.
 
 `fetch` finds the files; a line that is not a rating raises `Corrupt` with its number.
 """
@@ -21,7 +21,7 @@ from holdfast.workloads.fetch import DataFile, obtain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ratings:
-    """Rating `values[i]` is what user `rows[i]` gave to item `columns[i]`; sorted by user, then by item."""
+    """The ratings of a data set: user `rows[i]` gave item `columns[i]` the rating `values[i]`; sorted by user."""
 
     name: str
     users: int
@@ -32,7 +32,7 @@ class Ratings:
 
 
 def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Ratings:
-    """Load ratings by name from `data`, $HOLDFAST_DATA or the cache, or download them."""
+    """Load the ratings called `name` from `data`, $HOLDFAST_DATA or the cache, or download them."""
     if name not in RATINGS:
         raise BadInput(f"There are no ratings called {name!r}: choose one of {', '.join(RATINGS)}.")
     return RATINGS[name](lambda file: obtain(file, data, progress))
@@ -58,7 +58,7 @@ JESTER = DataFile(
 
 
 def read_movielens(path: Path) -> Ratings:
-    """Read `ratings.csv`, plain or in GroupLens's archive; users and movies are numbered without gaps."""
+    """Read MovieLens's `ratings.csv`, plain or zipped; users and movies are renumbered without gaps."""
     # The paper counts 9,125 movies, including 59 without ratings, which are left out here.
     lines = _lines(path, "ml-latest-small/ratings.csv")
     header = next(lines, (1, b""))[1]
@@ -92,7 +92,7 @@ JOKES = 100
 
 
 def read_jester(path: Path) -> Ratings:
-    """Read Jester's table, plain or zipped, with ratings in [0, 10]; users without ratings are left out."""
+    """Read Jester's table, plain or zipped, with ratings scaled to [0, 10]; users without ratings are left out."""
     with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # `unpacked` reports anything else
         if "jester-data-1.xls" in archive.namelist():  # as Berkeley offers it, so downloading again changes nothing
             raise BadInput(f"{path} holds Jester as a spreadsheet: put jester-data-1.csv, saved from it, in its place.")
@@ -121,7 +121,7 @@ def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
 
 
 def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 0.25, seed: int = 0) -> Ratings:
-    """Generate ratings from 0.5 to 5 in halves for a random part of the cells, with an expectation of low rank."""
+    """Generate ratings between 0.5 and 5 for a random `share` of all cells, from a matrix of low `rank` plus noise."""
     rng = np.random.default_rng(seed)
     tastes, traits = rng.gamma(0.5, size=(users, rank)), rng.gamma(0.5, size=(rank, items))
     liking = tastes @ traits
@@ -138,7 +138,7 @@ RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
 
 
 def _lines(path: Path, member: str) -> Iterator[tuple[int, bytes]]:
-    """Yield every line without its end, and its number from 1."""
+    """Yield the number (from 1) and the content of every line of a file, or of the file `member` in a zip archive."""
     with unpacked(path, member) as stream:
         for number, line in enumerate(stream, start=1):
             yield number, line.rstrip(b"\r\n")

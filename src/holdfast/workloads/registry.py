@@ -38,7 +38,7 @@ WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each 
 
 
 def load_workload(name: str, data: Path | None = None) -> Divided:
-    """Return the workload called `name` with its settings and data, or the model that a file defines."""
+    """Return the workload called `name` for the parameter server, or the model that the Python file `name` defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if not name.endswith(".py") and not Path(name).is_file():
@@ -53,7 +53,7 @@ def load_workload(name: str, data: Path | None = None) -> Divided:
 
 
 def load_for_lab(name: str, data: Path | None = None) -> Workload:
-    """Return the workload called `name`, or defined by a file, for the simulator."""
+    """Return the workload called `name` for the simulator, or the model that the Python file `name` defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if name.endswith(".py") or Path(name).is_file():
@@ -62,7 +62,7 @@ def load_for_lab(name: str, data: Path | None = None) -> Workload:
 
 
 def as_workload(model: Any, whose: str) -> Workload:
-    """Return a model as a workload; raise BadInput, naming it as `whose`, if something is missing."""
+    """Return `model` as a workload; raise BadInput, naming the model as `whose`, if it lacks an attribute."""
     asked = ASKED if _has(model, "step") and not _has(model, "advance") else _asked(Workload)
     if lacks := [name for name in asked if not _has(model, name)]:
         hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"
@@ -71,7 +71,7 @@ def as_workload(model: Any, whose: str) -> Workload:
 
 
 def own_error(traceback: str, workload: str) -> str | None:
-    """Return where and with what a user's model failed, from the traceback of its process; None for other errors."""
+    """Return a one-line message if the user's file `workload` appears in `traceback`, otherwise None."""
     if not workload.endswith(".py"):
         return None
     file = re.escape(Path(workload).name)
@@ -84,7 +84,7 @@ def own_error(traceback: str, workload: str) -> str | None:
 
 @contextmanager
 def own_errors(workload: str) -> Iterator[None]:
-    """Raise errors of a user's model as one line that says where."""
+    """Convert an exception raised in the user's file `workload` to a BadInput with a one-line message."""
     try:
         yield
     except HoldfastError:
@@ -96,7 +96,7 @@ def own_errors(workload: str) -> Iterator[None]:
 
 
 class _FromFile:
-    """The workload that a file defines; it is pickled as the path of the file."""
+    """A workload defined by a Python file; it is pickled as the path of the file."""
 
     def __init__(self, path: Path, data: Path | None) -> None:
         self._path, self._data = path, data
@@ -157,12 +157,10 @@ def _module(path: Path) -> ModuleType:
 
 
 def _has(model: Any, name: str) -> bool:
-    """Return True if a model has the attribute, without computing it."""
     return inspect.getattr_static(model, name, None) is not None
 
 
 def _asked(*protocols: type) -> list[str]:
-    """Return the names of the functions and properties of protocols."""
     return [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
 
 

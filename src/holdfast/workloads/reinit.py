@@ -1,10 +1,10 @@
 """New values for blocks that are lost before they were ever saved, by a rule of the workload.
 
-The checkpoint has only the first value of such a block. If that is random, the surviving blocks must unlearn it, which
-can cost more than starting over. A workload can do better: zero, or what the surviving blocks have in common.
+The checkpoint has only the initial value of such a block. If that is random, the surviving blocks must unlearn it,
+which can cost more than starting over. A workload can do better: zeros, or values derived from the surviving blocks.
 
-Summaries of surviving blocks are added up, so that nodes of a parameter server, each with some blocks, get the same
-rule.
+The rule gets a summary of surviving blocks. Nodes of a parameter server each summarise their own blocks, and the
+summaries are added up.
 """
 
 from typing import Protocol, cast
@@ -17,22 +17,22 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class Fresh(Protocol):
-    """A workload with a rule for lost blocks that were never saved."""
+    """A workload with a rule for new values of lost blocks that were never saved."""
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a summary of surviving blocks, which are packed; summaries of nodes are added up, array by array."""
+        """Return a summary of the surviving blocks `ids`; the summaries of all nodes are added up, array by array."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values of lost blocks, packed, from `summary`; `iteration` is the next one of this stream."""
+        """Return new values of the lost blocks `ids`, packed, from `summary`; `iteration` is the next iteration."""
 
 
 def has_rule(workload: Workload) -> bool:
-    """Return True if a workload has a rule. The object is asked, because a model from a file forwards attributes."""
+    """Return True if `workload` has a rule for new values of lost blocks that were never saved."""
     return hasattr(workload, "survivors") and hasattr(workload, "fresh")
 
 
 def rule_of(workload: Workload) -> Fresh:
-    """Return the rule of a workload, or raise BadInput."""
+    """Return `workload` as its rule for blocks that were never saved; raise BadInput if it has none."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "
@@ -42,7 +42,7 @@ def rule_of(workload: Workload) -> Fresh:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values of the blocks `ids`, packed, from what is left of the state `live`."""
+    """Return new values of the blocks `ids`, packed, derived from the blocks of `live` that are not in `lost`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})
@@ -50,6 +50,6 @@ def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: in
 
 
 def added(summaries: list[Arrays]) -> Arrays:
-    """Add up the summaries of all nodes that hold blocks."""
+    """Return the sum of the summaries of all nodes, array by array."""
     filled = [summary for summary in summaries if summary]
     return {name: np.sum([summary[name] for summary in filled], axis=0) for name in (filled[0] if filled else ())}

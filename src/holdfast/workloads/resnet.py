@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016): ResNet-18 and ResNet-50, of any width, for small and for larger images."""
+"""Residual networks (He et al. 2016): ResNet-18 and ResNet-50, of any width, for small and large images."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks in each stage
 
 
 class ResNet(nn.Module):
-    """Four stages of residual blocks; from one to the next the image halves and the width doubles."""
+    """A residual network of four stages; each stage halves the image and doubles the width of the one before.
+
+    `depth` is 18 or 50, and `small` omits the initial downsampling for small images.
+    """
 
     def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
         super().__init__()
@@ -24,7 +27,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return class scores of images in [0, 1], or in bytes."""
+        """Return the class scores of images, given as floats in [0, 1] or as bytes."""
         fractions = x if x.is_floating_point() else x.float() / 255
         centred = (fractions - 0.5) * 4  # around 0, of about unit size
         scores: Tensor = self.head(self.stages(self.stem(centred)).mean((2, 3)))
@@ -46,7 +49,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the last is four times as wide."""
+    """A residual block of 1×1, 3×3 and 1×1 convolutions; the last is four times as wide as the others."""
 
     expansion = 4
 

@@ -11,7 +11,7 @@ Optional attributes, with their defaults:
 
     name                the name of the class
     blocks              every row of every array is a block
-    norm, order         the length of the difference of each block; 2, since squares of lengths add up
+    norm, order         the Euclidean distance of each block; 2, since squares of distances add up
     stochastic          True if `start` or the first `step` draws random numbers
     steady              False: the loss is computed after every iteration
     lanes               1 trial at a time
@@ -35,7 +35,7 @@ ASKED = ("start", "step", "loss", "criterion")
 
 @dataclass(frozen=True, slots=True)
 class LossAt:
-    """A criterion: the loss after `iteration` iterations without failures, with the random numbers of stream 0."""
+    """A convergence criterion: the loss after `iteration` iterations without failures, with random stream 0."""
 
     iteration: int
 
@@ -45,7 +45,7 @@ class LossAt:
 
 
 class OneState(Protocol):
-    """The required attributes of a model; all others have a default."""
+    """The required attributes of a model that is written for one state at a time."""
 
     @property
     def criterion(self) -> float | LossAt:
@@ -62,7 +62,7 @@ class OneState(Protocol):
 
 
 class Stacked:
-    """A model of one state as a workload: the states of a stack are advanced one after the other."""
+    """An adapter that makes a model for one state a workload, by advancing the states of a stack one by one."""
 
     def __init__(self, model: OneState) -> None:
         self._model = model
@@ -78,17 +78,17 @@ class Stacked:
 
     @property
     def lanes(self) -> int:
-        """1, unless the model has another number; more would only pad."""
+        """The number of trials in one stack: by default 1."""
         return int(getattr(self._model, "lanes", 1))
 
     @property
     def steady(self) -> bool:
-        """True if the model declares that its loss falls ever more slowly."""
+        """True if the model declares that its loss falls more and more slowly."""
         return bool(getattr(self._model, "steady", False))
 
     @cached_property
     def stochastic(self) -> bool:
-        """The model's declaration, or True if its start or its first step draws random numbers."""
+        """The model's own declaration; without one, True if its start or first step draws random numbers."""
         declared = getattr(self._model, "stochastic", None)
         if declared is not None:
             return bool(declared)
@@ -99,19 +99,19 @@ class Stacked:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The model's own division, or every row of every array."""
+        """The model's own division into blocks, or by default one block for each row of every array."""
         blocks = getattr(self._model, "blocks", None)
         return by_row(self.start()) if blocks is None else blocks
 
     @property
     def norm(self) -> Norm:
-        """The model's own, or the length of the difference."""
+        """The model's own distance function for blocks, or by default the Euclidean distance."""
         norm: Norm = getattr(self._model, "norm", euclidean)
         return norm
 
     @cached_property
     def criterion(self) -> float:
-        """The model's number, or the loss of the iteration that it names."""
+        """The model's convergence criterion as a number; a `LossAt` is evaluated by a run without failures."""
         criterion = self._model.criterion
         if not isinstance(criterion, LossAt):
             return float(criterion)
@@ -159,7 +159,7 @@ def _generator(stream: int, iteration: int) -> np.random.Generator:
 
 
 def _arrays(result: Any, function: str) -> Arrays:
-    """Return the result of a model's function, or raise BadInput if it is not a dict of arrays."""
+    """Return `result` as a dict of arrays; raise BadInput, naming the model's `function`, if it is not a dict."""
     if not isinstance(result, dict) or not result:
         raise BadInput(f"{function} returns a {type(result).__name__}: it must return a dict of arrays.")
     return {str(name): np.asarray(value) for name, value in result.items()}

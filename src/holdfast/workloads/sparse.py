@@ -1,7 +1,7 @@
 """Products of a sparse matrix with stacks: the matrix is read once for all trials of the stack.
 
-A trial's numbers are added up in the same order whatever trials are beside it, so its result is the same to the last
-bit in any lane of a stack of any width.
+The terms of a trial are always added in the same order, so its result is the same to the last bit, whatever other
+trials are in the stack.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A matrix stored along its longer side, rows if it is `tall`: place i holds entries `starts[i]:starts[i+1]`."""
+    """A matrix stored by rows if it is `tall`, otherwise by columns; line i has the entries `starts[i]:starts[i+1]`."""
 
     shape: tuple[int, int]
     tall: bool
@@ -28,7 +28,7 @@ class Sparse:
         return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
 
     def times(self, x: Floats) -> Floats:
-        """Multiply this matrix by every trial of a stack (columns, width, trials)."""
+        """Return the product of this matrix with each trial of the stack `x` (axes: column, width, trial)."""
         out = np.zeros((self.shape[0], *x.shape[1:]))
         onto = _gather if self.tall else _scatter
         onto(self.starts, self.others, self.values, _flat(x), _flat(out))
@@ -36,7 +36,7 @@ class Sparse:
 
 
 def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> Sparse:
-    """Return the matrix with these entries and zeros elsewhere."""
+    """Return the matrix of this shape that has `values[i]` at `rows[i]` and `columns[i]`, and zeros elsewhere."""
     tall = shape[0] >= shape[1]
     along, across = (rows, columns) if tall else (columns, rows)
     order = np.lexsort((across, along))

@@ -1,4 +1,4 @@
-"""Counts of topics in the documents of a corpus or among the tokens of its words, for many chains at once.
+"""Topic counts of the documents or words of a corpus, for many Gibbs chains at once.
 
 Indices are unsigned and arrays flat, because compiled code would check for negative indices at every step. Prefetching
 changes speed only.
@@ -21,7 +21,7 @@ _INT = ir.IntType(32)
 
 @intrinsic
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
-    """Prefetch the cache line of an element that will soon be changed."""
+    """Prefetch the cache line of the element at index `at`, which will be changed soon."""
 
     def generate(context: Any, build: Any, signature: Any, values: Any) -> Any:
         pointer = _BYTE.as_pointer()
@@ -36,7 +36,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
 
 
 def first_element(context: Any, build: Any, kind: Any, array: Any) -> Any:
-    """Return the address of an array's first element."""
+    """Return the address of the first element of an array, for code generation."""
     return create_struct_proxy(kind)(context, build, value=array).data  # type: ignore[no-untyped-call]
 
 
@@ -51,7 +51,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Add the topics of each group of tokens to its counts: a word's tokens, wherever they are, or a document's."""
+    """Add the topics of each group of tokens, such as the tokens of a word, to the counts of the group."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)
@@ -61,7 +61,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add the topics of some documents to the counts of their words; `topics` has these documents alone."""
+    """Add the topics of `documents` to the counts of their words; `topics` has only the tokens of these documents."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)
@@ -73,7 +73,10 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Return, by lane, the sum of the table's entries at all counts plus 1, and the size of each of `number` topics."""
+    """Count the topics of each group of tokens; return the sum of `table[count + 1]`, and the size of each topic.
+
+    Both results are computed for each chain, the last axis of `topics`; `number` is the number of topics.
+    """
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
     counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)
@@ -92,7 +95,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """Return, for each group of neighbouring tokens, the sum over topics of the difference of its counts in two states."""
+    """Return, for each group of tokens, the sum over topics of the absolute difference of its counts in two states."""
     differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):
@@ -109,7 +112,7 @@ def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
 
 @njit(cache=True, inline="always")
 def _add(tokens, topics, counts, first, width):  # type: ignore[no-untyped-def]
-    """Add the topics of tokens, in every lane, to the counts from `first` on."""
+    """Add the topics of `tokens`, in every chain, to the counts from index `first` on."""
     for i in range(len(tokens)):
         later = np.uint64(tokens[min(i + _AHEAD, len(tokens) - 1)])
         prefetch(topics, later * width)  # type: ignore[call-arg]  # the first parameter is not for callers

@@ -1,7 +1,7 @@
 """The interface of a workload for the simulator: an iteration that advances many trials at once.
 
-The states of many trials are a stack: the same named arrays with one more axis, the last, for the trial. Then every
-operation on a trial's numbers runs over neighbouring memory of many trials.
+The states of many trials form a stack: the same named arrays with one more axis, the last, for the trial. Operations
+then run over contiguous memory of many trials.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
-    """The next iteration of each trial of a stack, and its stream of random numbers.
+    """The next iteration of each trial of a stack, and the number of its random stream (its seed).
 
     The draws of an iteration depend on these two alone, so a trial draws the same numbers with and without a failure.
     """
@@ -29,27 +29,27 @@ class Clock:
 
 
 class Workload(Protocol):
-    """An iterative algorithm with a loss that falls below a criterion; its draws depend on a stream and an iteration."""
+    """An iterative algorithm that has converged when its loss falls below a criterion."""
 
     @property
     def name(self) -> str:
-        """The model and its data."""
+        """The name of the workload: its model and its data set."""
 
     @property
     def criterion(self) -> float:
-        """A run has converged at the first iteration whose loss is below this."""
+        """The loss below which a run has converged."""
 
     @property
     def stochastic(self) -> bool:
-        """True if runs of two streams differ, in their start or in later draws; then every trial has its own run."""
+        """True if runs with different random streams differ, so that every trial needs its own run without failures."""
 
     @property
     def steady(self) -> bool:
-        """True if the loss falls, ever more slowly, so that its slope tells how long it need not be computed."""
+        """True if the loss falls more and more slowly, so that its slope tells how long it need not be computed."""
 
     @property
     def lanes(self) -> int:
-        """The number of trials in one stack; it is fixed, because rounding may depend on the shape of a matrix."""
+        """The number of trials in one stack, which is fixed, because rounding may depend on the shape of a matrix."""
 
     @property
     def blocks(self) -> Blocks:
@@ -57,28 +57,28 @@ class Workload(Protocol):
 
     @property
     def norm(self) -> Norm:
-        """The distance of two states, block by block."""
+        """The function that returns the distance of each block between two states."""
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return the state before the first iteration of a stream."""
+        """Return the initial state of a run with this random stream."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial; a trial's result must not depend on its neighbours in the stack."""
+        """Do one iteration of every trial; the result of a trial must not depend on other trials in the stack."""
 
     def loss(self, stack: Stack) -> Floats:
         """Return the loss of every trial."""
 
 
 def norm_order(workload: Workload) -> float:
-    """Return how distances of blocks combine, as in `full_size`: the workload's `order`, by default 2."""
+    """Return the order of the norm that combines the distances of blocks: the workload's `order`, by default 2."""
     return float(getattr(workload, "order", 2))
 
 
 def stacked(states: Sequence[Arrays]) -> Stack:
-    """Combine states into one stack."""
+    """Combine the states of several trials into one stack, whose last axis is the trial."""
     return {name: np.stack([state[name] for state in states], axis=-1) for name in states[0]}
 
 
 def unstacked(stack: Stack, lane: int) -> Arrays:
-    """Copy the state of one trial."""
+    """Return a copy of the state of trial number `lane` in the stack."""
     return {name: values[..., lane].copy() for name, values in stack.items()}

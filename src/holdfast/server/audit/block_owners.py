@@ -1,4 +1,4 @@
-"""The owner of every block at every round of a run, from the first partition map on."""
+"""The owner of every block in every round of a run, reconstructed from the history."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
@@ -17,30 +17,30 @@ NOBODY = -1
 
 
 class Tenure:
-    """The owners of all blocks from round `start` on, and the version of the map that names them."""
+    """The owners of all blocks from round `start` on, by the partition map of `version`."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """The blocks of each node."""
+        """A digest of the blocks of each node."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
     def together(self, nodes: tuple[int, ...]) -> Samples:
-        """Return the digest of all blocks of `nodes`, without listing them."""
+        """Return a digest of all blocks that `nodes` hold."""
         return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
-        """Return the numbers of all blocks of `nodes`."""
+        """Return the numbers of all blocks that `nodes` hold."""
         return np.flatnonzero(np.isin(self.owners, list(nodes)))
 
 
 class Ownership:
-    """The owners of blocks while a run is replayed: blocks are dealt out, lost, restored and moved.
+    """The owners of all blocks while a run's history is replayed: blocks are assigned, lost, restored and moved.
 
-    A change of owners becomes a tenure only when `close` is called, before the run continues.
+    A change of owners becomes a `Tenure` only when `close` is called, before the run continues.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -54,29 +54,29 @@ class Ownership:
 
     @property
     def orphans(self) -> int:
-        """The number of blocks without an owner."""
+        """The number of blocks that have no owner now."""
         return int(np.count_nonzero(self.owners == NOBODY)) if self.tenures else 0
 
     def deal(self, nodes: Iterable[int], seed: int) -> None:
-        """Give every block its first owner, drawn as the controller draws it."""
+        """Assign every block to its first owner, by the same random draw as the controller."""
         drawn = PartitionMap.random(len(self.owners), sorted(nodes), np.random.default_rng((seed, 0)))
         self.owners = drawn.owners.astype(np.int64)
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
     def restore(self, node: int, ids: Blocks, version: int) -> None:
-        """Give blocks that came back from their saves to `node`."""
+        """Make `node` the owner of the blocks `ids`, which were restored from saves under the map of `version`."""
         self.owners[ids] = node
         self.is_declared_lost[ids] = False
         self.has_come_back[ids] = True
         self.version, self._changed = max(version, self.version), True
 
     def move(self, node: int, ids: Blocks, version: int, open_round: int) -> None:
-        """Give blocks to a node that has joined."""
+        """Make `node`, which has joined the run, the owner of the blocks `ids` from round `open_round` on."""
         self.owners[ids] = node
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """Make a tenure of the changes so far; it replaces one without rounds, unless `keep_all`."""
+        """Add a tenure if owners have changed; unless `keep_all`, it replaces a tenure that covers no round."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -86,17 +86,17 @@ class Ownership:
 
 
 def in_force(tenures: Sequence[Tenure], number: int) -> Tenure:
-    """Return the tenure under which round `number` was applied."""
+    """Return the tenure (the owners of all blocks) that was valid in round `number`."""
     return next(tenure for tenure in reversed(tenures) if tenure.start <= number)
 
 
 def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
-    """Return the tenure of map `version`, or of the last map before it that changed an owner."""
+    """Return the tenure of map `version`, or of the last earlier map that changed an owner."""
     return next((tenure for tenure in reversed(tenures) if tenure.version <= version), tenures[0])
 
 
 def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
-    """Return block numbers as an array, or None if one of them is listed twice or is not below `count`."""
+    """Return `blocks` as an array, or None if a number is repeated or outside 0..count-1."""
     ids = np.asarray(blocks, np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) < len(ids)):
         return None
@@ -104,7 +104,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all of `always` and of any subset of `perhaps`."""
+    """Return True if `total` is the sum of all of `always` and of some subset of `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

@@ -8,7 +8,7 @@ from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
 def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that iterations follow each other without gaps, and that none is done after the end."""
+    """Check that iterations are recorded without gaps, and none after the run was done."""
     replay = ledger.replay
     if wrong := replay.wrong["ends"]:
         return "fail", wrong[0]
@@ -16,7 +16,7 @@ def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that the loss is below the criterion, or that all allowed iterations are done."""
+    """Check that the run ended with a loss below the criterion, or after all allowed iterations."""
     replay, plan = ledger.replay, ledger.plan
     if replay.done is None:
         return "unknown", f"the run is not done: {counted(replay.iterations, 'iteration')} recorded"
@@ -32,7 +32,7 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that the owners of blocks follow from the first map and every loss, restore and move since."""
+    """Check that every recorded restore and move of blocks agrees with the owners of the blocks before it."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)
@@ -42,7 +42,7 @@ def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that lost blocks were restored before the run continued, and with full recovery all blocks."""
+    """Check that lost blocks, or with full recovery all blocks, were restored before the run continued."""
     replay = ledger.replay
     if wrong := replay.wrong["losses"]:
         return "fail", _first(wrong)
@@ -54,7 +54,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes chose blocks when a save was due, and that these were committed, unless their node was lost."""
+    """Check that nodes chose blocks whenever a save was due, and that these were committed unless the node was lost."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
@@ -65,7 +65,7 @@ def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every block was restored from its newest committed save, by the controller's and the node's record."""
+    """Check that every block was restored from its newest committed save, as both controller and node recorded."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["restores"]:
@@ -84,7 +84,7 @@ def _first(wrong: list[str]) -> str:
 
 
 def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every event has the fields of its kind, in the file of a process that can write it."""
+    """Check that every event has the fields of its kind, and is in the file of a process that writes this kind."""
     if wrong := ledger.wrong:
         more = ["and more"] if len(wrong) > SHOWN else []
         return "fail", f"{counted(len(wrong), 'wrong line')}: {'; '.join([*wrong[:SHOWN], *more])}"

@@ -17,7 +17,7 @@ class SaveChoice(NamedTuple):
 
 
 class CommittedSaves:
-    """The running checkpoint, as the controller's history describes it."""
+    """The newest committed save of every block, as the controller's history describes it."""
 
     def __init__(self, count: int) -> None:
         self.saved_at = np.full(count, NOBODY)
@@ -28,21 +28,21 @@ class CommittedSaves:
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
     def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
-        """Record what nodes chose; the parts of `lost` nodes need not be committed."""
+        """Record which blocks nodes chose to save after `iteration`; those of `lost` nodes need not be committed."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 
     def lose(self, node: int) -> None:
-        """Stop expecting commits of the blocks that `node` chose: the node is lost."""
+        """Stop expecting commits of the blocks that the lost `node` chose."""
         for waiting in self._waiting.values():
             waiting.discard(node)
 
     def waiting(self) -> tuple[int, int] | None:
-        """Return an iteration and a living node whose part of its save was never committed, if there is one."""
+        """Return an iteration and a node whose chosen blocks were never committed, or None if there are none."""
         return next(((iteration, min(nodes)) for iteration, nodes in self._waiting.items() if nodes), None)
 
     def commit(self, iteration: int, ids: Blocks) -> str | None:
-        """Record that `ids` are saved as of `iteration`; return what is wrong with that."""
+        """Record that the blocks `ids` were saved after `iteration`; return a message if nodes chose other blocks."""
         choice = self.choices.get(iteration)
         self.committed.add(iteration)
         if choice is None:
@@ -58,6 +58,6 @@ class CommittedSaves:
         return None
 
     def commit_unclear(self, iteration: int) -> None:
-        """Record a save of `iteration` whose blocks are not listed."""
+        """Record a committed save of `iteration` whose blocks the history does not list."""
         self._waiting.pop(iteration, None)
         self.unclear = iteration if self.unclear is None else self.unclear

@@ -1,6 +1,6 @@
-"""Follow the controller's history line by line: which members take part, which node holds which block, what is saved.
+"""Replay the controller's history line by line: which members take part, which node holds which block, what is saved.
 
-Anything that cannot be right is kept as text under its topic; the checks turn the topics into findings.
+Contradictions are kept as messages by topic; the checks turn the topics into findings.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
 class Recorded:
-    """Lines that a replay compares with: the controller's choices and restores, and those of every node."""
+    """The choices and restores in the histories of the controller and of every node, for comparison in a replay."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
         self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
@@ -38,7 +38,7 @@ class Recorded:
 
 
 class ReplayedMembers:
-    """The nodes and workers that take part, and the members that were killed on purpose."""
+    """The nodes and workers that take part at some point of a replay, and the members that were killed on purpose."""
 
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
@@ -51,7 +51,7 @@ class ReplayedMembers:
 
 
 class Replay:
-    """The state of a run after the lines taken so far, and what was wrong in them."""
+    """The state of a run after the history lines replayed so far, and the contradictions found in them."""
 
     def __init__(self, plan: Serve, policy: Policy, recorded: Recorded) -> None:
         self.plan, self._policy, self._recorded = plan, policy, recorded
@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def tenures(self) -> list[Tenure]:
-        """The owners of all blocks, from the first map to the last."""
+        """The owners of all blocks over time, from the first partition map to the last."""
         return self.ownership.tenures
 
     @property
@@ -80,7 +80,7 @@ class Replay:
         return self.loss is not None and self.loss < self.plan.criterion
 
     def take(self, what: What, lost_soon: set[int]) -> None:
-        """Follow the next line; `lost_soon` are the nodes recorded as lost before the end of its iteration."""
+        """Replay the next line; `lost_soon` are the nodes recorded as lost before the iteration of the line ends."""
         if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):
@@ -166,7 +166,7 @@ class Replay:
         return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
     def _restore(self, what: Restored) -> None:
-        """Restore blocks by the controller's line, which the node must have recorded as well."""
+        """Replay a restore that the controller recorded, and complain unless the node recorded the same."""
         if not self._restore_to(what.node, what):
             return
         own = [restore for restore in self._recorded.restores_of[what.node] if restore.version == what.version]
@@ -301,7 +301,7 @@ class Replay:
             self._complain("losses", f"{kind}-{number} was killed on purpose, but its loss is not recorded")
 
     def _continue(self) -> None:
-        """Complain about blocks without an owner: the run continues, so recovery must be complete."""
+        """Complain if recovery is incomplete, because the run continues here; then accept the changed owners."""
         if not self.tenures:
             self._complain("owners", "the run continued before all blocks were saved for the first time")
             return
@@ -345,7 +345,7 @@ HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
 
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
-    """Follow all lines of the controller, next to what each node recorded."""
+    """Replay the controller's `lines`, comparing them with the events that each node in `nodes` recorded."""
     try:
         fraction = Fraction(plan.fraction)
         policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)

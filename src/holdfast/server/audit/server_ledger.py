@@ -1,4 +1,4 @@
-"""The events of a run by the process that wrote them, as the checks read them."""
+"""The events of a run, grouped by the process that wrote them, for the checks of the audit."""
 
 import re
 from collections import defaultdict
@@ -47,7 +47,7 @@ SERVED = (
 
 
 class ServerWriter(NamedTuple):
-    """A process that writes a history: the controller, a node or a worker, and its number."""
+    """A process that writes a history: its kind ("controller", "node" or "worker") and its number."""
 
     kind: str
     number: int
@@ -55,7 +55,7 @@ class ServerWriter(NamedTuple):
 
 @cache
 def writer_of(who: str) -> ServerWriter | None:
-    """Return the process that writes under the name `who`."""
+    """Return the process whose history has the name `who`, such as "node-3"; None if the name is invalid."""
     if who == "controller":
         return ServerWriter("controller", 0)
     match = re.fullmatch(r"(node|worker)-(0|[1-9][0-9]{0,8})", who)
@@ -63,7 +63,7 @@ def writer_of(who: str) -> ServerWriter | None:
 
 
 class ServedLedger:
-    """All events of a run on the parameter server."""
+    """All events of a run on the parameter server, grouped by the process that wrote them."""
 
     def __init__(self, torn: Sequence[Torn] = ()) -> None:
         self.torn = torn
@@ -73,7 +73,7 @@ class ServedLedger:
         self._events: defaultdict[ServerWriter, list[events.What]] = defaultdict(list)
 
     def take(self, event: events.Event, file: str | None = None) -> None:
-        """Add an event, read from the file called `file` if it was read from a file."""
+        """Add an event; `file` is the name of the history file from which it was read, or None."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):
@@ -95,7 +95,7 @@ class ServedLedger:
         return sorted(self._events)
 
     def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
-        """Return the events of one process, in order."""
+        """Return the events that one process wrote, in the order of its history."""
         return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property
@@ -116,7 +116,7 @@ class ServedLedger:
 
     @cached_property
     def applied(self) -> Mapping[int, Mapping[int, Sequence[events.Applied]]]:
-        """The applied pushes, by round and node."""
+        """The `Applied` events, by the number of the round and by node."""
         applied: defaultdict[int, defaultdict[int, list[events.Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
             for what in self._events[writer]:
@@ -126,7 +126,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """The pushes, by round and part of the input, each with its worker."""
+        """The `Pushed` events by round number and input part, each with the number of the worker that pushed."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
@@ -141,11 +141,11 @@ class ServedLedger:
             raise CannotTell(f"there is no history of node-{min(absent)}")
 
     def number(self, what: events.Applied | events.Pushed | events.Dropped) -> int:
-        """Return the number of a round, counted from the start of the run."""
+        """Return the number of the event's round, counted from the start of the run."""
         return what.iteration * self.plan.rounds + what.round
 
     @cached_property
     def replay(self) -> Replay:
-        """The controller's history, replayed from start to end."""
+        """The result of replaying the controller's history from start to end."""
         nodes = {writer.number: self._events[writer] for writer in self.writers if writer.kind == "node"}
         return replay_controller(self.plan, self.events_of("controller"), nodes)

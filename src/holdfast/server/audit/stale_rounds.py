@@ -1,7 +1,7 @@
-"""Check runs with staleness, in which nodes apply pushes as they come, and workers are ahead of each other.
+"""Check runs with staleness, in which nodes apply each push on arrival, and workers may be ahead of each other.
 
-These checks use the order in which each node applied pushes, because the clocks of machines differ. A part of the input
-pushes the same blocks in a round whenever the round is repeated.
+These checks use the order in which each node applied pushes, because the clocks of machines differ. When a round is
+repeated, an input part pushes the same blocks again.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Applications: TypeAlias = Sequence[tuple[int, Applied]]
 
 
 def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that no part of the input began an iteration before all others were within the staleness of it."""
+    """Check that no input part was ahead of another by more iterations than the staleness allows."""
     plan, replay = ledger.plan, ledger.replay
     if not plan.staleness:
         return "pass", "workers wait for each other after every round"
@@ -48,7 +48,7 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes applied pushes of one part at a time, to blocks they held by the map of the push."""
+    """Check that nodes applied the push of each input part separately, and only to blocks that they held."""
     rounds, count = ledger.plan.rounds, 0
     for number, by_node in sorted(ledger.applied.items()):
         for node, events in by_node.items():
