@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as TorchIterator
+from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProcessingDataLoaderIter as StatefulIterator
 
 from holdfast.train import attach as module
 from holdfast.train.run import Run
@@ -13,10 +16,37 @@ from training_script import Task, train
 
 TASK = Task(epochs=3)  # 18 steps
 attached: list[Run] = []
+loaders: WeakSet[Any] = WeakSet()  # iterators with loader processes
+
+
+def _record_loaders(kind: type[Any]) -> None:
+    """Add every new iterator of `kind` to `loaders`."""
+    construct = kind.__init__
+
+    def constructed(self: Any, *arguments: Any) -> None:
+        loaders.add(self)
+        construct(self, *arguments)
+
+    kind.__init__ = constructed
+
+
+for kind in (TorchIterator, StatefulIterator):
+    _record_loaders(kind)
+
+
+def end_loaders() -> None:
+    """End the loader processes of abandoned runs.
+
+    The garbage collector may close the queue of such a process before it finalizes the iterator, which then waits 5 s.
+    """
+    for loader in list(loaders):
+        loader._shutdown_workers()
+    loaders.clear()
 
 
 def attach(*where: Path, **options: Any) -> Run:
     """Attach one of several runs of this process."""
+    end_loaders()
     attached.append(module.attach(*where, **options))
     return attached[-1]
 
@@ -33,6 +63,7 @@ def close_attached_runs() -> Iterator[None]:
     yield
     while attached:
         attached.pop().close()
+    end_loaders()
 
 
 @pytest.fixture

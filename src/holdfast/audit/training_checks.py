@@ -142,8 +142,9 @@ def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
     """Return the rows of two sessions that are of the same steps."""
     x, y = a.steps.step, b.steps.step
     if len(x) and len(y) and a.steps.is_consecutive and b.steps.is_consecutive:
-        first, end = max(x[0], y[0]), max(min(x[-1], y[-1]) + 1, max(x[0], y[0]))
-        return slice(first - x[0], end - x[0]), slice(first - y[0], end - y[0])
+        first = max(int(x[0]), int(y[0]))  # Python's integers: one more than the last step may exceed 64 bits
+        end = max(min(int(x[-1]), int(y[-1])) + 1, first)
+        return slice(first - int(x[0]), end - int(x[0])), slice(first - int(y[0]), end - int(y[0]))
     _, rows, others = np.intersect1d(x, y, return_indices=True)
     return rows, others
 
