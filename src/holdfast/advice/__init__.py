@@ -1,1 +1,1 @@
-"""Advice from the history of a run: the cost of a failure, the best save interval, and the recovery to choose."""
+"""Advice from the event files of a run: the cost of a failure, the best save interval, and the best recovery."""

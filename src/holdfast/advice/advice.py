@@ -1,4 +1,4 @@
-"""Advice from a run's history: the cost of a failure under each recovery, the recovery to choose, and how often to save."""
+"""Advice from the events of a run: which recovery to choose for failures, and how often to save."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ ENOUGH = 3  # failures that were not injected, from which a failure rate is esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The recovery and save interval to use, with the estimates behind them."""
+    """The recommended recovery and save interval, with the estimates from which they follow."""
 
     recovery: str
     save_every: int
@@ -49,16 +49,16 @@ class Advice:
 
     @property
     def line(self) -> str:
-        """The advice in one line."""
+        """The advice as one line, with the options to pass to holdfast."""
         return f"advice: --recovery {self.recovery} --save-every {self.save_every}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return every number as JSON values."""
+        """Return all fields as nested dicts of JSON values."""
         return asdict(self)
 
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
-    """Return the advice that follows from the history of a training run."""
+    """Return advice for a job like the run with the events `history`; `question` may override its size and costs."""
     question, costs = question or Question(), run_costs(history)
     mtbf = failure_rate(costs, question)
     price_of = prices(costs, question)
@@ -78,7 +78,10 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """Return the mean time between failures of the job: as given, as observed often enough, or as published."""
+    """Return the mean time between failures of the job in seconds.
+
+    It is taken from `question`, else measured if the run failed at least `ENOUGH` times, else from published figures.
+    """
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -92,7 +95,10 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery with the largest share of training; an inexact one must gain `WORTH_LOSING_SAMPLES`."""
+    """Return the recovery under which most of the wall clock is spent on training.
+
+    An inexact recovery is chosen only if it gains at least `WORTH_LOSING_SAMPLES` over the best exact one.
+    """
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:
@@ -101,7 +107,7 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """Return the first of `names`, unless a later one gains more than `WORTH_CHANGING`."""
+    """Return the recovery of `names` with the best outlook; a gain below `WORTH_CHANGING` does not count."""
     best: str | None = None
     for name in names:
         if name in outlook_of and (
@@ -174,7 +180,7 @@ def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
 
 
 def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
-    """Return the facts that the history does not show, and the figures used in their place."""
+    """Return sentences about facts that the history does not contain, and the figures that are used instead."""
     lines = []
     if costs.restart is None and question.restart is None:
         restart = restart_time(costs, question)

@@ -1,8 +1,8 @@
-"""The rate at which training converges, estimated from its losses alone.
+"""The rate at which training converges, estimated from its losses.
 
-If the loss falls to L* as a geometric series, the means of three equal stretches of w steps have differences in the ratio
-q = c^(2w), because the loss falls as the square of a distance that shrinks by c a step. The noise of the losses makes q
-uncertain, so it is sampled to bound c; if more than one sample in ten shows no convergence, there is no estimate.
+The model: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit is the square of
+that distance. Then the mean losses of three successive ranges of w steps have two differences with the ratio c^(2w).
+The uncertainty of c is estimated by adding noise to the means; there is no estimate if it often diverges then.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The contraction per step, the limit of the loss, the loss still to gain, and the gain of the next step."""
+    """The convergence of a run: `rate` is the factor by which the distance to the optimum shrinks in a step.
+
+    `limit` is the limit of the loss, `left` the last loss minus the limit, and `gain` the gain of the next step.
+    """
 
     rate: Estimate
     limit: float
@@ -29,7 +32,7 @@ class Convergence:
 
 
 def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
-    """Estimate convergence from the losses of consecutive steps; None if they do not show it."""
+    """Estimate the convergence from the losses of consecutive steps; return None if the losses do not converge."""
     values = np.asarray(losses, dtype=np.float64)
     width = len(values) // 3
     if len(values) < FEWEST or not np.isfinite(values).all():
@@ -53,7 +56,7 @@ def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
 
 
 def _fit(means: Floats) -> tuple[Floats, Floats]:
-    """Return the ratio of the two differences, and the loss above the limit at the end of the last third."""
+    """Return the ratio of the differences of the mean losses of three thirds, and the final loss minus its limit."""
     before, after = means[:, 0] - means[:, 1], means[:, 1] - means[:, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = after / before
@@ -63,7 +66,7 @@ def _fit(means: Floats) -> tuple[Floats, Floats]:
 
 
 def _error(third: Floats) -> float:
-    """Return the standard error of the mean of autocorrelated values, from the means of consecutive parts."""
+    """Return the standard error of the mean of autocorrelated values, from the means of `PARTS` consecutive parts."""
     width = len(third) // PARTS
     if width < 1:
         return float(third.std(ddof=1) / np.sqrt(len(third)))

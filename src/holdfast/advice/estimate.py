@@ -1,6 +1,6 @@
-"""Uncertain numbers: the expected value, the interval of nine cases in ten, and where the number comes from.
+"""Uncertain numbers: the expected value, the 90 % interval, and the source of the number.
 
-Published figures and our own benchmarks stand in for what a history does not show, each with its source.
+Published figures and results of our benchmarks, with their sources, are used for what the events of a run do not show.
 """
 
 import math
@@ -28,7 +28,7 @@ WORTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A non-negative number: `value` is expected, and nine of ten cases lie between `low` and `high`."""
+    """An uncertain number: the expected `value`, the 90 % interval from `low` to `high`, and its source `basis`."""
 
     value: float
     low: float
@@ -37,16 +37,16 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float, basis: str) -> "Estimate":
-        """Return an estimate without uncertainty."""
+        """Return an estimate whose interval is the single number `value`."""
         return cls(value, value, value, basis)
 
     @property
     def is_seen(self) -> bool:
-        """True if the number comes from the run itself."""
+        """True if the number was measured in the run or inferred from it."""
         return self.basis in (MEASURED, INFERRED)
 
     def holds(self, value: float) -> bool:
-        """Return True if `value` lies in the interval."""
+        """Return True if `value` lies in the 90 % interval."""
         return self.low <= value <= self.high
 
     def times(self, factor: float) -> "Estimate":
@@ -54,7 +54,7 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """Add two independent estimates; the sum has the weaker basis of the two."""
+        """Return the sum of two independent estimates, with the less reliable of the two sources as its basis."""
         value = self.value + other.value
         below = math.hypot(self.value - self.low, other.value - other.low)
         above = math.hypot(self.high - self.value, other.high - other.value)
@@ -66,9 +66,9 @@ class Estimate:
 
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Predict the next of some positive values, whose logarithms are taken to be normal.
+    """Predict the next value of a log-normal sample of positive `values`.
 
-    The prior scatter counts too: a single value does not show how much such values vary.
+    The 90 % interval combines the spread of the sample with a prior, because few values do not show how much they vary.
     """
     logs = np.log(np.maximum(np.asarray(values, dtype=np.float64), 1e-6))
     count, middle = len(logs), float(logs.mean())
@@ -79,7 +79,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of some values; its interval crosses 0 only if the mean is negative."""
+    """Estimate the mean of `values` with its 90 % confidence interval, which is cut at 0 if the mean is positive."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:
@@ -89,13 +89,13 @@ def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Return the median of many values, with the interval of nine in ten."""
+    """Return the median of `values`, with the interval from their 5th to their 95th percentile."""
     low, middle, high = (float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
     return Estimate(middle, low, high, basis)
 
 
 def student(freedom: int) -> float:
-    """Return Student's t at 95 %, by its expansion around the normal quantile; within 1 % from 4 degrees of freedom on."""
+    """Return the 95 % quantile of Student's t distribution, within 1 % for a `freedom` of 4 degrees or more."""
     z = NORMAL
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
@@ -115,7 +115,7 @@ OF_A_WORKER = Estimate(_GPUS / _PER_NODE_DAY * DAY, 7.9 * HOUR * 1024, 54 * DAY 
 
 
 def mtbf(workers: int) -> Estimate:
-    """Return the mean time between failures, in seconds, of a job of `workers` GPUs."""
+    """Return the published mean time between failures, in seconds, of a job with `workers` GPUs."""
     return OF_A_WORKER.times(1 / workers)
 
 

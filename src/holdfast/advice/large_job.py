@@ -1,8 +1,8 @@
-"""A large job, simulated as a chain of failures many times over: the share of its wall clock that trains.
+"""Monte Carlo simulation of a large job with failures: the share of its wall clock that is spent on training.
 
-Training runs in cycles of work and a save. After a failure either all workers restart from the newest committed save, or
-the survivors pause and then continue without the lost part until it is replaced. A failure may come before the last one
-is repaired. All replications are simulated side by side. Published jobs check the simulation against reported figures.
+Training alternates between work and saves. After a failure either all workers restart from the newest save, or the
+others pause and then continue without the lost workers until these are replaced. A failure may happen before the last
+one is repaired. Simulations of published jobs are compared with the reported figures.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,11 @@ MOST = 20_000  # failures in a replication; a longer job is cut to this many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job in seconds: between failures, its length, the work between saves, and the cost of a failure.
+    """The parameters of a simulated job, with all times in seconds. `work` is the training time between saves.
 
-    After the share `goes_back` of the failures all workers restart from a save, which takes `restart`. After the others
-    training pauses for `live`, and the share `lost` of the workers is missing for `absent`.
+    `stall` is the delay by a save, and `durable` the time until it is durable. After the fraction `goes_back` of the
+    failures all workers restart from a save, which takes `restart`. After other failures training pauses for `live`,
+    and the fraction `lost` of the workers is missing for `absent`.
     """
 
     mtbf: float
@@ -49,12 +50,12 @@ class Job:
 
     @property
     def simulated(self) -> float:
-        """The seconds to simulate."""
+        """The seconds to simulate: the length of the job, at most `MOST` times its mean time between failures."""
         return min(self.length, MOST * self.mtbf)
 
 
 def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
-    """Return the share of the wall clock that trains, in each replication."""
+    """Simulate the job `replications` times, and return the fraction of the wall clock spent on training in each."""
     rng = np.random.default_rng(seed)
     stall, restart, live = (_draw(estimate, replications, rng) for estimate in (job.stall, job.restart, job.live))
     cycle, end = job.work + stall, job.simulated
@@ -77,13 +78,13 @@ def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -
 
 
 def summary(shares: Floats, basis: str) -> Estimate:
-    """Return the mean over the replications, with the interval of nine in ten."""
+    """Return the mean of the simulated `shares`, with the interval from their 5th to their 95th percentile."""
     low, high = (float(share) for share in np.percentile(shares, (5, 95)))
     return Estimate(float(shares.mean()), low, high, basis)
 
 
 def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
-    """Draw a cost for each replication: log-normal, with nine of ten inside the interval."""
+    """Draw `count` log-normal random values, 90 % of which lie in the interval of `estimate`."""
     if not (0 < estimate.low < estimate.high):
         return np.full(count, estimate.value)
     drawn = rng.standard_normal(count) / NORMAL
@@ -93,7 +94,10 @@ def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LargeJob:
-    """A simulated job of `workers`: by recovery the share that trains and the steps between saves; and assumptions."""
+    """The result of simulating a job of `workers`, for each recovery: the share of training, and the save interval.
+
+    `every` is the number of steps between saves, and `assumed` lists the assumptions as sentences.
+    """
 
     workers: int
     shares: Mapping[str, Estimate]
@@ -102,7 +106,7 @@ class LargeJob:
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
-    """Simulate the job of `question` under every recovery, each at its best save interval."""
+    """Simulate the job of `question` under every recovery, each at its best save interval; `mtbf` is in seconds."""
     price_of = prices(costs, question)
     every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in price_of}
     shares = {
@@ -113,7 +117,7 @@ def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> Larg
 
 
 def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every: int) -> Job:
-    """Return the job to simulate, with `every` steps between saves."""
+    """Return the parameters to simulate a job under the recovery of `price`, with `every` steps between saves."""
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
     restart = restart_time(costs, question)
@@ -157,7 +161,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A published job, its reported share of effective time, and our assumptions where the source is silent."""
+    """A published job, its reported fraction of effective training time, and our assumptions where none is given."""
 
     name: str
     source: str
@@ -170,7 +174,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a job at its best save interval; if few failures go back to a save, 1 of 16 replicas is missing after others."""
+    """Return a job at its best save interval; after a live recovery 1 of 16 replicas is missing for 10 minutes."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,
@@ -230,5 +234,5 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
 
 
 def simulate_published_jobs(seed: int = 0) -> list[tuple[PublishedJob, Estimate]]:
-    """Return every published job with its simulated share of effective time."""
+    """Simulate every published job; return pairs of the job and its simulated fraction of effective training time."""
     return [(job, summary(training_shares(job.job, seed=seed), PUBLISHED)) for job in _published_jobs()]

@@ -1,4 +1,4 @@
-"""The price of one failure under each recovery, and the share of the wall clock that trains at the best save interval."""
+"""The cost of a failure under each recovery, and the fraction of the wall clock that is spent on training."""
 
 import math
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of one failure: `stands` is the pause of training, `seconds` the delay of the whole run.
+    """The cost of one failure: training pauses for `stands` seconds, and the run ends `seconds` later in total.
 
-    `iterations` are repeated steps, or training that is left out: a step without half of its samples counts as half.
+    `iterations` counts steps that are repeated or left out; a step without half of its samples counts as 0.5.
     """
 
     recovery: str
@@ -39,7 +39,7 @@ class Price:
 
 
 def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
-    """Return the price of a failure under every possible recovery, with `every` steps between saves."""
+    """Return the cost of a failure by recovery, with `every` steps between saves (by default as in the run)."""
     workers, lost = question.workers or costs.workers, lost_part(costs, question)
     restart = restart_time(costs, question)
     live = live_recovery_time(costs, question)
@@ -61,9 +61,9 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
 
 
 def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds until a replacement worker trains: a start of one worker, without reading a snapshot.
+    """Estimate the seconds until a replacement for a lost worker trains.
 
-    One worker alone starts sooner than all together if they compete for cores.
+    It does not read a snapshot, and a single worker starts faster than all workers that compete for cores.
     """
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
@@ -73,12 +73,15 @@ def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
-    """Return the share of the workers that a failure takes: as given, otherwise one worker."""
+    """Return the fraction of the workers that is lost in a failure: by default one worker."""
     return question.lost or Fraction(1, question.workers or costs.workers)
 
 
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds from a failure until restarted workers train: as given, as observed, or from the start-up."""
+    """Estimate the seconds from a failure until the restarted workers train.
+
+    It is taken from `question`, else from restarts of the run, else computed from its start-up time.
+    """
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     if costs.restart is not None:
@@ -90,21 +93,21 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate how long training pauses until the survivors have formed a new group."""
+    """Estimate the seconds for which training pauses until the surviving workers have formed a new group."""
     if (question.workers or costs.workers) > LARGE:
         return AT_SCALE
     return costs.live.get("forward") or costs.live.get("skip") or REGROUP
 
 
 def save_delay(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the delay of training by one save."""
+    """Estimate the seconds by which one save delays training."""
     if question.stall is not None:
         return Estimate.exact(question.stall, GIVEN)
     return costs.stall or STALL
 
 
 def repeated_steps(costs: RunCosts, every: int) -> Estimate:
-    """Estimate the steps since the newest committed save, at a random moment."""
+    """Estimate the steps that a restart at a random time repeats, with `every` steps between saves."""
     behind = costs.durable.value / costs.step.value if costs.durable else 0.0
     whole = every - 1
     return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
@@ -115,7 +118,10 @@ LONGEST = 700.0  # mean times between failures; exp() of more overflows
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A recovery at its best save interval: the share of the wall clock that trains there, and at the present interval."""
+    """A recovery with its best save interval. `effective` is the fraction of the wall clock spent on training.
+
+    `as_it_is` is that fraction with the present save interval of the run.
+    """
 
     recovery: str
     interval: SaveInterval
@@ -124,12 +130,12 @@ class Outlook:
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return the outlook of every recovery in `price_of`, with one failure every `mtbf` seconds."""
+    """Return the best save interval and the fraction of training for every recovery; `mtbf` is in seconds."""
     return {name: _outlook(costs, question, mtbf, price) for name, price in price_of.items()}
 
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
-    """Return the costs of saving under `recovery`; with a live one only few failures go back to a save."""
+    """Return the parameters for `best_interval`; live recoveries (not "restart") go back to a save only rarely."""
     share = 1.0 if recovery == "restart" else FALLS_BACK.value
     return SaveCosts(
         step=costs.step.value,

@@ -1,4 +1,4 @@
-"""The question that advice answers, and durations and fractions as users write them: 45s, 4h, 1h30m; 1/8 or 0.125."""
+"""The parameters of `holdfast advise`, and parsing of durations and fractions such as 45s, 1h30m, 1/8 or 0.125."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _PART = r"(\d+(?:\.\d+)?)(ms|[smhdy])"
 
 
 def seconds_of(text: str, what: str) -> float:
-    """Return the seconds of a duration such as `1h30m`; `what` names the option in the error."""
+    """Parse a duration such as "1h30m" and return its seconds; `what` is the option name for error messages."""
     words = text.strip().lower()
     if not re.fullmatch(f"(?:{_PART})+", words, re.ASCII):
         raise BadInput(f"{what} {text!r} is not a duration: write 45s, 30m, 4h, 2d, 5y or 1h30m.")
@@ -23,7 +23,7 @@ def seconds_of(text: str, what: str) -> float:
 
 
 def fraction_of(text: str, what: str) -> Fraction:
-    """Return a fraction above 0 and at most 1; `what` names the option in the error."""
+    """Parse a fraction greater than 0 and at most 1; `what` is the option name for error messages."""
     try:
         part = Fraction(text.strip())
     except (ValueError, ZeroDivisionError) as error:
@@ -34,7 +34,7 @@ def fraction_of(text: str, what: str) -> Fraction:
 
 
 def in_words(seconds: float) -> str:
-    """Format a duration with two or three digits and a unit."""
+    """Return a number of seconds as text with two or three digits and a unit, for example "1.8 h"."""
     for unit in ("y", "d", "h", "m"):
         if seconds >= 1.5 * UNITS[unit]:
             return f"{seconds / UNITS[unit]:.3g} {'min' if unit == 'm' else unit}"
@@ -45,9 +45,10 @@ def in_words(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Times in seconds, and the size of the job; None is taken from the history or from published figures.
+    """The job for which advice is wanted, with times in seconds. None means: as in the run, or as published.
 
-    `restart` and `stall` replace the run's own times, because a large job has other costs.
+    `lost` is the fraction of the workers that a failure takes, `restart` the time of a restart, `stall` the delay by a
+    save, and `length` the duration of the job.
     """
 
     mtbf: float | None = None

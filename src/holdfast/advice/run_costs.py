@@ -1,4 +1,4 @@
-"""The costs of a training run as its history shows them: steps, saves, starts and recoveries, each as an estimate."""
+"""Estimates of the costs of a training run, measured from its events: steps, saves, starts and recoveries."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -20,7 +20,7 @@ FEW = 3  # steps; with fewer, the time of a step is not estimated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """The costs of a run in seconds; None means that its history does not show the cost."""
+    """The costs of a run in seconds. A cost that its events do not show is None."""
 
     workers: int
     batch: int
@@ -44,12 +44,12 @@ class RunCosts:
 
     @property
     def failures(self) -> int:
-        """The number of all failures."""
+        """The number of failures, injected or not."""
         return self.struck + self.failed
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
-    """Measure the costs of a training run from its history."""
+    """Measure the costs of a training run from its events; raise BadInput if it has too few steps."""
     cost = cost_breakdown(history)
     timelines = attempts(timeline(history).stretches, history)
     steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up
@@ -65,7 +65,7 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
     for _, save in _usual_saves(timelines):
         waits[save.writer].append(save.stall.waited)
     noted = _losses(history)
-    recovered = _live(cost, history, step.value)
+    recovered = _live_pauses(cost, history, step.value)
     return RunCosts(
         workers=max((attempt.world or 1 for attempt in cost.attempts), default=1),
         batch=plan.batch if plan else 0,
@@ -90,14 +90,14 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
 
 
 def restart_seconds(failure: FailureCost) -> float | None:
-    """Return the seconds from a failure to the start of the first step of the restarted workers."""
+    """Return the seconds from a failure to the first step of the restarted workers, or None without a restart."""
     return failure.recovery if failure.ended_attempt and failure.restart is not None else None
 
 
 def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
-    """Return the pause of training after a loss that other workers survived, including `joins`.
+    """Return the seconds for which training paused after a loss that other workers survived, or None for others.
 
-    It lasts from the failure to the end of the next step that counts, less the time of that `step`.
+    It lasts to the end of the next step, minus the usual seconds of a `step`, plus `joins`, the time to join.
     """
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
@@ -105,7 +105,7 @@ def live_seconds(failure: FailureCost, step: float, joins: float) -> float | Non
 
 
 def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
-    """Return the start-up seconds of each attempt: from its launch, or from rank 0's beginning, to its first step."""
+    """Return the seconds from the launch of each attempt to its first step, without restoring a snapshot."""
     seconds = []
     for attempt in timelines:
         began = [moment for kind in (Launch, Restart, events.Attempt) for moment in attempt.stretch.moments_of(kind)]
@@ -116,7 +116,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the seconds until it continued, with or without a restart."""
+    """Return every failure that paused training, with the seconds of the pause; `step` is the usual time of a step."""
     joins = _joins(history)
     pauses = []
     for failure in cost.failures:
@@ -128,7 +128,7 @@ def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> li
 
 
 def _joins(history: Iterable[Event]) -> float:
-    """Return the seconds spent on letting new members join, per regrouping in which members were lost."""
+    """Return the mean seconds for which training waited for new workers to join, per loss of workers."""
     regroups = {(regroup.attempt, regroup.number): regroup for regroup in _regroups(history)}.values()
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     return joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
@@ -138,22 +138,22 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
     return [event.what for event in history if event.who.startswith("rank-") and isinstance(event.what, Regroup)]
 
 
-def _live(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return, by recovery, the pause of each failure that other workers survived."""
+def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
+    """Return the pauses of training, in seconds, after failures that other workers survived, by recovery."""
     regroups = _regroups(history)
     survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
     return {regroups[0].strategy: survived} if regroups else {}
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
-    """Return all saves without those before an attempt's first step, which also allocate memory, if there are others."""
+    """Return all saves, without the first of an attempt, which also allocates memory, unless there are no others."""
     every = [(attempt, save) for attempt in timelines for save in attempt.saves]
     later = [(attempt, save) for attempt, save in every if attempt.steps and save.step > attempt.steps[0].number]
     return later or every
 
 
 def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None:
-    """Estimate the delay of training by a save: the wait, plus how much slower steps are until it is durable."""
+    """Estimate the seconds by which a save delays training: the wait, plus slower steps until it is durable."""
     saves = _usual_saves(timelines)
     if not saves:
         return None
@@ -165,7 +165,7 @@ def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None
 
 
 def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
-    """Return how much longer than `usual` the steps beside a save took in total; negative if they were faster."""
+    """Return the extra seconds of the steps during a save, compared with the `usual` time; may be negative."""
     first = bisect_left(attempt.steps, save.step, key=lambda step: step.number)
     if first == len(attempt.steps) or save.durable_after is None:
         return 0.0
@@ -175,7 +175,7 @@ def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
 
 
 def _losses(history: Iterable[Event]) -> list[float]:
-    """Return the mean loss of every step over the ranks that recorded one, from the last attempt that trained it."""
+    """Return the loss of each step, averaged over ranks, from the last attempt that trained the step."""
     losses: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for event in history:
         if isinstance(event.what, events.Step) and event.what.loss is not None:

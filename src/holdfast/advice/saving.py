@@ -1,9 +1,9 @@
-"""The best save interval: the expected run time as a function of the steps between saves, and its minimum.
+"""The best save interval: the number of steps between saves that minimizes the expected run time.
 
-Failures are a Poisson process of mean M. A save begins every τ seconds of training, delays it by δ seconds, and is durable
-ℓ seconds after it began. Two commits are τ + δ seconds apart. A failure goes back to the newest committed save; from there
-to the next commit it takes R to restart, and then τ + δ + ℓ. So the expected time from commit to commit is
-M (1 - e^(-(τ+δ)/M)) e^((R+τ+δ+ℓ)/M), which is Daly's formula where ℓ is 0.
+Failures are a Poisson process with a mean time M between them. A save begins every τ seconds of training, delays
+training by δ seconds, and is durable ℓ seconds after it began. After a failure, training restarts from the newest
+durable save in R seconds, and needs τ + δ + ℓ seconds to the next durable save. So the expected time between two
+durable saves is M (1 - e^(-(τ+δ)/M)) e^((R+τ+δ+ℓ)/M), which is Daly's formula if ℓ is 0.
 """
 
 import math
@@ -23,10 +23,10 @@ FINE = 2000  # intervals of the coarse search, and of the fine one around its mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """Seconds of a step, a save, its write and a recovery, and the mean seconds between two failures.
+    """The parameters of the best save interval, in seconds. `stall` is the delay of training by a save.
 
-    `back` is the share of the work since the last save that a failure loses: 1 if all state goes back to the save, less
-    if only the lost blocks do.
+    `durable` is the time from the start of a save until it is durable. `back` is the fraction of the work since the
+    last save that a failure loses: 1 if the whole state is restored, less if only lost blocks are.
     """
 
     step: float
@@ -47,7 +47,10 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """Steps between two saves: the best, Young's, Daly's, and the range in which the run takes at most 1 % longer."""
+    """The best number of steps between saves, and those that Young's and Daly's formulas give.
+
+    With `low` to `high` steps between saves the run takes at most 1 % longer than with the best.
+    """
 
     best: int
     young: int
@@ -58,7 +61,7 @@ class SaveInterval:
 
 
 def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
-    """Return the expected wall-clock seconds per second of training that counts, with `every` steps between saves."""
+    """Return the expected wall-clock seconds per second of useful training, with `every` steps between saves."""
     work = np.asarray(every, dtype=np.float64) * saving.step
     if not np.all(work > 0):
         raise BadInput("the steps between two saves must be 1 or more.")
@@ -72,7 +75,7 @@ def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
 
 
 def best_interval(saving: SaveCosts) -> SaveInterval:
-    """Return the steps between saves that minimise the run time, beside Young's and Daly's."""
+    """Return the number of steps between saves that minimizes the expected run time."""
     first = max(1, math.ceil((saving.durable - saving.stall) / saving.step))  # a save is durable before the next begins
     last = max(first + 1, min(MOST, math.ceil(20 * saving.mtbf / saving.step)))
     grid = np.unique(np.round(np.geomspace(first, last, FINE)).astype(np.int64))

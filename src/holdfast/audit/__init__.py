@@ -1,1 +1,1 @@
-"""Proves from its history that a run trained every sample once, restored what was committed, and declared every loss."""
+"""Audit of a run from its event files: was every sample trained once, and only committed state restored?"""

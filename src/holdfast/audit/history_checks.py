@@ -1,4 +1,4 @@
-"""Checks of the history itself, and of the plan that a run follows: is it readable, complete, one plan, and finished?"""
+"""Audit checks of the event files (the history): readable, complete, all ranks with one plan, and ended."""
 
 from itertools import pairwise
 
@@ -8,14 +8,14 @@ from holdfast.events import Commit, Done, Launch, Plan, Stopped
 from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.sampler.plan import SamplePlan
 
-# Fields of a plan that never change. How often and how to save may, and a plan may become longer.
+# Fields of a plan that must stay the same in all attempts. The save settings may change, and a plan may become longer.
 _FIXED = ("samples", "batch", "seed", "config", "own", "loader")
 
 
 def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every event has the fields of its kind, in the file of a writer that can write it.
+    """Check that every event has all fields of its type and is in the file of a process that writes such events.
 
-    A torn line was never acknowledged. If a step is missing because of one, another check reports it.
+    A line that a killed process left incomplete is reported but is no failure. Other checks find the steps it lacks.
     """
     if wrong := record.malformed + record.misplaced:
         more = ["and more"] if len(wrong) > SHOWN else []
@@ -27,7 +27,7 @@ def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that there is a history of every rank that trained a step that counts."""
+    """Check that the event file of every rank is present in each attempt whose steps were not rolled back."""
     if not record.attempts:
         return "unknown", "there is no history of any rank"
     for attempt, sessions in record.attempts.items():
@@ -39,7 +39,7 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every process of a rank has an attempt of its own, and says what it trains and restored first."""
+    """Check that each process of a rank has a new attempt number and writes its events in a valid order."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
@@ -63,7 +63,7 @@ def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def one_plan(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks of all attempts train the same samples in the same order."""
+    """Check that the plan events of all ranks and attempts agree on the samples and their order."""
     plan = record.sample_plan
     first, *others = record.plans
     errors = (_different_plans(first, other) for other in others)
@@ -99,12 +99,12 @@ def _different_plans(one: tuple[RankSession, Plan], other: tuple[RankSession, Pl
 
 
 def steps_of(plan: Plan) -> int:
-    """Return the number of steps of a plan."""
+    """Return the number of training steps that `plan` has in all its epochs, or its limit if it has one."""
     return plan.samples // max(1, plan.batch) * plan.epochs if plan.limit is None else plan.limit
 
 
 def _wrong_length(record: RunRecord) -> str | None:
-    """Return how a plan became shorter, or longer without extending the run, or was left behind by its rank."""
+    """Return an error text if a plan became shorter, grew without --extend, or is shorter than its rank trained."""
     longest: tuple[RankSession, Plan] | None = None
     for session, plan in record.plans:
         steps = steps_of(plan)
@@ -125,7 +125,7 @@ def _wrong_length(record: RunRecord) -> str | None:
 
 
 def _different_seed(record: RunRecord) -> str | None:
-    """Return which rank began with another seed than the one that rank 0 first trained with."""
+    """Return an error text if a rank started with a different seed than the first session of rank 0 that trained."""
     sessions = (session for session in record.sessions.get("rank-0", ()) if session.commits or len(session.steps))
     first = next(sessions, None)
     if first is None or first.seed is None:
@@ -139,14 +139,14 @@ def _different_seed(record: RunRecord) -> str | None:
 
 
 def leftover(plan: SamplePlan) -> str:
-    """Return how many samples of an epoch are in none of its steps, as a part of a sentence."""
+    """Return a clause for a message: how many samples of each epoch are left over because they do not fill a batch."""
     rest = plan.samples % plan.batch
     does, waits = ("does", "waits") if rest == 1 else ("do", "wait")
     return f"{counted(rest, 'sample')} an epoch {does} not fill a batch and {waits} for the next shuffle"
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks trained to the end of the plan, or their script stopped them, and the last state was saved."""
+    """Check that all ranks ended at the last step of the plan, or where the script stopped, and that it was saved."""
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:
@@ -157,7 +157,7 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
     if error := _wrong_stop(record):
         return "fail", error
     finished = [attempt for attempt in record.attempts if is_finished(record, attempt)]
-    if error := _wrong_last_save(record, set(finished[:-1])):  # the last one is looked at below
+    if error := _wrong_last_save(record, set(finished[:-1])):  # the last attempt is checked below
         return "fail", error
     last = max((attempt for attempt, steps in record.trained.items() if len(steps)), default=0)
     if finished and max(finished) >= last and record.lineage.committed == end:
@@ -179,13 +179,13 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def is_finished(record: RunRecord, attempt: int) -> bool:
-    """Return True if all ranks of `attempt` were done or stopped, or all members that were left."""
+    """Return True if every rank that was left at the end of `attempt` finished or was stopped by its script."""
     ends = {s.rank for s in record.attempts.get(attempt, ()) if isinstance(s.end, Done | Stopped)}
     return bool(ends) and ends.issuperset(record.memberships(attempt).members)
 
 
 def _wrong_stop(record: RunRecord) -> str | None:
-    """Return how ranks ended an attempt differently, or a run continued after its script had stopped it."""
+    """Return an error text if ranks ended an attempt differently, or trained on after the script stopped the run."""
     stop: tuple[int, int] | None = None  # the attempt and the step
     for attempt, sessions in record.attempts.items():
         extends = any(session.plan and session.plan.extends for session in sessions)
@@ -209,11 +209,12 @@ def _end_text(session: RankSession) -> str:
 
 
 def _wrong_last_save(record: RunRecord, finished: set[int]) -> str | None:
-    """Return which of the `finished` attempts ended unsaved, or which stop is not marked in the snapshot of its step.
+    """Return an error text if one of the `finished` attempts ended at a step that was never committed.
 
-    A script that leaves its loop may do so after a save, which then has no mark.
+    Also return one if the script stopped the run, but the snapshot of that step is not marked as a stop. A script that
+    just leaves its loop (`end.left`) may do so after the save, so no mark is needed then.
     """
-    commits: dict[int, Commit] = {}  # the last of each step, up to the attempt
+    commits: dict[int, Commit] = {}  # the last commit of each step, up to and including the attempt
     for attempt, sessions in record.attempts.items():
         commits |= {commit.step: commit for session in sessions for commit in session.commits}
         ends = [(session.who, session.end) for session in sessions if isinstance(session.end, Done | Stopped)]

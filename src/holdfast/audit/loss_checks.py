@@ -1,6 +1,7 @@
-"""Checks of live recovery: every lost worker is declared with the samples that its step lacks, and nothing else is.
+"""Audit checks of live recovery, in which workers are lost or join while the other workers continue to train.
 
-Also: members that joined began with the state of the others, and workers that a supervisor saw die were declared lost.
+Every lost worker must be declared in a `regroup` event, with exactly the samples that its step lacks. Workers that
+joined must have begun with the state of the others, and workers that a supervisor saw die must be declared lost.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from holdfast.finding import SHOWN, Verdict, counted
 
 
 def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every loss is declared, with the samples that its step lacks, and nothing else."""
+    """Check that the survivors declared every lost worker and exactly the samples that its step lacks."""
     for memberships in record.live_attempts:
         if error := next(_wrong_declarations(record, memberships), None):
             return "fail", error
@@ -56,14 +57,14 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
 
 
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield what cannot be true about the losses and joins of an attempt."""
+    """Yield an error text for each contradiction in what the sessions of an attempt declared about losses and joins."""
     yield from memberships.errors
     for change in memberships.changes:
         if record.recovery is not None and change.strategy != record.recovery:
             name = f"membership {change.number} of attempt {memberships.attempt}"
             yield f"{name} was formed by {change.strategy!r}, in a run that recovers by {record.recovery!r:.20}"
         for loss in (*change.lost, *change.asleep):
-            yield from _continues(memberships, change, loss)
+            yield from _events_after_loss(memberships, change, loss)
         for session, regroup, rows in change.declarations:
             name = f"{session.who} declares membership {regroup.number} of attempt {memberships.attempt}"
             if session.rank not in regroup.members:
@@ -77,8 +78,8 @@ def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator
         yield from _wrong_session(record, memberships, session)
 
 
-def _continues(memberships: Memberships, change: MemberChange, loss: MemberExit) -> Iterator[str]:
-    """Yield an error if a lost member wrote anything after its loss, or saved more than it had trained."""
+def _events_after_loss(memberships: Memberships, change: MemberChange, loss: MemberExit) -> Iterator[str]:
+    """Yield an error text if a lost member wrote events after its loss, or saved a step that it had not trained."""
     session = loss.session
     if session is None:
         return
@@ -96,7 +97,7 @@ def _continues(memberships: Memberships, change: MemberChange, loss: MemberExit)
 
 
 def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield every declaration of missing samples that differs from the shares of the members lost in that step."""
+    """Yield an error text for each declaration whose missing samples differ from the shares of the lost members."""
     declared: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by session and step
     for change in memberships.changes:
         expected = {*missing_samples(record.sample_plan, change)}
@@ -149,7 +150,7 @@ def _wrong_session(record: RunRecord, memberships: Memberships, session: RankSes
 
 
 def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator[str]:
-    """Yield the first step that a session trained with another rank or world size than the members had."""
+    """Yield an error text for the first step that was trained with a rank or world size other than declared."""
     for rows, rank, world in session.placements():
         steps = session.steps.step[rows.start : rows.stop]
         for step in memberships.one_step_per_split(steps):
@@ -160,12 +161,12 @@ def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator
 
 
 def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield steps that are declared skipped but changed the state, replays that differ, and undeclared skips."""
+    """Yield a verdict and text for wrongly skipped or replayed steps in which members were lost."""
     for session in record.attempts[memberships.attempt]:
         yield from _not_skipped(record, memberships, session)
         if error := _wrong_replay(record, memberships, session):
             yield "fail", error
-    yield from _changed_nothing(record, memberships)
+    yield from _undeclared_skips(record, memberships)
 
 
 def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSession) -> Iterator[tuple[Verdict, str]]:
@@ -187,7 +188,7 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
 
 
 def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSession) -> str | None:
-    """Return that a lost member finished a step with another state than the others, who replayed it."""
+    """Return an error text if a lost member finished a step with a different state than those that replayed it."""
     step = memberships.void_step(session)
     if step is None or not any(e.step == step and e.strategy == "replay" for e in memberships.changes):
         return None
@@ -198,8 +199,11 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
     return None
 
 
-def _changed_nothing(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield steps in which members were lost that changed nothing, unless optimizers often pause that long."""
+def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
+    """Yield verdict "unknown" for each step around a loss that left the state unchanged but is not declared skipped.
+
+    Steps within a run of unchanged steps that is no longer than usual (gradient accumulation) are not reported.
+    """
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
         return
@@ -209,7 +213,7 @@ def _changed_nothing(record: RunRecord, memberships: Memberships) -> Iterator[tu
         return
     ends = np.concatenate([[reported[0] - 1], moved, [reported[-1] + 1]])
     pauses, places = np.diff(ends), np.searchsorted(moved, still)
-    longest = int(np.delete(pauses, [*places, len(moved)]).max(initial=1))  # the last may go on after the attempt
+    longest = int(np.delete(pauses, [*places, len(moved)]).max(initial=1))  # the last pause may be incomplete
     for step, pause in zip(still.tolist(), pauses[places].tolist(), strict=True):
         if pause > longest:
             name = f"step {step} of attempt {memberships.attempt}"
@@ -217,7 +221,7 @@ def _changed_nothing(record: RunRecord, memberships: Memberships) -> Iterator[tu
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return the reported steps of an attempt, and those in which something changed or was declared skipped."""
+    """Return all reported steps of an attempt, and the subset that changed the state or was declared skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -231,7 +235,7 @@ def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, 
 
 
 def _wrong_start(record: RunRecord, join: Join) -> str | None:
-    """Return how a member that joined did not begin with the state of the others."""
+    """Return an error text if a member joined at the wrong step, or with a state that differs from the others."""
     session = join.session
     if session is None or (recover := session.recover) is None:
         return None
@@ -255,10 +259,10 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 
 
 def undeclared_death(record: RunRecord) -> str | None:
-    """Return which worker a supervisor saw die in a step, though the others continued and do not declare it lost there.
+    """Return an error text if a worker died in a step, but the workers that continued did not declare it lost there.
 
-    A worker notes its step at every boundary, where its supervisor reads it once the worker is dead. All-reduce takes
-    every member, so a dead worker has no part in any later step.
+    The supervisor recorded the death with the last step that the worker had begun. All-reduce needs every member, so a
+    dead worker contributes to no later step.
     """
     if not record.supervisor_counts_attempts:
         return None
@@ -276,14 +280,15 @@ def undeclared_death(record: RunRecord) -> str | None:
 
 
 def _unmatched_death(memberships: Memberships, member: int, deaths: Sequence[Detect]) -> str | None:
-    """Return the first death of a member that is none of its losses; both are in order.
+    """Return an error text for the first of `deaths` that no declared loss of `member` explains.
 
-    There may be more losses than deaths: a process may join and die before it begins a step.
+    Deaths and losses are both sorted by time. There may be more losses than deaths, because a process may join and die
+    before it begins a step.
     """
     losses = iter([(change, loss) for change, loss in memberships.lost if loss.member == member])
     all_steps = (session.steps for session in memberships.sessions)
     steps = np.unique(np.concatenate([steps.step[steps.reduced > 0] for steps in all_steps]))
-    # A member that slept since then may have died in a later step than the one it had noted.
+    # A member that was suspended may have died in a later step than the last one that it recorded.
     woken = {change.step - 1 for change in memberships.changes if change.asleep}
     for death in deaths:
         step = death.step or 0

@@ -1,8 +1,8 @@
-"""The members that trained each step of an attempt, as its `regroup` events declare.
+"""The ranks that were members of an attempt in each of its steps, as the `regroup` events declare.
 
-In an attempt without `regroup` events all ranks trained all steps. Otherwise the events are folded, in the order of their
-numbers, into changes: who was a member from which step on, who was lost or joined, and what a step lacks without the
-lost members. Everything else here is derived from that list.
+In an attempt without `regroup` events all ranks trained all steps. Otherwise each `regroup` event number becomes one
+`MemberChange`: the new members, who was lost or joined, and whose gradients the step lacks. A member keeps its number
+for the whole attempt. A membership is the set of members between two changes.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session that wrote it, and the rows of steps it wrote before its next `regroup`."""
+    """A `regroup` event, the session that wrote it, and the range of step rows up to that session's next `regroup`."""
 
     session: RankSession
     regroup: Regroup
@@ -33,14 +33,14 @@ class Declaration(NamedTuple):
 
 
 class MemberExit(NamedTuple):
-    """A member that left, and the session that ended with it, if that member had one."""
+    """A member that was lost or suspended, and its session, or None if its events are not known."""
 
     member: int
     session: RankSession | None
 
 
 class Join(NamedTuple):
-    """A member that joined a running attempt, its session if it wrote one, and the first step that it trains."""
+    """A member that joined a running attempt, its session (None if not found), and the first step that it trained."""
 
     member: int
     session: RankSession | None
@@ -48,10 +48,10 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members, as all of them declare it.
+    """A change of the members of an attempt, on which all declarations of the same number agree.
 
-    The members changed in `step`: within it, or before it. `lacking` are the members whose gradients are not in what came
-    out of `step`, and `kept` those lost whose gradients are, as far as is known at this change.
+    The change happened during `step` if `within` is True, else just before it. The result of `step` lacks the gradients
+    of the members in `lacking`. It includes those of the members in `kept`, although these were lost.
     """
 
     number: int
@@ -66,37 +66,37 @@ class MemberChange(NamedTuple):
     is_complete: bool = False  # every all-reduce of `step` kept the gradients of the members lost in it
     lacking: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
-    missing: frozenset[int] = frozenset()  # samples of `step` that anybody declared missing
-    split: Sequence[int] = ()  # the members that the samples of `step` were split among
+    missing: frozenset[int] = frozenset()  # samples of `step` that any member declared missing
+    split: Sequence[int] = ()  # the members that shared the samples of `step`
     declarations: Sequence[Declaration] = ()
 
 
 class Memberships:
-    """The members of one attempt, step by step; `errors` are declarations that cannot be true."""
+    """The members of one attempt in each step; `errors` lists declarations that contradict each other."""
 
     def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: SamplePlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
         self.errors: list[str] = []
         self.changes: list[MemberChange] = []
         self.is_live = any(session.regroups for session in sessions)  # members changed while the others continued
-        # First steps, each with the members that the samples were split among from there on.
+        # Pairs of a step and the members that share the samples from that step on.
         self._splits: list[tuple[int, Sequence[int]]] = [(0, range(world))]
         if plan and self.is_live:
-            self._fold(plan)
+            self._add_changes(plan)
 
     @property
     def members(self) -> Sequence[int]:
-        """The members at the end."""
+        """The members at the end of the attempt."""
         return self.changes[-1].members if self.changes else range(self.world)
 
     @cached_property
     def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
-        """Every lost member, in order."""
+        """Every lost member with the change in which it was lost, in the order of the changes."""
         return [(change, loss) for change in self.changes for loss in change.lost]
 
     @cached_property
     def missing(self) -> Mapping[int, frozenset[int]]:
-        """The samples that were declared missing, by step."""
+        """The samples that were declared missing from each step; steps without any are left out."""
         missing: dict[int, frozenset[int]] = {}
         for change in self.changes:
             if change.missing:
@@ -105,21 +105,21 @@ class Memberships:
 
     @cached_property
     def skipped(self) -> frozenset[int]:
-        """The steps that were declared skipped: nothing came out of them."""
+        """The steps that were declared skipped, so that their gradients were not used."""
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
 
     def split(self, step: int) -> Sequence[int]:
-        """Return the members that the samples of `step` were split among."""
+        """Return the members that shared the samples of `step`."""
         return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
 
     def one_step_per_split(self, steps: Numbers) -> list[int]:
-        """Return one of `steps` for each split that they fall into."""
+        """Return the first of `steps` in each range of steps whose samples were shared by the same members."""
         first_steps = [first for first, _ in self._splits]
         _, rows = np.unique(np.searchsorted(first_steps, steps, side="right"), return_index=True)
         return [int(steps[row]) for row in rows]
 
     def due(self, member: int, steps: Numbers) -> Numbers:
-        """Return those of `steps` of which `member` must have reported its share."""
+        """Return the subset of `steps` for which the history must contain a step event of `member`."""
         if not self.is_live:
             return steps if member in self.members else steps[:0]
         takes_part = np.array([member in members for _, members in self._splits])
@@ -134,9 +134,9 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """The steps that lost members could not report any more.
+        """The steps of each lost member whose step events may be absent.
 
-        A step is written in the backward pass of the next one, so the last two may be absent.
+        A step event is written during the next step, so the events of a lost member's last two steps may be absent.
         """
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
@@ -152,7 +152,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the shares of `steps` that are in the result but whose members were lost before they could report them."""
+        """Count the gradient shares that `steps` used although the member was lost before it wrote the step event."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -162,11 +162,11 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """The members and steps whose shares are declared missing; a skipped step lacks all of them."""
+        """Pairs of a member and a step whose result lacks the gradients of that member. Skipped steps are left out."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that a lost member reported but that the others finished without it."""
+        """Return the step that a lost member reported but that the others finished without its gradients, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -181,13 +181,16 @@ class Memberships:
         return steps
 
     def world_sizes_of_save(self, step: int) -> set[int]:
-        """Return how many ranks may have saved `step`: a step is saved before members change at its boundary."""
+        """Return the possible world sizes when `step` was saved: before and after a change of members at that step."""
         sizes = [(0, self.world), *((change.step, len(change.members)) for change in self.changes)]
         before = [size for at, size in sizes if at < step or at == 0]
         return {before[-1], *(size for at, size in sizes if at == step)}
 
     def variations(self) -> Iterator[tuple[int, object]]:
-        """Yield the steps from which on results differ in rounding, each with a value for what they depend on."""
+        """Yield pairs of a first step and a key; equal keys mean that the results are comparable bit by bit.
+
+        A key is valid up to the next pair. It depends on the members, and differs for each step with missing samples.
+        """
         values: dict[int, object] = {}
         for first, members in self._splits:
             is_whole = len(members) == self.world
@@ -199,7 +202,7 @@ class Memberships:
             values[step] = ("lossy", self.attempt, step)
         return iter(sorted(values.items(), key=lambda item: item[0]))
 
-    def _fold(self, plan: SamplePlan) -> None:
+    def _add_changes(self, plan: SamplePlan) -> None:
         if self.world > _MOST_MEMBERS:
             raise CannotTell(f"attempt {self.attempt} claims to have {self.world} members")
         waiting: defaultdict[int, deque[RankSession]] = defaultdict(deque)
@@ -224,7 +227,7 @@ class Memberships:
                 self._add_change(declared[number], current, waiting, departures)
 
     def _wrong_declarations(self, declarations: Sequence[Declaration], plan: SamplePlan) -> str | None:
-        """Return how declarations of one membership contradict each other, or why it is not possible."""
+        """Return an error text if declarations of the same membership differ, or describe an impossible membership."""
         first, *others = declarations
         for other in others:
             for name in _ALIKE:
@@ -288,7 +291,7 @@ class Memberships:
 
 
 def missing_samples(plan: SamplePlan, change: MemberChange) -> list[int]:
-    """Return the samples that the step of `change` lacks, as far as its losses say."""
+    """Return the samples that the step of `change` did not train, computed from the members in `change.lacking`."""
     position = plan.position(change.step)
     if change.strategy == "skip" and change.lacking:
         return [*map(int, plan.window(position))]
@@ -302,7 +305,7 @@ def missing_samples(plan: SamplePlan, change: MemberChange) -> list[int]:
 
 
 def names(members: Sequence[int]) -> str:
-    """Return the first few members in words."""
+    """Return the first eight of `members` as text, for example "members 0, 3"."""
     some = [str(member) for member in islice(members, 8)]
     if not some:
         return "no member"
@@ -310,7 +313,7 @@ def names(members: Sequence[int]) -> str:
 
 
 def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
-    """Return `change` with `lacking` and `kept`, which add to those of the change before in the same step."""
+    """Return `change` with `lacking` and `kept` filled in, including losses of `before` if it was in the same step."""
     lacking, kept = frozenset[int](), frozenset[int]()
     if before and before.step == change.step:
         lacking, kept = before.lacking, before.kept
@@ -322,12 +325,12 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
         return change._replace(lacking=lacking, kept=gone)
     if change.strategy == "replay" or (gone and gone <= replaced):
         return change._replace(lacking=lacking)
-    # Gradients that were kept before are gone with the last member that had them.
+    # Gradients that earlier changes of this step kept are lost with the last member that had them.
     return change._replace(lacking=lacking | gone)
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Return the next session of a member that joins with membership `number`, unless it belongs to a later join."""
+    """Remove and return the session of a member that joins in membership `number`, or None if it joined later."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as
@@ -339,7 +342,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if the members changed within the step, and finished it as it had been split before."""
+    """Return True if the members changed during the step, and finished it with the shares of the old members."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

@@ -1,9 +1,9 @@
-"""A rank session: what one process of a rank wrote, from the `open` event of its history to the next.
+"""Rank sessions: the events of one process of a rank, from one `open` event in its file up to the next.
 
     open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done, stopped or preempted]
 
-A session may end anywhere, because processes are killed. Its rank and world size are those of its `attempt` event, until
-a `regroup` event splits the samples among other members. A process that joins a running attempt writes `regroup` before
+A session may end anywhere, because processes are killed. Its rank and world size are those of its `attempt` event,
+until a `regroup` event announces other members. A process that joins a running attempt writes `regroup` before
 `recover`.
 """
 
@@ -40,12 +40,12 @@ _FIRST_EVENTS = ("attempt", "plan", "recover")
 
 
 def shared_part(state: str) -> int:
-    """Return a hash of the half of a fingerprint that all ranks share; never 0."""
+    """Return a nonzero hash of the first half of fingerprint `state`, which covers what all ranks have in common."""
     return hash(state[: len(state) // 2]) or 1
 
 
 class _Column:
-    """A column of whole numbers, read as a NumPy array from the private array of the same name."""
+    """A descriptor that returns the private `array` of the same name, with a leading underscore, as a NumPy array."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._array = f"_{name}"
@@ -55,15 +55,15 @@ class _Column:
 
 
 class StepColumns:
-    """The steps of a session as columns of numbers: a long run has millions of steps.
+    """The step events of a session, one array for each field, because a long run has millions of steps.
 
-    A fingerprint is kept as a hash, 0 where it is missing: it is only ever compared with another one.
+    A row is the index of a step in these arrays. Fingerprints of the state are kept as hashes, or 0 if not recorded.
     """
 
     step, epoch, cursor = _Column(), _Column(), _Column()
     count = _Column()  # samples
     state = _Column()  # the whole fingerprint
-    shared = _Column()  # the half of the fingerprint that all ranks share
+    shared = _Column()  # the half of the fingerprint that covers what all ranks have in common
     reduced = _Column()  # backward passes that were all-reduced
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class StepColumns:
         self._reduced, self._worked = array("q"), bytearray()
 
     def add(self, step: Step) -> None:
-        """Append a step."""
+        """Append a step event as a new row."""
         self._step.append(step.step)
         self._epoch.append(step.epoch)
         self._cursor.append(step.cursor)
@@ -91,32 +91,32 @@ class StepColumns:
 
     @property
     def last(self) -> int | None:
-        """The number of the last step."""
+        """The step number in the last row, or None if there are no rows."""
         return self._step[-1] if self._step else None
 
     @cached_property
     def is_consecutive(self) -> bool:
-        """Return True if every step follows the one before it; valid once all steps were added."""
+        """True if the step numbers increase by 1 from row to row. Computed once, so read it after the last `add`."""
         return bool((np.diff(self.step) == 1).all())
 
     @property
     def digest(self) -> NDArray[np.uint64]:
-        """The two halves of each step's digest of sample numbers, one row for each step."""
+        """The 128-bit digests of the sample numbers of each step, as an array of shape (steps, 2)."""
         return np.frombuffer(self._digest, ">u8").reshape(-1, 2).astype(np.uint64)
 
     @property
     def loss(self) -> NDArray[np.float64]:
-        """The logged loss of each step, or NaN."""
+        """The logged loss of each step, or NaN if none was logged."""
         return np.frombuffer(self._loss, np.float64)
 
     @property
     def had_backward(self) -> NDArray[np.bool_]:
-        """Mask of the steps with a backward pass, all-reduced or not."""
+        """Mask of the steps that had a backward pass, with or without an all-reduce of the gradients."""
         return (np.frombuffer(self._worked, np.uint8) & 1) > 0
 
     @property
     def worked(self) -> NDArray[np.bool_]:
-        """Mask of the steps with a backward pass or an optimizer step."""
+        """Mask of the steps that had a backward pass or an optimizer step."""
         return np.frombuffer(self._worked, np.uint8) > 0
 
     @property
@@ -125,12 +125,12 @@ class StepColumns:
         return np.frombuffer(self._worked, np.uint8) > 1
 
     def samples(self, row: int) -> Samples:
-        """Return the samples that the step in `row` trained."""
+        """Return the number and digest of the samples that were trained in the step at index `row`."""
         return Samples(self._count[row], self._digest[16 * row : 16 * row + 16].hex())
 
 
 class RankSession:
-    """The events of one process of a rank; `error` is the first event that no such process writes there."""
+    """The events of one process of a rank. `error` describes its first event that is invalid at that point, if any."""
 
     def __init__(self, who: str, rank: int, opened: Open | None) -> None:
         self.who, self.rank = who, rank
@@ -142,42 +142,42 @@ class RankSession:
         self.commits: list[Commit] = []
         self.end: Done | Stopped | Preempted | None = None
         self.steps = StepColumns()
-        self.regroups: list[tuple[Regroup, int]] = []  # each with the number of steps written before it
+        self.regroups: list[tuple[Regroup, int]] = []  # each with the number of step events before it
         self.joined_as: int | None = None  # the last membership declared before `recover`, of a member that joins
         self._has_begun = False
-        self._placements: list[tuple[int, int, int]] = []  # rows of steps where rank and world size change
+        self._placements: list[tuple[int, int, int]] = []  # (first row, rank, world size) at each change
         self._may_save = rank == 0
         self._saved_steps: set[int] = set()
-        self._checked: tuple[int, int, int] | None = None  # attempt, rank and world size of steps known to be right
+        self._checked: tuple[int, int, int] | None = None  # attempt, rank and world size of the last valid step event
         self.error: str | None = None if opened else f"{who} has no open event before its first event"
 
     @property
     def first_step(self) -> int:
-        """The step that this session had to train first."""
+        """The first step that this session had to train: the restored one, or 0."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
     def reached(self) -> int:
-        """The number of steps of the run that were trained when this session ended."""
+        """The number of the step after the last one that this session trained."""
         last = self.steps.last
         return self.first_step if last is None else last + 1
 
     @property
     def is_idle(self) -> bool:
-        """True if the process ended before it took part in the training."""
+        """True if the process ended before it restored a state, trained a step or saved."""
         return not (self.recover or self.regroups or len(self.steps) or self.commits or self.end)
 
     def placements(self) -> Iterator[tuple[range, int, int]]:
-        """Yield the rows of steps that have the same rank and world size, with both."""
+        """Yield (rows, rank, world size) for each range of rows with the same rank and world size."""
         ends = [*(row for row, _, _ in self._placements[1:]), len(self.steps)]
         return ((range(row, end), rank, world) for (row, rank, world), end in zip(self._placements, ends, strict=False))
 
     def placement(self, row: int) -> tuple[int, int]:
-        """Return the rank and world size of the step in `row`."""
+        """Return the rank and world size of the session in the step at index `row`."""
         return self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1][1:]
 
     def add(self, what: What) -> None:
-        """Add the next event of this session."""
+        """Append the next event of this session, and set `error` if the event is not valid at this point."""
         if type(what) is Step:
             if (what.attempt, what.rank, what.world) != self._checked:
                 self._check_step(what)
@@ -239,7 +239,7 @@ class RankSession:
         self.end, self._checked = what, None
 
     def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
-        """Check that `what` comes after the first `needed` events that every session begins with, and before its end."""
+        """Set `error` if `what` comes before the first `needed` of `_FIRST_EVENTS`, or after the end of the session."""
         self._check_place(what, rank, world)
         if self.end:
             self._set_error(f"{self.who} wrote {named(what)} event after the end of its attempt {self.attempt}")
@@ -250,7 +250,7 @@ class RankSession:
             self._set_error(f"{self.who} wrote {event} before its {' and '.join(missing)} event")
 
     def _check_place(self, what: What, rank: int | None, world: int | None) -> None:
-        """Check that `what` is of the attempt, rank and world size that the session began with."""
+        """Set `error` if the attempt, rank or world size of event `what` differ from those of the session."""
         attempt: int = what.attempt  # type: ignore[union-attr]
         if self.attempt is None:
             self.attempt = attempt
@@ -273,10 +273,10 @@ class RankSession:
 
 
 def named(what: What) -> str:
-    """Return the kind of an event with its article."""
+    """Return the type name of an event in lower case with its article, for example "a commit"."""
     return with_article(type(what).__name__.lower())
 
 
 def with_article(word: str) -> str:
-    """Return `word`, cut to 40 characters, after "a" or "an"."""
+    """Return `word`, truncated to 40 characters, with "a" or "an" before it."""
     return f"{'an' if word[:1] in 'aeiou' else 'a'} {word:.40}"

@@ -1,4 +1,4 @@
-"""Checks of what attempts began with: was it what had been committed, the same on all ranks, with its random generators?"""
+"""Audit checks of restores: each attempt began with a committed snapshot and its random generators, on all ranks."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from holdfast.finding import CannotTell, Verdict, counted
 
 
 def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every restored snapshot was committed, is the same on all ranks, and training continued where it ends."""
+    """Check that all ranks restored the same committed snapshot and continued at the step after it."""
     for restore in record.restores:
         if restore.recover.restored is not None and restore.commit is None:
             abandoned = "which a later restore had abandoned"
@@ -27,7 +27,7 @@ def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _wrong_restores(record: RunRecord) -> str | None:
-    """Return which ranks of one attempt restored different steps, or which continued at another position."""
+    """Return an error text if ranks of an attempt restored different steps, or continued at the wrong position."""
     plan, first = record.sample_plan, dict[int, Restore]()
     for restore in record.restores:
         other = first.setdefault(restore.recover.attempt, restore)
@@ -43,7 +43,7 @@ def _wrong_restores(record: RunRecord) -> str | None:
 
 
 def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
-    """Return which rank had not trained the steps that a commit covers."""
+    """Return an error text if a rank had not trained up to the step that was committed in `save`."""
     commit, trainer = save
     name = f"the commit of step {commit.step} in attempt {commit.attempt}"
     if trainer is None or (not commit.found and trainer != commit.attempt):
@@ -61,7 +61,7 @@ def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
 
 
 def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
-    """Check by digests that what each rank had in memory when it continued is what the snapshot was committed with."""
+    """Check that the state that each rank had in memory after a restore has the digest of the committed snapshot."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     restores = [(restore, restore.commit) for restore in record.restores if restore.commit]
@@ -90,9 +90,9 @@ def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _different_weights(record: RunRecord) -> str | None:
-    """Return which rank, supervisor or run.json names other initial weights than the others.
+    """Return an error text if ranks, supervisors and run.json do not all name the same initial weights.
 
-    A rank that restores a snapshot or joins the others takes no initial weights.
+    A rank that restores a snapshot or joins a running attempt does not load initial weights.
     """
     weights = [("run.json", record.facts.weights)] if record.facts else []
     weights += [(who, launch.weights) for who, launch in record.launches if isinstance(launch, Launch)]
@@ -116,7 +116,7 @@ def _shown(weights: str | None) -> str:
 
 
 def _recommitted(record: RunRecord) -> str | None:
-    """Return which snapshot was committed, and later found, with another state."""
+    """Return an error text if the same snapshot was recorded twice with different state digests."""
     commits: dict[tuple[int, int | None], Commit] = {}
     for commit, trainer in record.saves:
         other = commits.setdefault((commit.step, trainer), commit)
@@ -127,7 +127,7 @@ def _recommitted(record: RunRecord) -> str | None:
 
 
 def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | None:
-    """Return which restored parameters are not those after the step before, whatever their digests say."""
+    """Return an error text if restored parameters have another fingerprint than after the preceding step."""
     for restore in restores:
         # The attempt as it counted then: the same step may have been trained differently since.
         step = restore.session.first_step - 1
@@ -139,10 +139,10 @@ def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | 
 
 
 def _one_digest_of_two_states(record: RunRecord) -> str | None:
-    """Return two snapshots with one digest, between which the fingerprints of the parameters changed.
+    """Return an error text if two snapshots have the same digest but different parameter fingerprints.
 
-    The digest of a commit is of everything protected, and the fingerprint of a step of a few parameters. So neither
-    follows from the other, and two commits that differ may have the same parameters.
+    The digest of a commit covers the whole saved state, the fingerprint of a step only some parameters. So the reverse
+    is no error: snapshots with different digests may have the same fingerprint.
     """
     first: dict[str, CommittedSave] = {}
     for save in record.saves:
@@ -159,7 +159,10 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that ranks that continue from a snapshot draw the random numbers that the ranks before would have drawn."""
+    """Check that each restore set the random generators of its rank correctly.
+
+    With the same world size they must be restored from the snapshot. Otherwise they must be seeded again ("keyed").
+    """
     if not record.trained:
         return "unknown", "no step was trained that counts"
     for restore in record.restores:

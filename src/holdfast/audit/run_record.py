@@ -1,7 +1,7 @@
-"""Everything the checks of an audit read: the sessions of all ranks, what supervisors wrote, and which steps count.
+"""The event files of a run in the form that the audit checks read: sessions of the ranks, and events of supervisors.
 
-Order across ranks follows from attempt numbers, and within an attempt from cause and effect: a snapshot is found before
-it is restored, and saved after that. Clocks decide nothing.
+A step counts unless a later restore rolled it back. Events of different ranks are ordered by attempt number, and within
+an attempt by cause and effect: a snapshot is found, then restored, and later ones are saved. No timestamps are used.
 """
 
 import re
@@ -46,7 +46,7 @@ _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
 
 
 class ShareReport(NamedTuple):
-    """The samples of one step that a rank reported."""
+    """The samples that one rank recorded for one step: their number and digest."""
 
     who: str
     rank: int
@@ -56,13 +56,13 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """The snapshot that a session restored, and its commit, if one counted then."""
+    """A restore of a session, with the commit of the restored snapshot, or None if it was not committed by then."""
 
     session: RankSession
     recover: Recover
     commit: Commit | None
-    trainer: int | None  # the attempt that trained up to that commit
-    is_abandoned: bool  # the snapshot was committed, and a later restore went back behind it
+    trainer: int | None  # the attempt that trained the step before that commit
+    is_abandoned: bool  # the snapshot was committed, but a later restore rolled it back
 
     def __str__(self) -> str:
         step = self.recover.restored
@@ -71,14 +71,14 @@ class Restore(NamedTuple):
 
 
 class CommittedSave(NamedTuple):
-    """A commit, and the attempt whose steps it covers."""
+    """A commit, and the number of the attempt that trained the step before it."""
 
     commit: Commit
     trainer: int | None
 
 
 class RunRecord:
-    """The contents of a run's history, from its events in any order that keeps the order of each writer."""
+    """The history of a run. Events of different writers may be added in any order, each writer in file order."""
 
     def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
         self.facts, self.torn = facts, torn
@@ -86,7 +86,7 @@ class RunRecord:
         self.event_count = 0
         self.writers: set[str] = set()
         self.malformed: list[str] = []
-        self.misplaced: list[str] = []  # events in a file of another writer, or that their writer cannot write
+        self.misplaced: list[str] = []  # events in a file, or of a type, that is not their writer's
         self.launches: list[tuple[str, Launch | Restart]] = []
         self.detects: list[tuple[str, Detect]] = []
         self.verdicts: list[Judged] = []
@@ -96,7 +96,7 @@ class RunRecord:
             self.add(event)
 
     def add(self, event: Event, file: str | None = None) -> None:
-        """Add an event, with the name of the file that it was read from."""
+        """Add the next event of a writer; `file` is the name, without suffix, of the file that it was read from."""
         who, what = event.who, event.what
         self.event_count += 1
         self.writers.add(who)
@@ -134,10 +134,10 @@ class RunRecord:
 
     @property
     def supervisor_counts_attempts(self) -> bool:
-        """True if the numbers in the supervisor's events are those of the ranks.
+        """True if the attempt numbers in the supervisor's events equal those of the ranks.
 
-        A supervisor that is killed between starting the workers and writing that down counts one attempt less from then
-        on. With several nodes each supervisor counts for itself.
+        They may differ if a supervisor was killed after it started workers but before it wrote the event. With several
+        nodes each supervisor counts its own attempts.
         """
         names = {who for who, _ in self.launches}
         last = max((launch.attempt for _, launch in self.launches), default=0)
@@ -145,12 +145,12 @@ class RunRecord:
 
     @cached_property
     def sessions(self) -> Mapping[str, Sequence[RankSession]]:
-        """The sessions of each rank, in order."""
+        """The sessions of each rank from the oldest to the newest, by writer name such as "rank-0"."""
         return {who: self._sessions[who] for who in sorted(self._sessions, key=lambda who: rank_of(who) or 0)}
 
     @cached_property
     def attempts(self) -> Mapping[int, Sequence[RankSession]]:
-        """The sessions of each attempt, in the order of ranks."""
+        """The sessions of each attempt, by attempt number, sorted by rank."""
         attempts: defaultdict[int, list[RankSession]] = defaultdict(list)
         for sessions in self.sessions.values():
             for session in sessions:
@@ -160,7 +160,7 @@ class RunRecord:
 
     @cached_property
     def plans(self) -> Sequence[tuple[RankSession, Plan]]:
-        """Every plan with its session, in the order of attempts and ranks."""
+        """Every plan event with its session, sorted by attempt and rank."""
         return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
 
     @property
@@ -171,7 +171,7 @@ class RunRecord:
 
     @cached_property
     def sample_plan(self) -> SamplePlan:
-        """The samples of every step: as the first plan says, with the length of the longest plan that extends it."""
+        """The plan that assigns samples to steps: the first recorded plan, with the length of its longest extension."""
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]
@@ -185,26 +185,26 @@ class RunRecord:
             raise CannotTell(f"the plan of {session.who} cannot be trained: {error}") from error
 
     def position(self, step: int) -> Position:
-        """Return the epoch and cursor of `step`, which may lie beyond the end of the plan."""
+        """Return the epoch of `step` and its index in that epoch; `step` may be beyond the end of the plan."""
         return Position(*divmod(step, self.sample_plan.steps_per_epoch))
 
     def step_name(self, step: int) -> str:
-        """Return `step` in words, with its epoch and cursor."""
+        """Return text for messages that names `step` with its epoch and its index in that epoch."""
         return f"{self.position(step)} (step {step})"
 
     @property
     def lineage(self) -> Lineage:
-        """The steps and commits that count at the end of the history."""
+        """The steps and commits that no restore has rolled back by the end of the history."""
         return self._followed[0]
 
     @cached_property
     def restores(self) -> Sequence[Restore]:
-        """Every restore, with the commit that counted then."""
+        """Every restore, with the commit of the restored snapshot, in the order of attempts and ranks."""
         return self._followed[1]
 
     @cached_property
     def saves(self) -> Sequence[CommittedSave]:
-        """Every commit, with the attempt whose steps it covers."""
+        """Every commit, with the attempt that trained the step before it, in the order of attempts."""
         return self._followed[2]
 
     @cached_property
@@ -212,7 +212,7 @@ class RunRecord:
         lineage = Lineage()
         restores: list[Restore] = []
         saves: list[CommittedSave] = []
-        trainers: dict[int, int | None] = {}  # of the last commit of each step
+        trainers: dict[int, int | None] = {}  # by step, for the last commit of that step
         for sessions in self.attempts.values():
             commits = [commit for session in sessions for commit in session.commits]
             saves += [_follow_commit(lineage, commit, trainers) for commit in commits if commit.found]
@@ -229,33 +229,33 @@ class RunRecord:
 
     @cache  # noqa: B019  # a record is used by one audit
     def memberships(self, attempt: int) -> Memberships:
-        """Return which members trained which steps of `attempt`."""
+        """Return the members of each step of `attempt` (the ranks that took part)."""
         sessions = self.attempts.get(attempt, ())
         plan = self.sample_plan if any(session.regroups for session in sessions) else None
         return Memberships(attempt, self.world(attempt), sessions, plan)
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The attempts in which members were lost or joined while the others continued."""
+        """The memberships of each attempt in which ranks were lost or joined while the others continued."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property
     def joins(self) -> Mapping[int, Join]:
-        """The sessions that joined a running attempt, by `id`."""
+        """The joins to running attempts, by the `id()` of the session that joined."""
         changes = (change for memberships in self.live_attempts for change in memberships.changes)
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 
     def has_joined(self, session: RankSession) -> bool:
-        """Return True if `session` joined a running attempt, with the state of its members."""
+        """Return True if `session` joined a running attempt and received its state from the members."""
         return id(session) in self.joins
 
     def never_joined(self, session: RankSession) -> bool:
-        """Return True if the process was to replace a lost one, but ended before it did."""
+        """Return True if `session` is a process that was started to replace a lost one but ended before it joined."""
         is_live = any(memberships.attempt == session.attempt for memberships in self.live_attempts)
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the rows of the steps that no later restore rolled back, and that others did not finish without it."""
+        """Return the rows of the steps of `session` that were neither rolled back nor finished without this session."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)
@@ -266,7 +266,7 @@ class RunRecord:
 
     @cached_property
     def trained(self) -> Mapping[int, Numbers]:
-        """The steps of each attempt that count, each once and in order; attempts without any are left out."""
+        """The sorted, distinct steps of each attempt that were not rolled back; attempts without any are left out."""
         trained: dict[int, Numbers] = {}
         for attempt, sessions in self.attempts.items():
             steps = [session.steps.step[self.counted_rows(session)] for session in sessions]
@@ -275,21 +275,21 @@ class RunRecord:
         return trained
 
     def world(self, attempt: int) -> int:
-        """Return the world size of `attempt`."""
+        """Return the world size that `attempt` started with; raise CannotTell if it is not recorded."""
         worlds = (session.world for session in self.attempts.get(attempt, ()) if session.world is not None)
         if (world := next(worlds, None)) is None:
             raise CannotTell(f"the history does not say how many ranks attempt {attempt} had")
         return world
 
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return the first few ranks of `attempt` that have no history at all."""
+        """Return the names of some ranks of `attempt` for which there is no event file, at most `SHOWN`."""
         world = self.world(attempt)
         if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
             return []
         return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
 
     def reports(self, step: int) -> list[ShareReport]:
-        """Return what ranks reported of `step`, where it counts."""
+        """Return the samples that each rank recorded for `step`, except where the step was rolled back."""
         reports: list[ShareReport] = []
         for attempt, sessions in self.attempts.items():
             for session in sessions:
@@ -302,7 +302,7 @@ class RunRecord:
 
 @cache
 def rank_of(who: str) -> int | None:
-    """Return the rank that writes under the name `who`."""
+    """Return the rank in a writer name such as "rank-3", or None if `who` is not the name of a rank."""
     match = re.fullmatch(r"rank-(0|[1-9][0-9]{0,17})", who)
     return int(match[1]) if match else None
 
@@ -314,5 +314,5 @@ def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | N
 
 
 def _length(plan: Plan) -> tuple[int, int]:
-    """Return a key that sorts plans by their length; a limit ends a plan within its last epoch."""
+    """Return a key that sorts plans by length: epochs, then the limit of steps, if there is one."""
     return plan.epochs, sys.maxsize if plan.limit is None else plan.limit

@@ -1,7 +1,7 @@
-"""Checks of which samples were trained: every step of the plan once, in order, by all ranks, with exactly its samples.
+"""Audit checks of the samples: every step of the plan was trained once, by all ranks, with exactly its samples.
 
-The samples of a step are a window of the shuffled data set, and each rank trains a share of it. Digests of the shares are
-compared with the plan, and only a window that differs is looked into further.
+The samples of a step are a window of the shuffled data set, and each rank trains a part of the window, its share. The
+recorded digests of the shares are compared with the plan. Only shares that differ are analysed further.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _EPOCHS_SEARCHED = 10_000  # for a window at the same position of another epoch
 
 
 def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that, without what was rolled back, every step was trained in one attempt, in order, and none left out."""
+    """Check that every step was trained in exactly one attempt, apart from steps that were rolled back."""
     for sessions in record.attempts.values():
         for session in sessions:
             if error := _jump(record.sample_plan, session):
@@ -40,7 +40,7 @@ def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _jump(plan: SamplePlan, session: RankSession) -> str | None:
-    """Return the first move of a session that is not to the next step."""
+    """Return an error text for the first step of a session that does not directly follow the step before."""
     steps, epochs, cursors = session.steps.step, session.steps.epoch, session.steps.cursor
     if not len(steps):
         return None
@@ -70,7 +70,7 @@ def _jump_between_attempts(record: RunRecord) -> str | None:
 
 
 def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks of the world report every committed step."""
+    """Check that every committed step was recorded by all ranks that took part in it."""
     complete = 0
     for attempt, steps in record.trained.items():
         reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
@@ -89,7 +89,7 @@ def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
-    """Return the steps of `attempt` that count, as each rank reports them."""
+    """Return the steps that each rank recorded in `attempt`, by rank, without steps that were rolled back."""
     reported: dict[int, Numbers] = {}
     world = record.world(attempt)
     for session in record.attempts[attempt]:
@@ -100,7 +100,7 @@ def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
 
 
 def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
-    """Return the steps of `attempt` that count and that every rank that must report them does."""
+    """Return the steps of `attempt` that all their ranks recorded, without steps that were rolled back."""
     reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
     steps = record.trained[attempt]
     if len(reported) < record.world(attempt):
@@ -113,7 +113,7 @@ def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
 
 
 def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the steps that count trained exactly the samples that the plan gives them, each rank its share."""
+    """Check that each rank trained exactly its planned samples in every step that was not rolled back."""
     defects = _find_defects(record)
     if defects:
         return "fail", _describe(record, defects)
@@ -143,21 +143,21 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan, by the way in which they do."""
+    """The steps that differ from the plan, one field for each kind of difference, and how many were compared."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
     extra: Sequence[int]
     changed: Sequence[int]
     compared: int
-    unfinished: int  # neither reported by all ranks nor committed: the next attempt would train them again
+    unfinished: int  # steps neither recorded by all ranks nor committed: the next attempt would train them again
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.duplicated or self.extra or self.changed)
 
 
 def _find_defects(record: RunRecord) -> _Defects:
-    """Compare every step that counts, and every one up to the last commit, with the plan."""
+    """Compare all steps that were not rolled back with the plan, and return the differences."""
     steps, committed = record.sample_plan.steps, record.lineage.committed
     none = np.zeros(0, np.int64)
     trained = np.concatenate([*record.trained.values(), none])
@@ -173,14 +173,14 @@ def _find_defects(record: RunRecord) -> _Defects:
         missing=[range(before + 1, after) for before, after in ends if after > before + 1],
         duplicated=duplicated,
         extra=np.unique(trained[trained >= steps]).tolist(),
-        changed=sorted({*_changed(record), *partly.tolist()} - set(duplicated)),
+        changed=sorted({*_steps_with_other_samples(record), *partly.tolist()} - set(duplicated)),
         compared=len(np.unique(complete[complete < steps])),
         unfinished=len(np.setdiff1d(inside[inside >= committed], complete)),
     )
 
 
 def _duplicated(record: RunRecord) -> list[int]:
-    """Return the steps that count twice, of one rank or of two attempts."""
+    """Return the steps that one rank, or two attempts, trained twice without a rollback in between."""
     found = list(record.trained.values())
     for attempt in record.trained:
         by_rank: defaultdict[int, list[Numbers]] = defaultdict(list)
@@ -195,8 +195,8 @@ def _twice_in(numbers: Numbers) -> Numbers:
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-def _changed(record: RunRecord) -> Iterator[int]:
-    """Yield the steps of which a rank reports other samples than its share."""
+def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
+    """Yield the steps in which a rank recorded other samples than its share; a step may occur more than once."""
     plan = record.sample_plan
     if plan.batch > _LARGEST_WINDOW:
         raise CannotTell(f"steps of {plan.batch} samples are too large to be computed")
@@ -208,7 +208,7 @@ def _changed(record: RunRecord) -> Iterator[int]:
 
 
 class _ReportedShares:
-    """The shares of a session that count, sorted by step to be compared with windows in order."""
+    """The recorded shares of a session at index `rows`, sorted by step, to be compared with the plan."""
 
     def __init__(self, session: RankSession, rows: Numbers) -> None:
         order = rows[np.argsort(session.steps.step[rows], kind="stable")]
@@ -217,7 +217,7 @@ class _ReportedShares:
         self._digest = session.steps.digest[order]
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
-        """Yield the steps of `chunk` in which this session reports other samples than its share of the window."""
+        """Yield the steps of `chunk` whose recorded samples are not this session's share of the planned `windows`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
@@ -233,7 +233,7 @@ class _ReportedShares:
 
 
 def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
-    """Yield the samples of `steps`, a chunk of steps at a time."""
+    """Yield (chunk of `steps`, planned samples of each of them), in chunks that fit into the CPU cache."""
     size = max(1, _IDS_AT_ONCE // plan.batch)
     for first in range(0, len(steps), size):
         chunk = steps[first : first + size]
@@ -245,7 +245,7 @@ def _describe(record: RunRecord, defects: _Defects) -> str:
     missing = [first if first == last else f"{first} to {last}" for first, last in gaps]
     duplicated = [_twice(record, step) for step in defects.duplicated[: SHOWN + 1]]
     extra = [f"{record.step_name(step)} is not in the plan" for step in defects.extra[: SHOWN + 1]]
-    changed = _explain(record, defects.changed[: SHOWN + 1])
+    changed = _wrong_step_texts(record, defects.changed[: SHOWN + 1])
     parts: list[str] = []
     for count, kind, texts in (
         (sum(map(len, defects.missing)), "missing", missing),
@@ -259,15 +259,15 @@ def _describe(record: RunRecord, defects: _Defects) -> str:
 
 
 class _Share(NamedTuple):
-    """The samples that a rank reports as its share of a step."""
+    """The samples that a rank recorded as its share of a step, with its rank and world size."""
 
     rank: int
     world: int
     samples: Samples
 
 
-def _explain(record: RunRecord, steps: Sequence[int]) -> list[str]:
-    """Return what was trained instead in each of `steps`."""
+def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
+    """Return one text for each of `steps` that says which samples were trained instead of the planned ones."""
     if not steps:
         return []
     plan = record.sample_plan
@@ -277,7 +277,7 @@ def _explain(record: RunRecord, steps: Sequence[int]) -> list[str]:
     epochs, length = range(min(plan.epochs, _EPOCHS_SEARCHED)), plan.steps_per_epoch
     same_cursor = ([epoch * length + step % length for epoch in epochs] for step in steps)
     candidates = np.unique(np.concatenate([*record.trained.values(), *same_cursor]))
-    elsewhere = _search(plan, candidates[candidates < plan.steps], wanted)
+    elsewhere = _find_planned(plan, candidates[candidates < plan.steps], wanted)
     texts: list[str] = []
     for step in steps:
         position, memberships = plan.position(step), record.memberships(reports[step][0].attempt)
@@ -287,14 +287,14 @@ def _explain(record: RunRecord, steps: Sequence[int]) -> list[str]:
         reporters = {report.who for report in reports[step]}
         due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
         errors = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
-        errors += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong[step].items()]
+        errors += [f"{who} {_wrong_share_text(plan, position, share, elsewhere)}" for share, who in wrong[step].items()]
         reason = ", ".join(errors) or "trained by a rank that is not of its world"
         texts.append(f"{record.step_name(step)}: {reason}")
     return texts
 
 
 def _wrong_shares(plan: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
-    """Return the reported shares that are not those of their rank, with the rank's name."""
+    """Return the recorded shares of `step` that differ from the plan, each with the name of its rank."""
     position = plan.position(step)
     shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
     valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch}
@@ -305,8 +305,8 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
     return _Share(0, 1, Samples.total(report.samples for report in reports))
 
 
-def _search(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return those of the `wanted` shares that are the same share of one of `steps`, with its position."""
+def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
+    """Return the `wanted` shares that are the planned share of the same rank in one of `steps`, with its position."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):
@@ -318,8 +318,8 @@ def _search(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Shar
     return found
 
 
-def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    """Return what a rank trained instead of its share."""
+def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
+    """Return text that says which samples a rank trained instead of its planned share at `position`."""
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(position, rank, share.world)):
             return f"trained the share of rank-{rank}"

@@ -1,4 +1,4 @@
-"""Verdicts on a run, computed from its history alone: all checks, what each found, and the worst of them."""
+"""The audit of a run: read its event files (the history), run every check, and return their findings."""
 
 import gc
 import re
@@ -39,7 +39,7 @@ _TRAINING_WRITER = re.compile(r"(rank|supervisor|injected)\b.*")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict of one check, and why."""
+    """The verdict of one check, and the reason for it."""
 
     check: str
     verdict: Verdict
@@ -47,12 +47,12 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Return the findings on the events of a run, in any order that keeps the order of each writer."""
+    """Audit a run from its events in memory. Those of one writer must be in the order in which they were written."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
 def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Return the findings on the history at `path`; `facts` are those of run.json, which is read if they are not given."""
+    """Audit the run whose event files are at `path`; `facts` are read from its run.json if not given."""
     with no_collection():
         torn: list[Torn] = []
         return audit_files(stream_history(path, torn), torn, facts or read_facts(path))
@@ -61,7 +61,7 @@ def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]
 def audit_files(
     lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = (), facts: RunFacts | None = None
 ) -> tuple[Finding, ...]:
-    """Return the findings on the events of a run, each with the name of the file it was read from."""
+    """Audit a run from pairs of a file name and an event read from that file; `torn` lists incomplete lines."""
     record = RunRecord(torn=torn, facts=facts)
     others: list[tuple[str, Event]] = []
     for file, event in lines:
@@ -82,13 +82,13 @@ def audit_files(
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the worst verdict of `findings`; without any it is unknown."""
+    """Return the worst verdict of `findings`, or "unknown" if there are none."""
     return max((finding.verdict for finding in findings), key=SEVERITY.index, default="unknown")
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector: a long history is millions of objects, and collecting them finds nothing."""
+    """Disable the garbage collector in this block, because it only costs time with millions of live event objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -101,7 +101,7 @@ def no_collection() -> Iterator[None]:
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[Torn], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run of the parameter server; none if these are not its events."""
+    """Return the findings on a run with a parameter server, or an empty tuple for other runs."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

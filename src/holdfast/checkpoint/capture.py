@@ -1,8 +1,7 @@
-"""Copy a state into an image, reusable host memory that holds the file of one snapshot as it will be on the disk.
+"""Copy a training state into an image: reusable host memory with the exact bytes of a snapshot's tensor file.
 
-Values are copied at once from host memory, asynchronously from a device.
-
-Host memory is copied by several threads, because training waits for it; two cores copy nearly twice as fast as one.
+Tensors in host memory are copied before the call returns, by several threads, because training waits. Tensors on a CUDA
+device are copied asynchronously.
 """
 
 import mmap
@@ -27,11 +26,11 @@ PIECE = 4 << 20  # bytes that a thread copies at a time; a smaller state is copi
 THREADS = 4  # more are limited by the memory bandwidth
 
 Piece: TypeAlias = tuple[Array, Array]
-"""Some values of an image, and those that they are to have."""
+"""A view of some values in an image, and the values to copy into it."""
 
 
 class Image:
-    """Page-aligned memory for the file of one snapshot, for direct writes to a disk and fast copies from a device."""
+    """Page-aligned host memory for the tensor file of one snapshot, which can be written with direct I/O."""
 
     def __init__(self, capacity: int) -> None:
         memory = mmap.mmap(-1, max(1, capacity), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -45,11 +44,11 @@ class Image:
 
     @property
     def capacity(self) -> int:
-        """The size of the largest file that fits."""
+        """The size of the image in bytes."""
         return len(self.bytes)
 
     def lay_out(self, layout: PayloadLayout) -> dict[str, Array]:
-        """Return a view of the place of every value; the views are kept while the layout is the same."""
+        """Write the header of `layout` into the image, and return a view of the image for each tensor, by name."""
         if layout is not self._layout:
             self.bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
             self._views = payload.decode(self.bytes[: layout.length], "image")
@@ -58,7 +57,7 @@ class Image:
 
 
 class BufferPool:
-    """A limited number of images, allocated when first needed, together within a budget of bytes."""
+    """A thread-safe pool of at most `most` images, which together have at most `budget` bytes."""
 
     def __init__(self, most: int, budget: int | None = None) -> None:
         if most < 1:
@@ -70,11 +69,11 @@ class BufferPool:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all images together."""
+        """The total size in bytes of all allocated images, free or in use."""
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> Image:
-        """Return an image for `size` bytes; wait until one is free."""
+        """Return an image of at least `size` bytes for exclusive use. Block until one is free or may be allocated."""
         if self._budget is not None and size > self._budget:
             raise BadInput(
                 f"a save needs {size} bytes of host memory and the budget is {self._budget}: "
@@ -94,7 +93,10 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[Image]:
-        """Allocate images for `size` bytes until there are `count`; the caller gives them back when they are ready."""
+        """Allocate images of `size` bytes until the pool has `count`, and return the new ones.
+
+        They count as in use until the caller passes them to `give_back`. Free images that are too small are dropped.
+        """
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
@@ -106,13 +108,13 @@ class BufferPool:
             return reserved
 
     def give_back(self, image: Image) -> None:
-        """Make the image available to another save."""
+        """Return an image to the pool, so that another save can take it."""
         with self._changed:
             self._free.append(image)
             self._changed.notify()
 
     def clear(self) -> None:
-        """Drop all images; none may be in use."""
+        """Free all images. No image may be in use."""
         self._free.clear()
         self._made.clear()
 
@@ -122,7 +124,7 @@ class BufferPool:
 
 
 class Capture:
-    """Copies states, and keeps the layout and the devices of the last one, because the next state is usually alike."""
+    """A copier of states into images. It reuses the layout of the last state if the next one has the same form."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()
@@ -133,7 +135,7 @@ class Capture:
         self.helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
     def layout(self, tensors: State) -> PayloadLayout:
-        """Return the layout of these tensors; the same object as before for the same names, dtypes and shapes."""
+        """Return the file layout of `tensors`: the same object as last time if names, dtypes and shapes are equal."""
         form = tuple(
             (name, type(value), *(getattr(value, key, None) for key in ("dtype", "shape", "device", "layout")))
             for name, value in tensors.items()
@@ -143,7 +145,7 @@ class Capture:
         return self._layout
 
     def fill(self, image: Image, layout: PayloadLayout, tensors: State) -> list[Departure]:
-        """Copy every value into the image; training may change the tensors when this returns."""
+        """Copy all tensors into the image, after which they may change; return the device copies in progress."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []
@@ -159,7 +161,7 @@ class Capture:
             return [self._senders[device].send(values, layout, image) for device, values in devices.items()]
 
     def _copy(self, pieces: list[Piece]) -> None:
-        """Copy all pieces, with helper threads if there are many bytes."""
+        """Copy all pieces, in several threads if they are large."""
         left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
         helped = [self.helpers.submit(_copy_each, left) for _ in range(helpers)]
@@ -171,13 +173,13 @@ class Capture:
 
 
 def device_of(tensors: State) -> torch.device | None:
-    """Return a CUDA device that holds some of these tensors, or None."""
+    """Return the CUDA device of the first tensor that is on one, or None if all are in host memory."""
     devices = (value.device for value in tensors.values() if isinstance(value, torch.Tensor) and value.is_cuda)
     return next(devices, None)
 
 
 def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None) -> None:
-    """Do the work that would take most of the time of the first save into a new image."""
+    """Allocate the pages of a new image, write its header, and pin it for `device`, so that the first save is fast."""
     image.bytes[:: mmap.PAGESIZE] = 0  # allocates all pages now, instead of one by one while it is filled
     image.lay_out(layout)
     if device is not None:
@@ -186,7 +188,7 @@ def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None)
 
 
 def _pieces(target: Array, source: Array) -> Iterator[Piece]:
-    """Yield (target, source) pairs to copy; a large contiguous value is split."""
+    """Yield (target, source) pairs to copy. A large contiguous tensor is split into pieces of `PIECE` bytes."""
     if not isinstance(target, torch.Tensor):
         yield target, source
         return

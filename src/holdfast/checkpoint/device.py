@@ -1,4 +1,4 @@
-"""Copy a state from a CUDA device: cloned on the device first, then sent to the host while training continues."""
+"""Copy tensors from a CUDA device: first to a clone on the device, then to the host while training continues."""
 
 import logging
 import weakref
@@ -24,21 +24,21 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Departure:
-    """A copy in progress from a device to the host."""
+    """A copy in progress from a device to the host, with CUDA events at its start, after the clone, and at its end."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
     arrived: torch.cuda.Event
 
     def wait(self) -> float:
-        """Wait until the host has all bytes; return the seconds in which the device could not train."""
+        """Wait until all bytes are in host memory. Return the seconds for which training waited on the device."""
         self.arrived.synchronize()
         return float(self.started.elapsed_time(self.captured)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """Contiguous bytes: from `start` to `end` in the file, from `at` on in the clone."""
+    """A contiguous range of bytes: offsets `start` to `end` in the file, beginning at offset `at` in the clone."""
 
     start: int
     end: int
@@ -46,9 +46,9 @@ class ByteRun:
 
 
 class Sender:
-    """Copies the tensors of one device to images, in the order of the training stream.
+    """A copier of the tensors of one CUDA device into images, through a clone of these tensors on the device.
 
-    It keeps the clone between saves; otherwise training could take that memory, and the next save would lack it.
+    The memory of the clone is kept between saves, because training could otherwise allocate it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class Sender:
         self._arrived: torch.cuda.Event | None = None
 
     def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "Image") -> Departure:
-        """Start the copy; work that is queued on the device after this returns may change the tensors."""
+        """Start to copy `tensors` into `image`. Kernels queued on the current stream afterwards may change them."""
         views = image.lay_out(layout)
         pin(image)
         if layout is not self._layout:
@@ -93,7 +93,7 @@ class Sender:
         return Departure(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate the clone, and place each tensor in it."""
+        """Allocate the clone and a view of it for each tensor. Without enough free memory there is no clone."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout
@@ -111,7 +111,7 @@ class Sender:
 
 
 def pin(image: "Image") -> None:
-    """Pin the memory of an image, so that a device sends to it at full speed and asynchronously."""
+    """Pin the memory of an image (page-lock it), so that a device can copy into it asynchronously at full speed."""
     if image.pinned:
         return
     # Registered instead of allocated by torch, whose allocator rounds up to a power of two.
@@ -130,7 +130,10 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Pack spans of a file into a clone without gaps; return the byte runs, the place of each span, and the size."""
+    """Assign (start, end) `spans` of a file to offsets in a clone, without the gaps between them.
+
+    Return the contiguous ranges, the clone offset of each span, and the size of the clone in bytes.
+    """
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0
@@ -146,7 +149,7 @@ def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int],
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy many tensors in few launches."""
+    """Copy each source tensor to its target, with few kernel launches."""
     kinds: defaultdict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
         kinds[source.dtype][0].append(target)

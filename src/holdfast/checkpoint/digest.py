@@ -1,10 +1,9 @@
 """Digests of stored values, and sealed JSON records that contain a digest of their own content.
 
-Bytes are hashed while they are written or read, and used only if they match.
+Bytes are hashed while they are written or read, and are used only if the digest matches.
 
-A chunk stays in the CPU cache between hashing and copying, which makes the digest nearly free; a helper thread was measured
-and gained nothing. Memory that the disk takes directly is not copied and goes in large pieces, because each piece costs
-the training thread a turn of the interpreter.
+Data is hashed in chunks that stay in the CPU cache until they are copied, which makes the digest nearly free. Memory
+for direct I/O is not copied; it is passed on in large pieces, because each piece needs the interpreter lock.
 """
 
 import json
@@ -23,19 +22,19 @@ from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
 from holdfast.errors import BadInput, Corrupt, FutureVersion
 
 FORMAT = 1
-"""The version of everything written into a store. The seal is the same in every version."""
+"""The format version of everything written into a store. All versions have the same seal."""
 CHUNK = 256 << 10
 Progress: TypeAlias = Callable[[int], None]
-"""A function that is called with the number of bytes just moved, so that a slow transfer differs from a hanging one."""
+"""A function called with the number of bytes just read or written, so that a slow transfer is not taken for a hang."""
 
 
 def unwatched(count: int) -> None:
-    """Ignore progress: the default."""
+    """Do nothing: the default for a `progress` callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The expected bytes of a value: their number, and their xxh3-128 in hexadecimal."""
+    """The length in bytes of a stored value, and its xxh3-128 hash in hexadecimal."""
 
     length: int
     xxh3: str
@@ -47,7 +46,7 @@ class Digest:
 
 
 def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
-    """Write a value and return its digest."""
+    """Write the concatenated `parts` to the store as value `name`, and return their digest."""
     hasher, length = xxhash.xxh3_128(), 0
 
     def passing() -> Iterator[memoryview]:
@@ -67,7 +66,7 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 
 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
-    """Read a value into a new buffer; the returned bytes are the verified ones, whatever happens to the file later."""
+    """Read a value into a new buffer, and raise Corrupt unless it matches the digest `expected`."""
     with opened(store, name, expected) as reader:
         memory.require(name, expected.length)
         try:
@@ -82,7 +81,7 @@ def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 
 def check(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
-    """Read a value only to verify it, without memory for all of it."""
+    """Read a value in chunks without keeping it, and raise Corrupt unless it matches the digest `expected`."""
     with opened(store, name, expected) as reader:
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
@@ -91,7 +90,7 @@ def check(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 @contextmanager
 def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
-    """Open a value whose length must be as committed."""
+    """Open a value for reading, and raise Corrupt if it is missing or does not have the expected length."""
     try:
         with store.open(name) as reader:
             if reader.length != expected.length:
@@ -121,13 +120,13 @@ def _changed(name: str, how: str) -> Corrupt:
 
 
 def seal(record: dict[str, Any]) -> bytes:
-    """Return a record as bytes, with its format version and digest."""
+    """Return `record` as JSON bytes, with the format version and a digest of its content added."""
     content = {"format": FORMAT, **record}
     return _canonical({**content, "digest": xxhash.xxh3_128_hexdigest(_canonical(content))})
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """Return the sealed record; raise Corrupt if a byte changed, or FutureVersion if a newer holdfast wrote it."""
+    """Return the record that `seal` encoded; raise Corrupt if any byte differs, or FutureVersion for newer formats."""
     try:
         record = json.loads(data)
         digest = record.pop("digest")
@@ -146,7 +145,7 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
 
 
 def is_count(value: object) -> bool:
-    """Return True if a JSON value is a count: an integer, not negative, and less than 2**63."""
+    """Return True if a JSON value is an integer from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value < 1 << 63
 
 

@@ -1,4 +1,7 @@
-"""The commit record of a running checkpoint: its segments and their digests."""
+"""The index, the commit record of a running checkpoint: the names and digests of its segment files.
+
+A running checkpoint holds the newest saved value of each block of the state; each commit is a new generation.
+"""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one generation of a running checkpoint."""
+    """The commit record of one generation. `oldest` and `newest` are iterations at which blocks were saved."""
 
     generation: int
     blocks: int
@@ -32,24 +35,24 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """The total bytes of the segments."""
+        """The total size of the segments in bytes."""
         return sum(expected.length for expected in self.segments.values())
 
 
 def generations(store: Store) -> list[int]:
-    """Return the generations of the running checkpoint in a store, in order."""
+    """Return the numbers of the committed generations of the running checkpoint in a store, in ascending order."""
     return sorted(int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
 
 
 def strange_indexes(store: Store) -> list[str]:
-    """Return names that resemble an index but are not valid ones, and a file in the place of the folder."""
+    """Return stored names that begin like an index but are not valid, and the folder's name if it is a file."""
     known = {index_name(generation) for generation in generations(store)}
     within = (name for name in store.names(f"{FOLDER}index-") if name not in known)
     return [*(name for name in store.names(FOLDER.rstrip("/")) if name == FOLDER.rstrip("/")), *within]
 
 
 def read_index(store: Store, generation: int) -> Index:
-    """Return the commit record of a generation."""
+    """Return the commit record of a generation; raise NoSnapshot if it is missing, or Corrupt if it is damaged."""
     name = index_name(generation)
     try:
         record = unseal(read(store, name), name)
@@ -71,12 +74,12 @@ def read_index(store: Store, generation: int) -> Index:
 
 
 def index_name(generation: int) -> str:
-    """Return the name of the commit record of a generation."""
+    """Return the name under which the commit record of a generation is stored."""
     return f"{FOLDER}index-{generation:08d}.json"
 
 
 def write_index(store: Store, index: Index) -> None:
-    """Commit a generation."""
+    """Write the commit record of a new generation, which makes it take effect."""
     segments = [{"name": name, **asdict(expected)} for name, expected in index.segments.items()]
     record = seal({**asdict(index), "segments": segments})
     if len(record) > SMALL:
@@ -85,12 +88,12 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name of a segment; sequence numbers are never used twice."""
+    """Return the name of the segment that `writer` stores with number `sequence`, which must never have been used."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 
 def next_sequence(store: Store) -> int:
-    """Return a sequence number above that of every segment, committed or not."""
+    """Return a sequence number greater than that of every segment in the store, committed or not."""
     return 1 + max((int(match[1]) for match in _matches(_SEGMENT, store)), default=-1)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint bytes in an object store, through fsspec; s3:// is tested."""
+"""A checkpoint store in an object store such as S3, accessed through fsspec. Only s3:// is tested."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 
 
 class ObjectStore:
-    """Objects under a URL. A value appears when its upload completes; `create` is a conditional PUT.
+    """A store whose values are the objects below a URL. `create` is a conditional PUT.
 
-    Open it after forking, because the client runs a thread. Further keywords are fsspec's storage options.
+    Construct it after forking, because the client runs a thread. `options` are storage options of fsspec.
     """
 
     def __init__(self, url: str, **options: object) -> None:
@@ -87,7 +87,7 @@ class ObjectStore:
                 return
 
     def move(self, folder: str, to: str) -> None:
-        """Copy each object on the server, then remove the originals: objects have no folders to rename."""
+        """Rename all objects in `folder` to folder `to`: copy them on the server, then remove the originals."""
         names = self.names(f"{checked(folder)}/")
         if self.names(f"{checked(to)}/"):
             raise CommitConflict(conflict(self, to))
@@ -98,7 +98,7 @@ class ObjectStore:
             self.remove(name)
 
     def sweep(self, prefix: str) -> None:
-        """Do nothing: an unfinished upload is not an object. The bucket's lifecycle rule expires its parts."""
+        """Do nothing: an unfinished upload is not an object, and a lifecycle rule of the bucket removes its parts."""
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{checked(name)}"
@@ -108,7 +108,7 @@ class ObjectStore:
 
 
 class _Ranges:
-    """Reads an object in large ranges, however small the requested buffers are."""
+    """A buffered reader of an object, which requests ranges of `BLOCK` bytes."""
 
     def __init__(self, fs: Any, path: str, length: int) -> None:
         self._fs, self._path, self._length = fs, path, length
@@ -129,7 +129,7 @@ class _Ranges:
 
 
 def _already_there(error: OSError) -> bool:
-    """Return True if a conditional PUT was refused because the object exists; servers report that in several ways."""
+    """Return True if `error` says that a conditional PUT failed because the object exists."""
     response = getattr(error.__cause__, "response", None) or {}
     return isinstance(error, FileExistsError) or response.get("Error", {}).get("Code") in _TAKEN
 

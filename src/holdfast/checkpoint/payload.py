@@ -1,8 +1,7 @@
-"""A state as tensors plus JSON, and the tensors as streamed safetensors bytes; nothing is pickled.
+"""Conversion of a training state to tensors plus JSON, and of the tensors to safetensors bytes, without pickle.
 
-holdfast writes the safetensors format itself because the library's `serialize` first copies the whole state into one string: a save
-would need twice the memory, and the copy alone costs as much as the write. The format is a length, a JSON header and the
-raw values.
+holdfast writes the safetensors format itself, because `serialize` of the library first copies the whole state into one
+string. A save would then need twice the memory. The format is a length, a JSON header and the raw values.
 """
 
 import base64
@@ -46,21 +45,21 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, struct.error, Run
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """The layout of a file of tensors: its header, and the span of each value."""
+    """The layout of a safetensors file: its header, and the start and end offset of each tensor."""
 
     header: bytes
     spans: dict[str, tuple[int, int]]
 
     @property
     def length(self) -> int:
-        """The number of bytes of the file."""
+        """The length of the file in bytes."""
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
 
 def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> PayloadLayout:
-    """Return the layout of a file of these tensors; it depends only on their names, dtypes, shapes and devices.
+    """Return the layout of a safetensors file of `tensors`, which depends on their names, dtypes, shapes and devices.
 
-    `metadata` is added to the header for other readers.
+    `metadata` is added to the header. Raise BadInput for a value that cannot be stored.
     """
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
@@ -77,7 +76,7 @@ def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Payload
 
 
 def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """Yield the file of these tensors part by part, without copying contiguous tensors."""
+    """Yield the bytes of a safetensors file of `tensors`, part by part, without copying contiguous CPU tensors."""
     plan = layout(tensors, metadata)
     yield plan.header
     for name in plan.spans:
@@ -85,7 +84,10 @@ def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterato
 
 
 def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
-    """Return the tensors in a file as views of its bytes, as numpy arrays or torch tensors as they were saved."""
+    """Return the tensors in a safetensors file as views of `buffer`; raise Corrupt if the file is malformed.
+
+    Values that were saved as numpy arrays are returned as such. `name` is the file name for error messages.
+    """
     try:
         length = _header_length(buffer[:8].tobytes(), len(buffer))
         data = buffer[8 + length :]
@@ -96,7 +98,7 @@ def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
 
 
 def check_header(reader: Reader, name: str) -> None:
-    """Read only the header of a file, and raise Corrupt if its entries do not fit the file."""
+    """Read only the header of a safetensors file, and raise Corrupt if it does not fit the length of the file."""
     try:
         length = _header_length(_read(reader, min(8, reader.length)), reader.length)
         _entries(_read(reader, length), reader.length - 8 - length)
@@ -125,7 +127,7 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
 
 
 class _Entry(NamedTuple):
-    """A checked entry of a header: dtype, shape and offsets of one value."""
+    """A validated header entry of one tensor: dtype, shape, and its offsets after the header."""
 
     dtype: str
     as_numpy: bool
@@ -151,7 +153,7 @@ def _read(reader: Reader, length: int) -> bytes:
 
 
 def _entries(header: bytes, room: int) -> dict[str, _Entry]:
-    """Parse and check the header of a file whose values take `room` bytes."""
+    """Parse and validate the header of a file that has `room` bytes after the header; raise ValueError if invalid."""
     entries = json.loads(header)
     numpys = set(json.loads(entries.pop(_METADATA, {}).get("numpy", "[]")))
     spans = [entry["data_offsets"] for entry in entries.values()]
@@ -191,7 +193,7 @@ def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
 
 
 def _code(name: str, value: Array) -> str:
-    """Return the format's name of the dtype; raise BadInput if the value cannot be stored without loss."""
+    """Return the safetensors name of the dtype of `value`; raise BadInput if it cannot be stored exactly."""
     if name == _METADATA:
         raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor.")
     if _is_tensor(value):
@@ -223,20 +225,23 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
 
 
 def _bytes_each(dtype: str) -> int:
-    """Return the bytes of one item: the format's dtype names end in the number of bits, except BOOL."""
+    """Return the size in bytes of one element of a safetensors dtype, such as 2 for "BF16"."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A flattened state: its tensors by path, and everything else as JSON that refers to them."""
+    """A flattened state: its tensors by path, and in `extra` the rest as JSON that refers to tensors by path."""
 
     tensors: dict[str, Array]
     extra: dict[str, Any]
 
 
 def flatten(state: Any) -> Flat:
-    """Flatten dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; raise BadInput for anything else."""
+    """Split a nested state into its tensors and JSON for everything else.
+
+    It may consist of dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput.
+    """
     tensors: dict[str, Array] = {}
     try:
         tree = _take_apart(state, "", tensors)
@@ -246,7 +251,7 @@ def flatten(state: Any) -> Flat:
 
 
 def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:
-    """Return the state that was flattened, with its tensors on the CPU."""
+    """Return the nested state from the two parts that `flatten` made; raise Corrupt if they do not fit together."""
     try:
         # Each tensor is taken once: a small tree that names one tensor a thousand times would otherwise become a huge
         # state as soon as it is copied.

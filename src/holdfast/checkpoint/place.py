@@ -1,4 +1,4 @@
-"""The checkpoint store at a path or URL: opened for reading, for a run to save to, or for a worker."""
+"""Functions that open the checkpoint store at a path or URL, for a reader, a new run, or a worker of a run."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ _PROBE = "probe-"
 
 
 def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the existing store at a path or a URL such as s3://bucket/run, for reading."""
+    """Return the existing store at a path or URL such as s3://bucket/run; `options` are options of fsspec."""
     text = os.fspath(place)
     if (path := _directory(text)) is None:
         objects = _objects(text, options)
@@ -30,12 +30,12 @@ def open_store(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at a path or URL for a run to save to; create a directory, and check that it is writable.
+    """Return the store at a path or URL for a new run, after checking by a test write that it is writable.
 
-    A store that other processes cannot see is refused, because every worker of a run restores from it.
+    A directory is created if necessary. Raise BadInput for memory:// URLs, which other processes cannot read.
     """
     store = store_at(place, **options)
-    for leftover in store.names(_PROBE):  # of a killed process; a probe of another process has done its work
+    for leftover in store.names(_PROBE):  # test files of killed processes
         store.remove(leftover)
     probe = _PROBE + secrets.token_hex(8)
     store.put(probe, [b"holdfast can write here"])
@@ -44,7 +44,7 @@ def store_for(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_at(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at a path or URL without a check, for a worker whose supervisor has checked it."""
+    """Return the store at a path or URL without checking that it is writable; `options` are as for `open_store`."""
     text = os.fspath(place)
     if text.startswith("memory://"):
         raise BadInput(f"{text} is in the memory of one process, but a run has several: name a directory or s3://...")
@@ -53,10 +53,10 @@ def store_at(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def read_ahead(store: Store) -> None:
-    """Start to read the newest snapshot of a directory into the page cache, while the script builds its model.
+    """Start a thread that reads the newest snapshot of a directory into the page cache, to make `load` faster.
 
-    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk. Errors are ignored:
-    `snapshot.load` reports them again.
+    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk. Errors are ignored,
+    because `snapshot.load` reports them again.
     """
     if isinstance(store, DirectoryStore):
         threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()

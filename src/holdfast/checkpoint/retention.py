@@ -1,4 +1,7 @@
-"""Old snapshots at the start of a run: unusable ones are set aside, leftovers and outdated ones removed."""
+"""Selection of the snapshot that a run resumes from, and removal of old, unusable and incomplete snapshots.
+
+A snapshot that cannot be used is set aside: its folder is renamed, so that no later run resumes from it.
+"""
 
 import logging
 import re
@@ -19,11 +22,11 @@ _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 def resume(
     store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched, check: Check = anything
 ) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
-    """Return the newest good snapshot to resume from, or None, and the ones that were passed over.
+    """Return the newest good snapshot, or None, and the newer snapshots that cannot be used.
 
-    `check` raises Corrupt for a snapshot that the run cannot resume from. Everything passed over is set aside: if it
-    became readable after the run continued without it, it would belong to another history. Only the process that saves
-    may call this; other readers use `newest` or `load`.
+    `check` raises Corrupt for a snapshot that the run cannot resume from. Unusable snapshots are renamed (set aside),
+    so that the run never resumes from them after it continued from an older one. Only the process that saves may call
+    this.
     """
     loaded, bad = snapshot.search(store, backoff, progress, check)
     for step in bad:
@@ -32,7 +35,7 @@ def resume(
 
 
 def set_aside(store: Store, step: int) -> str:
-    """Move a snapshot, which need not be readable, out of the sequence of steps; return its new folder."""
+    """Rename the folder of a snapshot so that it is no longer found as a snapshot; return the new folder name."""
     taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))
     number = 1 + max((int(match[2]) for match in taken if match), default=-1)
     place = f"{_ASIDE}{step:08d}-{number}"
@@ -43,22 +46,22 @@ def set_aside(store: Store, step: int) -> str:
 
 
 def steps_aside(store: Store) -> list[int]:
-    """Return the steps that were set aside, in order."""
+    """Return the steps of the snapshots that were set aside, in ascending order, possibly with repetitions."""
     return [int(name.split("-")[2]) for name in aside(store)]
 
 
 def aside(store: Store) -> list[str]:
-    """Return the folders that were set aside, the oldest first."""
+    """Return the folder names of the snapshots that were set aside, in ascending order of steps."""
     matches = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
     numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in matches if match}
     return [numbered[key] for key in sorted(numbered)]
 
 
 def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
-    """Remove the leftovers of killed processes at the start of a run, and all but the last `count` snapshots.
+    """Clean up the store at the start of a run: keep only the last `count` snapshots and folders set aside.
 
-    Leftovers are unfinished files, uncommitted payloads, empty folders, and all but `count` of the folders set aside.
-    Whatever the storage refuses to remove stays. `trusted` is a step that was just read and need not be verified.
+    Also remove unfinished files, uncommitted payloads and empty folders of killed processes. Failures to remove are
+    only logged. `trusted` is a step that was just read, whose snapshot need not be verified again.
     """
     old = snapshot.outdated(store, count, trusted=trusted)
     for prefix in (snapshot.STEP, LATEST, _ASIDE):
@@ -79,7 +82,7 @@ def _try(work: Callable[[], None]) -> None:
 
 
 def keep_last(store: Store, count: int) -> list[int]:
-    """Remove all but the last `count` snapshots, except the newest good one; return the removed steps."""
+    """Remove all but the last `count` snapshots and return the removed steps; never remove the newest good snapshot."""
     old = snapshot.outdated(store, count)
     for step in old:
         snapshot.remove(store, step)

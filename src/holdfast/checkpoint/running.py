@@ -1,12 +1,12 @@
-"""The running checkpoint: the newest saved value of every block, of mixed ages.
+"""The running checkpoint: the newest saved value of every block of the state, saved at different iterations.
 
     running/segment-<seq>-<writer>.safetensors   blocks saved together: ids, the iteration of each, values
     running/index-<generation>.json              the commit record: the current segments, each with its digest
 
-Segments never change. Two generations of the index are kept, so that a damaged one falls back to the one before.
-Compaction is part of saving: live blocks are moved out of the segments with the most dead bytes when that is worth it, or
-out of many small segments into few. If several processes hold the blocks, each writes its own segments and one commits
-the index.
+Segments are never modified. The last two generations of the index are kept, in case the newest is damaged. A value is
+dead if a newer one of its block was saved. Each save also compacts: it copies live values out of segments with many
+dead bytes, or out of many small segments. If several processes hold blocks, each writes segments and one commits the
+index.
 """
 
 import logging
@@ -44,7 +44,7 @@ PIECE = 1 << 20  # or this many bytes if the state is small
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Blocks that were saved together: their name, digest, ids, iterations and bytes."""
+    """A stored file of blocks. For each block it has the id, the iteration it was saved at, and its size in bytes."""
 
     name: str
     digest: Digest
@@ -54,7 +54,7 @@ class Segment:
 
 
 class RunningCheckpoint:
-    """A running checkpoint open for saving and restoring; only one process at a time may have it open for saving."""
+    """A running checkpoint, opened to save and restore blocks. Only one process at a time may save to it."""
 
     def __init__(self, store: Store, blocks: Blocks, writer: str) -> None:
         self.passed_over: tuple[PassedOver, ...] = ()
@@ -67,7 +67,7 @@ class RunningCheckpoint:
 
     @classmethod
     def create(cls, store: Store, blocks: Blocks, state: State, *, writer: str = "0") -> "RunningCheckpoint":
-        """Create a running checkpoint with every block at iteration 0."""
+        """Create a running checkpoint, with all blocks of `state` saved as iteration 0."""
         if generations(store):
             raise CommitConflict(f"{store} already has a running checkpoint: open it, or use another store.")
         running = cls(store, blocks, writer)
@@ -76,7 +76,7 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest good generation and verify every segment; `passed_over` names newer, damaged ones."""
+        """Open the newest generation that is undamaged; `passed_over` lists newer, damaged ones."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -95,7 +95,7 @@ class RunningCheckpoint:
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration at which each block was last saved."""
+        """The iteration at which each block was last saved, by block id."""
         result = np.zeros(len(self._blocks), np.int64)
         for segment in self._segments:
             result[segment.ids] = segment.saved_at
@@ -103,11 +103,11 @@ class RunningCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """The total bytes of the segments."""
+        """The total size of the current segments in bytes."""
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:
-        """Commit these blocks of a state as their newest saved values, all or none."""
+        """Save and commit the blocks `ids` of `state` as the newest values, atomically; `iteration` is their age."""
         ids = np.asarray(ids, np.int64)
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: the same id was given twice.")
@@ -119,12 +119,12 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """Return the first sequence number from which several writers may each number the segments of one save."""
+        """Reserve sequence numbers for one save by other processes and return the first, for `write_segments`."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Commit segments that other processes wrote as the newest values of their blocks; no block may occur twice."""
+        """Commit segments that other processes wrote as the newest values of their blocks, each block once."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
@@ -136,19 +136,19 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments with the newest saved values of these blocks, for `load_blocks` in another process."""
+        """Return the segments that contain the newest saved values of blocks `ids`, for `load_blocks` elsewhere."""
         return [self._segments[i] for i in np.unique(_owners(self._blocks, self._segments)[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:
-        """Return the newest saved values of these blocks, packed as by `Blocks.pack`."""
+        """Return the newest saved values of blocks `ids`, in the format of `Blocks.pack`."""
         return load_blocks(self._store, self._blocks, self._segments, ids)
 
     def restore(self, ids: Ids, target: State) -> None:
-        """Write the newest saved values of these blocks into a state, in place."""
+        """Write the newest saved values of blocks `ids` into the arrays of `target`, in place."""
         self._blocks.unpack(self.load(ids), ids, target)
 
     def compact(self) -> None:
-        """Rewrite every segment that holds dead values."""
+        """Rewrite every segment that contains values for which newer ones were saved."""
         carried, kept = self._compaction(np.zeros(0, np.int64), 1.0, 0)
         if len(kept) < len(self._segments):
             self._commit([*kept, *self._carry(carried)])
@@ -178,7 +178,7 @@ class RunningCheckpoint:
         self._generation = index.generation
 
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
-        """Return the blocks to move into new segments and the segments to keep, within the limits of bytes and number."""
+        """Choose segments to rewrite in a save of blocks `incoming`; return their live blocks and the other segments."""
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -234,9 +234,10 @@ class RunningCheckpoint:
 def write_segments(
     store: Store, blocks: Blocks, writer: str, sequence: int, ids: Ids, saved_at: Ids, packed: State, total: int
 ) -> list[Segment]:
-    """Write packed blocks into segments, as many as their share of the `total` bytes of the state requires.
+    """Write blocks `ids`, given as the result of `Blocks.pack`, into one or more segments, and return these.
 
-    They are named by `writer` and by sequence numbers from `sequence` on, and take effect when an index names them.
+    The names contain `writer` and numbers from `sequence` on. `saved_at` is the iteration of each block, and `total`
+    the size of the whole state in bytes. The segments take effect when they are committed.
     """
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
@@ -252,7 +253,7 @@ def write_segments(
 
 
 def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: Ids) -> dict[str, Array]:
-    """Return the values of these blocks from the last segment that holds each, packed as by `Blocks.pack`."""
+    """Return the values of blocks `ids` in the format of `Blocks.pack`, each from the last segment that contains it."""
     ids = np.asarray(ids, np.int64)
     target: dict[str, Array] = {}
     layout, places = packed_blocks(blocks, ids)
@@ -271,7 +272,7 @@ def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: 
 
 
 def _owners(blocks: Blocks, segments: Sequence[Segment]) -> Ids:
-    """Return the number of the segment with the newest value of each block."""
+    """Return, for each block id, the index of the last of `segments` that contains the block."""
     owner = np.zeros(len(blocks), np.int64)
     for i, segment in enumerate(segments):
         owner[segment.ids] = i
@@ -293,12 +294,12 @@ def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, 
 
 
 def _is_numbers(value: Array) -> bool:
-    """Return True if the value is a vector of counts, as `write_segments` stores."""
+    """Return True if `value` is a one-dimensional int64 array without negative numbers."""
     return isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1 and value.min(initial=0) >= 0
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the division of `Blocks.pack(state, ids)` into blocks, and the number of each id in it."""
+    """Return the division into blocks of the result of `Blocks.pack(state, ids)`, and the block number of each id."""
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))
@@ -313,7 +314,7 @@ def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
 
 
 def block_bytes(blocks: Blocks, state: State) -> Ids:
-    """Return the bytes of each block, with its companions."""
+    """Return the size in bytes of each block, including its companion arrays such as optimizer state."""
     parts = [np.zeros(0, np.int64)]
     for family in blocks.families:
         lengths = np.diff(family.bounds)
@@ -323,7 +324,7 @@ def block_bytes(blocks: Blocks, state: State) -> Ids:
 
 
 def _empty(blocks: Blocks, name: str, like: Array) -> Array:
-    """Return an empty array for all blocks of array `name`, of the type of `like`, which holds some of them."""
+    """Return an uninitialized array for all blocks of array `name`, with the dtype and other dimensions of `like`."""
     family = next(family for family in blocks.families if name in family.members)
     shape = list(like.shape)
     if family.dim is not None:
@@ -332,7 +333,7 @@ def _empty(blocks: Blocks, name: str, like: Array) -> Array:
 
 
 def _fingerprint(blocks: Blocks) -> str:
-    """Return a digest that is equal for two divisions only if they divide the same arrays at the same places."""
+    """Return a digest of the names of the divided arrays and the bounds of all blocks."""
     hasher = xxhash.xxh3_128()
     for family in blocks.families:
         hasher.update(repr((family.members, family.dim, family.row_size)).encode())

@@ -1,4 +1,4 @@
-"""List and verify the contents of a store, for `holdfast inspect` and `holdfast verify`."""
+"""Listing and verification of all checkpoints in a store, for `holdfast inspect` and `holdfast verify`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stored value that is not as it was committed."""
+    """The name of a stored value that is damaged or invalid, and the reason."""
 
     name: str
     why: str
@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a store according to its commit records; nothing else was read."""
+    """The checkpoints in a store according to their commit records: snapshots and the newest running checkpoint."""
 
     snapshots: tuple[Manifest, ...]
     running: Index | None
@@ -33,7 +33,7 @@ class Contents:
 
 
 def inspect(store: Store) -> Contents:
-    """Return every snapshot and the running checkpoint, from their commit records alone."""
+    """Read the commit records in a store, but no payloads, and return a list of its contents."""
     strange = _strange(store)
     unreadable: list[Damage] = []
     snapshots = []
@@ -50,9 +50,9 @@ def inspect(store: Store) -> Contents:
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
-    """Read every committed byte and return what is damaged.
+    """Read all committed data in a store and return a list of the damage found.
 
-    `progress` is called with 1 for each of the `records(store)`.
+    `progress(1)` is called after each commit record is verified; `records(store)` is their number.
     """
     strange = _strange(store)
     findings: list[Damage] = []
@@ -68,12 +68,12 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
 
 def records(store: Store) -> int:
-    """Return the number of commit records to verify."""
+    """Return the number of commit records in the store: one for each snapshot and each generation."""
     return len(snapshot.steps(store)) + len(generations(store))
 
 
 def _strange(store: Store) -> list[Damage]:
-    """Return names that resemble a snapshot's but are not valid ones; raise NotAStore if nothing was ever saved here."""
+    """Return names that look like a snapshot or an index but are invalid; raise NotAStore if nothing was ever saved."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     if not (names or records(store) or retention.aside(store)):
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")

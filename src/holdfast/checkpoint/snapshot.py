@@ -1,4 +1,4 @@
-"""Snapshots: complete committed states. A snapshot exists if and only if its manifest does; nothing is ever pickled.
+"""Snapshots: complete saved states. A snapshot exists if and only if its manifest, written last, does. No pickle.
 
 step-00000050/state.safetensors   the tensors
 step-00000050/extra.json          everything else
@@ -36,7 +36,7 @@ _NAME = re.compile(r"step-([0-9]{8,18})(?:/(.+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The commit record of a snapshot: its position in training, and a digest of every payload."""
+    """The commit record of a snapshot: its position in training, and a digest of each of its files (payloads)."""
 
     step: int
     epoch: int
@@ -55,23 +55,23 @@ class Manifest:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position of the snapshot. The extra repeats it, so that a changed manifest contradicts the extra."""
+        """The position in training. It is also stored in extra.json, so that a changed manifest is detected."""
         return {name: getattr(self, name) for name in ("step", "epoch", "cursor", "world", "config")}
 
     @property
     def bytes(self) -> int:
-        """The total bytes of the payloads."""
+        """The total size of the payloads in bytes."""
         return sum(expected.length for expected in self.payloads.values())
 
     @property
     def tensors(self) -> str:
-        """The digest of the tensors."""
+        """The hexadecimal digest of the tensor file."""
         return self.payloads[_TENSORS].xxh3
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A snapshot that a reader did not use, and why."""
+    """The name of a snapshot that was not used because it is damaged or unreadable, and the reason."""
 
     name: str
     why: str
@@ -79,7 +79,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A committed state. The tensors share one buffer: copy a tensor to keep it without the others."""
+    """A loaded snapshot. All tensors are views of one buffer, so copy a tensor to keep it without the others."""
 
     manifest: Manifest
     tensors: dict[str, Array]
@@ -93,7 +93,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Draft:
-    """A snapshot before its commit, without its tensors. Committing it twice is allowed and saves once."""
+    """A snapshot to be committed, without its tensors. A repeated commit of the same draft has no further effect."""
 
     step: int
     position: dict[str, Any]
@@ -101,14 +101,17 @@ class Draft:
     saved: float = field(default_factory=time.time)
 
     def manifest(self, payloads: Mapping[str, Digest]) -> Manifest:
-        """Return the commit record, once the payloads are written."""
+        """Return the commit record for this draft and the digests of its written payloads."""
         return Manifest(**self.position, saved=self.saved, payloads=payloads)
 
 
 def draft(
     step: int, extra: Mapping[str, Any], *, epoch: int = 0, cursor: int = 0, world: int = 1, config: str = ""
 ) -> Draft:
-    """Return a draft of the present state; raise BadInput if it cannot be saved."""
+    """Return the draft of a snapshot; raise BadInput if `extra` is not plain JSON or is too large.
+
+    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and the protected state.
+    """
     if step < 0:
         raise BadInput(f"step {step} cannot be saved: steps count from 0.")
     position = {"step": step, "epoch": epoch, "cursor": cursor, "world": world, "config": config}
@@ -127,16 +130,16 @@ def draft(
 
 
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
-    """Write and commit the snapshot of a step; a good one of the same step is never replaced.
+    """Write and commit the snapshot of a step; raise CommitConflict if the step already has a good snapshot.
 
-    Only one process at a time may save into a store, and the leftovers of a killed save are removed. `position` is the
-    epoch, cursor, world and config, as for `draft`.
+    Only one process at a time may save into a store. Files of killed saves are removed. `position` is the epoch,
+    cursor, world and config, as for `draft`.
     """
     return commit(store, draft(step, extra, **position), payload.encode(tensors))
 
 
 def at_once() -> None:
-    """Return at once: the default of `ready`, for a commit that need not wait."""
+    """Do nothing: the default for a `ready` callback, so that a commit does not wait."""
 
 
 def commit(
@@ -147,10 +150,10 @@ def commit(
     ready: Callable[[], None] = at_once,
     progress: Progress = unwatched,
 ) -> Manifest:
-    """Write and commit a draft with its encoded tensors; a failed commit may be repeated.
+    """Write and commit a draft with `tensors`, the parts of its tensor file; a failed commit may be repeated.
 
-    `ready` is called when the payloads are written; it returns when the snapshot may be committed, and raises if it may
-    not. `progress` is called with the number of bytes written.
+    `ready` is called after the payloads are written and before the commit, which it may delay, or prevent by raising.
+    `progress` is called with the number of bytes written.
     """
     step = draft.step
     manifest = _cleared(store, draft)
@@ -179,7 +182,7 @@ def commit(
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
     """Read and verify the snapshot of a step; `progress` is called with the number of bytes read.
 
-    A read that the storage refuses is retried after each pause in `backoff`.
+    If the storage fails, retry after each of the pauses in `backoff`, in seconds.
     """
     for pause in backoff:
         try:
@@ -200,9 +203,9 @@ def _load(store: Store, step: int, progress: Progress) -> Snapshot:
 
 
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
-    """Return the newest good snapshot and the newer ones that were passed over.
+    """Return the newest good snapshot; its `passed_over` lists newer ones that are damaged or unreadable.
 
-    A snapshot that the storage refuses to read is retried after each pause in `backoff`, then passed over.
+    If the storage fails, retry after each of the pauses in `backoff`, in seconds. Raise NoSnapshot if none is good.
     """
     loaded, bad = search(store, backoff, progress)
     if loaded is None:
@@ -215,16 +218,16 @@ Check: TypeAlias = Callable[[Snapshot], None]
 
 
 def anything(loaded: Snapshot) -> None:
-    """Accept every snapshot: the default of `check`."""
+    """Do nothing: the default for a `check` callback, which accepts every snapshot."""
 
 
 def search(
     store: Store, backoff: Sequence[float], progress: Progress, check: Check = anything
 ) -> tuple[Snapshot | None, dict[int, PassedOver]]:
-    """Return the newest good snapshot, or None if all are damaged, and why each newer step was passed over.
+    """Return the newest good snapshot, or None, and the newer unusable ones by step.
 
-    `check` raises Corrupt for a snapshot that the caller cannot use. If the storage refused to read a snapshot and no
-    older one is good, StorageFailed is raised: the snapshot may be readable tomorrow, so the run must not start again.
+    `check` raises Corrupt for a snapshot that the caller cannot use. If none is good but the storage failed to read
+    one, raise StorageFailed: that one may be readable later, so the run must not start from the beginning.
     """
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
@@ -247,26 +250,26 @@ def search(
 
 
 def strange(store: Store) -> list[str]:
-    """Return names that resemble a snapshot's but are not valid ones."""
+    """Return top-level names in the store that begin like a snapshot folder but are not valid."""
     known = {_name(step) for step, part in _parts(store) if part}
     tops = dict.fromkeys(f"{name.split('/')[0]}/" for name in store.names(STEP))
     return [top.rstrip("/") for top in tops if top not in known]
 
 
 def steps(store: Store) -> list[int]:
-    """Return the steps that have a snapshot, good or not, in order."""
+    """Return the steps that have a committed snapshot, damaged or not, in ascending order."""
     return sorted(step for step, part in _parts(store) if part == _MANIFEST)
 
 
 def missing(store: Store, manifest: Manifest) -> list[str]:
-    """Return the committed names of a snapshot that the store does not list."""
+    """Return the names of the files of a committed snapshot that are missing from the store."""
     listed = set(store.names(_name(manifest.step)))
     names = (_name(manifest.step, part) for part in (*manifest.payloads, _MANIFEST))
     return [name for name in names if name not in listed]
 
 
 def is_good(store: Store, step: int) -> bool:
-    """Return True if every byte of a snapshot is as committed; False also if it cannot be read."""
+    """Return True if the snapshot of a step can be read and matches its digests."""
     try:
         check(store, step)
     except (Corrupt, NoSnapshot, StorageFailed):
@@ -275,7 +278,7 @@ def is_good(store: Store, step: int) -> bool:
 
 
 def check(store: Store, step: int, *, progress: Progress = unwatched) -> None:
-    """Read a snapshot only to verify it."""
+    """Verify the snapshot of a step by reading all of it; raise Corrupt, NoSnapshot or StorageFailed."""
     manifest = read_manifest(store, step)
     _extra(manifest, digest.fetch(store, _name(step, _EXTRA), manifest.payloads[_EXTRA], progress).tobytes())
     name, expected = _name(step, _TENSORS), manifest.payloads[_TENSORS]
@@ -285,7 +288,7 @@ def check(store: Store, step: int, *, progress: Progress = unwatched) -> None:
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
-    """Return the commit record of a step."""
+    """Read and validate the commit record of a step; raise NoSnapshot if it is missing, or Corrupt if it is damaged."""
     name = manifest_name(step)
     try:
         data = read(store, name)
@@ -307,17 +310,17 @@ def read_manifest(store: Store, step: int) -> Manifest:
 
 
 def manifest_name(step: int) -> str:
-    """Return the name of the commit record of a step."""
+    """Return the name in the store of the commit record of a step."""
     return _name(step, _MANIFEST)
 
 
 def tensors_name(step: int) -> str:
-    """Return the name of the tensors of a step."""
+    """Return the name in the store of the tensor file of a step."""
     return _name(step, _TENSORS)
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield the step and the rest of every name in a step's folder; the rest is None if the folder is a file."""
+    """Yield (step, file name) for every file in a snapshot folder; the name is None if the folder itself is a file."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros
@@ -325,14 +328,14 @@ def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
 
 
 def _claimed(store: Store) -> list[int]:
-    """Return the steps that have a snapshot, or something in its place that cannot be listed."""
+    """Return the steps that have a manifest, or a file where the snapshot folder should be, in ascending order."""
     return sorted({step for step, part in _parts(store) if part in (None, _MANIFEST)})
 
 
 def _cleared(store: Store, draft: Draft) -> Manifest | None:
     """Prepare a save: remove temporary files, uncommitted payloads, and a corrupt snapshot of the same step.
 
-    Return the manifest of this very draft if an earlier try has committed it.
+    Return the manifest if an earlier attempt has already committed this draft, else None.
     """
     store.sweep(STEP)
     store.sweep(LATEST)
@@ -353,7 +356,7 @@ def _cleared(store: Store, draft: Draft) -> Manifest | None:
 
 
 def clear_uncommitted(store: Store) -> None:
-    """Remove payloads that were never committed."""
+    """Remove the files of snapshots that have no manifest."""
     committed = set(steps(store))
     for step, part in list(_parts(store)):
         if part and step not in committed:
@@ -361,10 +364,10 @@ def clear_uncommitted(store: Store) -> None:
 
 
 def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """Return the steps before the last `count` that may be removed; the newest good one may not.
+    """Return the steps, except the last `count`, whose snapshots may be removed; never include the newest good one.
 
-    Finding a good one means reading it. `trusted`, a step that was just committed, is taken as good, unless it would be
-    the only one kept: the disk may have lost it.
+    Snapshots are read to find a good one. The step `trusted` is assumed to be good, unless it would be the only one
+    kept, because the disk may have lost it.
     """
     if count < 1:
         raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
@@ -378,14 +381,14 @@ def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[in
 
 
 def remove(store: Store, step: int) -> None:
-    """Remove the snapshot of a step; may be repeated after a failure."""
+    """Remove the snapshot of a step, its manifest first. After a failure, call this again."""
     store.remove(manifest_name(step))  # first: from here on the snapshot does not exist
     for name in store.names(_name(step)):
         store.remove(name)
 
 
 def folder(step: int) -> str:
-    """Return the folder of the snapshot of a step."""
+    """Return the name of the folder of the snapshot of a step."""
     return _name(step).rstrip("/")
 
 
@@ -394,7 +397,7 @@ def _name(step: int, part: str = "") -> str:
 
 
 def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
-    """Parse the extra, and raise Corrupt unless it has the position of the manifest."""
+    """Parse extra.json, and raise Corrupt unless it contains the same position as the manifest."""
 
     def reject(word: str) -> float:
         raise ValueError(f"{word} is not JSON")

@@ -1,7 +1,7 @@
-"""Stores of checkpoint bytes. A Store maps names to bytes; it knows nothing of tensors or steps.
+"""The interface of checkpoint stores, which map names to bytes, and its implementation for a directory.
 
-A directory may be untrusted or damaged. Only regular files are opened, no symbolic link below its root is followed, and
-no length is trusted before it is compared with a limit.
+The content of a directory may be untrusted or damaged. So only regular files are opened, symbolic links below the root
+are not followed, and lengths are compared with a limit before memory is allocated.
 """
 
 import errno
@@ -31,49 +31,45 @@ _WORTH = 1 << 20  # bytes from which a direct write is worth it
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A stored value being read: its length, and a function that fills a buffer and returns the number of bytes."""
+    """A stored value opened for reading: its length in bytes, and a function with the semantics of `io.readinto`."""
 
     length: int
     readinto: Callable[[memoryview], int]
 
 
 class Store(Protocol):
-    """Values by name. Names are relative paths with slashes; a value appears complete or not at all.
+    """A store that maps names, which are relative POSIX paths, to bytes. All writes are atomic.
 
-    `open` raises FileNotFoundError for a missing name, and Corrupt if the name is not a regular value. Everything that
-    the storage refuses raises StorageFailed.
+    All methods raise StorageFailed if the storage fails.
     """
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a value from its parts, replacing an older one."""
+        """Write the concatenated `parts` as value `name`, replacing an older value."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a value that must not exist yet; if several writers try, one succeeds and the others get CommitConflict."""
+        """Write a value that must not exist yet; raise CommitConflict if it does, also if another writer is faster."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
-        """Open a value for reading."""
+        """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return every name that begins with `prefix`, sorted; unfinished writes have no name.
+        """Return the sorted names that begin with `prefix`, without unfinished writes.
 
-        A file in the place of a folder, or a folder that cannot be listed, counts as a name.
+        A folder that cannot be listed is returned like a name.
         """
 
     def remove(self, name: str) -> None:
-        """Remove a value; a missing one is not an error."""
+        """Remove a value; do nothing if it does not exist."""
 
     def move(self, folder: str, to: str) -> None:
-        """Rename everything in a folder to a new folder, without reading it.
-
-        A missing folder is not an error.
-        """
+        """Rename a folder to the new name `to`; do nothing if it does not exist."""
 
     def sweep(self, prefix: str) -> None:
-        """Remove what killed writers left behind under `prefix`; no writer may be active there."""
+        """Remove temporary files of killed writers below `prefix`; no writer may be active there."""
 
 
 class DirectoryStore:
-    """A directory of ordinary files, durable against kills and power cuts."""
+    """A store in a directory, one file for each value. Completed writes survive killed processes and power cuts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -179,9 +175,9 @@ class DirectoryStore:
         return self.path / checked(name)
 
     def _obstacle(self, name: str) -> str | None:
-        """Describe what occupies the place of a parent folder of `name`, if it is not a folder. The root may be a link.
+        """Return text that describes the first parent of `name` that is not a folder, or None if all are.
 
-        Checking before the access is enough: the contents of the folder are untrusted, not the processes around it.
+        A race with other processes is accepted: the content of the store is untrusted, but not the local processes.
         """
         for folder in reversed(PurePosixPath(name).parents[:-1]):
             try:
@@ -197,7 +193,7 @@ class DirectoryStore:
             raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; remove it.")
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield every name that may begin with `prefix`, and whether it is a folder."""
+        """Yield (name, is folder) for every file that begins with `prefix`, and every folder that may contain one."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -222,7 +218,7 @@ class DirectoryStore:
 
 
 def read(store: Store, name: str, limit: int = SMALL) -> bytes:
-    """Return a small value; raise Corrupt if it is larger than `limit`."""
+    """Return the bytes of a small value; raise Corrupt if it is larger than `limit` bytes."""
     with store.open(name) as reader:
         if reader.length > limit:
             raise Corrupt(f"{name} has {reader.length} bytes, more than {limit}: fall back to an older snapshot.")
@@ -233,31 +229,31 @@ def read(store: Store, name: str, limit: int = SMALL) -> bytes:
 
 
 def is_page_aligned(part: memoryview) -> bool:
-    """Return True if direct I/O can write this memory: it begins on a page and is large enough."""
+    """Return True if the memory begins on a page boundary and is large enough to be worth direct I/O."""
     return len(part) >= _WORTH and np.frombuffer(part, np.uint8).ctypes.data % mmap.PAGESIZE == 0
 
 
 def checked(name: str) -> str:
-    """Return a name that stays inside the store, or raise BadInput: manifests may be untrusted."""
+    """Return `name`, or raise BadInput if it is not a plain relative path inside the store."""
     if not is_name(name):
         raise BadInput(f"{name!r} cannot name a stored value: use a plain relative path.")
     return name
 
 
 def is_name(text: str) -> bool:
-    """Return True if `text` is a plain relative path and not the name of an unfinished write."""
+    """Return True if `text` is a plain relative path without "..", and not the name of a temporary file."""
     path = PurePosixPath(text)
     inside = not path.is_absolute() and ".." not in path.parts and "\0" not in text
     return bool(text) and inside and str(path) == text and not text.endswith(TEMPORARY)
 
 
 def conflict(store: object, name: str) -> str:
-    """Return the message of CommitConflict for any store."""
+    """Return the message for a CommitConflict about value `name` of `store`."""
     return f"{name} in {store} was already committed by another writer: give each run its own store."
 
 
 def refusal(verb: str, place: object, error: BaseException) -> StorageFailed:
-    """Return the StorageFailed for any store, as one line."""
+    """Return a StorageFailed that says, in one line, what failed (`verb`, `place`), why, and what to do."""
     number = error.errno if isinstance(error, OSError) else None
     advice = _ADVICE.get(number or 0, "check that the storage is reachable and healthy, then try again")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
@@ -329,10 +325,10 @@ def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
 
 
 def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
-    """Write page-aligned memory past the page cache; return the bytes written, or 0 where that is not possible.
+    """Write page-aligned memory with direct I/O; return the number of bytes written, or 0 if that is not possible.
 
-    Nothing is copied, so a save in the background takes a third of the CPU time, and it does not push the data that
-    training reads out of the page cache.
+    Direct I/O needs a third of the CPU time, and does not evict training data from the page cache. `position` is the
+    current offset in the file.
     """
     whole = len(part) // mmap.PAGESIZE * mmap.PAGESIZE
     if position % mmap.PAGESIZE or not hasattr(os, "O_DIRECT") or not is_page_aligned(part):
@@ -350,7 +346,7 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
 
 
 def _publish_new(temporary: str, path: str) -> None:
-    """Rename a finished file unless the name is taken, in one step."""
+    """Rename file `temporary` to `path` atomically; raise FileExistsError if `path` exists."""
     try:
         os.link(temporary, path)
     except OSError as error:

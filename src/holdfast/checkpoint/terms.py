@@ -1,8 +1,7 @@
-"""Terms: numbered groups of nodes, of which only the newest may write to the run's store.
+"""Terms: numbered groups of nodes of a run, of which only the newest group may commit to the store.
 
-Nodes that lose others continue without them only as the next term. If two groups of nodes cannot reach each other but both
-reach the store, only one of them takes the next term, because a name is created once. The nodes that were left behind find
-the newer term and stop writing.
+When nodes are lost, the other nodes continue as the next term. If the network splits the nodes into two groups, only
+one group can create the next term in the store. The nodes of the other group find the newer term and stop writing.
 """
 
 import json
@@ -19,7 +18,7 @@ _NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
 
 
 class Term(NamedTuple):
-    """A group of nodes: its number, a unique token, the address where its nodes meet, and the nodes."""
+    """A numbered group of nodes. `where` is the rendezvous address of the group, and `token` a unique id."""
 
     number: int
     token: str
@@ -31,7 +30,7 @@ class Term(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Any) -> "Term":
-        """Return the term in a JSON record; raise ValueError for anything else."""
+        """Return the term from the output of `to_json`; raise ValueError if `record` is anything else."""
         try:
             number, token, where, nodes = record
         except TypeError as error:
@@ -43,20 +42,20 @@ class Term(NamedTuple):
 
 
 def newest(store: Store) -> Term | None:
-    """Return the newest term."""
+    """Return the newest term in the store, or None if there is none."""
     number = _last(store)
     if not number:
         return None
     try:
         return Term.from_json(json.loads(read(store, _name(number), limit=1 << 16)))
     except FileNotFoundError:
-        return None  # given back meanwhile
+        return None  # removed meanwhile
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{_name(number)} in {store} does not name the nodes of its term: remove it.") from error
 
 
 def take(store: Store, term: Term) -> bool:
-    """Take a term; return False if it or a later one was already taken."""
+    """Create `term` in the store; return False if a term with this or a higher number already exists."""
     if _last(store) >= term.number:
         return False
     try:
@@ -67,15 +66,15 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove a term that no node has started as."""
+    """Remove the term `number`, which no node may have started to use."""
     store.remove(_name(number))
 
 
 class Fenced:
-    """A store that refuses commits and cleanup once there is a newer term.
+    """A wrapper of a store that raises WorkerLost on commits and cleanup if the store has a term newer than `number`.
 
-    `is_ours` returns True if this process belongs to a newer term, because it survived while other nodes were lost. A
-    newer term may still appear between the check and the commit; that snapshot is complete and belongs to this run.
+    If `is_ours` returns True for the newer term, this node belongs to it, and the store adopts its number. A term that
+    appears between the check and a commit is not noticed, which is harmless: the snapshot is complete and of this run.
     """
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:

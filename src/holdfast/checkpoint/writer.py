@@ -1,7 +1,7 @@
-"""Writers of snapshots: `blocking`, for which training waits, and `overlapped`, which writes in the background.
+"""Writers of snapshots: `blocking` writes while training waits, and `overlapped` writes in a background thread.
 
-Both retry when the storage refuses, and both commit through `snapshot`. The cost of a save is reported once it is durable;
-the caller measures the wait for other ranks (`Stall.sync`).
+Both retry if the storage fails. They report how long each save stalled training, once the save is durable. The wait for
+other ranks is not included; the caller measures it (`Stall.sync`).
 """
 
 import logging
@@ -28,7 +28,7 @@ from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
 
-# Images allocated in advance. One is enough as long as a save is durable before the next one begins.
+# Images (host memory for the copy of a state) allocated in advance. One is enough if saves do not overlap.
 READY = 1
 READY_PINNED = 2  # for the state of a device: pinning another one during a save takes longer than the save
 
@@ -39,7 +39,7 @@ More: TypeAlias = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A durable save: the stall of training, the seconds from its start until then, and the steps it removed."""
+    """A completed save: how it stalled training, seconds until it was durable, and old steps that were removed."""
 
     step: int
     bytes: int
@@ -51,13 +51,10 @@ class Saved:
 
 
 class Writer(Protocol):
-    """A writer of states into a store, one after the other."""
+    """A writer of snapshots into a store, in the order of the calls of `save`."""
 
     def prepare(self, tensors: State) -> None:
-        """Allocate the memory for a save of such a state, in the background.
-
-        A save that comes sooner allocates its own, or waits for this if the limit is reached.
-        """
+        """Start to allocate memory in the background for saves of states like `tensors`. Calling this is optional."""
 
     def save(
         self,
@@ -68,30 +65,29 @@ class Writer(Protocol):
         ready: Ready = at_once,
         **position: Any,
     ) -> None:
-        """Capture a state; training may change it when this returns. Raise the error of an earlier failed save.
+        """Start to save a state, which may change as soon as this returns. Raise the error of an earlier failed save.
 
-        `position` is the epoch, cursor, world and config, as for `snapshot.draft`. `more` is called when the tensors are copied, and returns the rest of the extra, such as the reports of other
-        ranks; if it raises, nothing is saved. `ready` is called in the writing thread before the commit, which waits
-        until it returns.
+        `more` returns further items of `extra`, such as reports of other ranks; if it raises, nothing is saved. `ready`
+        is called before the commit, which waits until it returns. `position` is as for `snapshot.draft`.
         """
 
     @property
     def is_busy(self) -> bool:
-        """True if `finished` has something to report, now or later."""
+        """True if a save is in progress, or completed but not yet returned by `finished`."""
 
     def finished(self) -> list[Saved]:
-        """Return the saves that became durable since the last call; raise if the next one has failed for good."""
+        """Return the saves that completed since the last call; raise the error of a save whose retries all failed."""
 
     def close(self) -> list[Saved]:
-        """Wait until every save is durable; raise if one has failed, after which `finished` still reports the others."""
+        """Wait until all saves have ended, and return those not yet reported; raise the error of a failed save."""
 
 
 def blocking(
     store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
 ) -> Writer:
-    """Return a writer that training waits for, without memory of its own and without background work.
+    """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory.
 
-    `progress` is called with the number of bytes written.
+    It keeps the last `keep_last` snapshots, and retries after `backoff` seconds. `progress` is called with byte counts.
     """
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
@@ -105,17 +101,17 @@ def overlapped(
     backoff: Sequence[float] = BACKOFF,
     progress: Progress = unwatched,
 ) -> Writer:
-    """Return a writer that training waits for only while the state is copied; a thread writes the copy.
+    """Return a writer whose `save` only copies the state; a background thread writes the copy.
 
-    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory. `progress` is
-    called in the writing thread with the number of bytes written.
+    At most `max_inflight` copies exist at a time, in at most `budget` bytes of host memory; further saves wait. The
+    other parameters are as for `blocking`; `progress` is called in the background thread.
     """
     return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight, budget))
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a draft, and when it was durable."""
+    """The result of writing a snapshot; `durable` is the time (perf_counter) at which it was durable."""
 
     bytes: int
     retries: int
@@ -129,7 +125,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The store, the number of snapshots to keep, and the pauses between retries."""
+    """The store to write to, how many snapshots to keep there, and the seconds to wait before each retry."""
 
     store: Store
     keep_last: int
@@ -141,7 +137,7 @@ class _Target:
             raise BadInput(f"keep_last must be 1 or more (got {self.keep_last}).")
 
     def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
-        """Commit a draft and remove the snapshots that it made outdated."""
+        """Commit a draft, then remove all but the last `keep_last` snapshots. Each try calls `tensors` again."""
         step = draft.step
 
         def commit() -> Manifest:
@@ -160,7 +156,7 @@ class _Target:
         return _Written(manifest.bytes, retries, tuple(removed), durable, manifest.tensors)
 
     def _tried(self, step: int, work: Callable[[], T]) -> tuple[T, int]:
-        """Return the result of `work` and the number of retries."""
+        """Call `work`, retrying if the storage fails, and return its result and the number of retries."""
         for retries, pause in enumerate((*self.backoff, None)):
             try:
                 return work(), retries
@@ -173,7 +169,7 @@ class _Target:
 
 
 class _Blocking:
-    """The writer that training waits for."""
+    """The writer that `blocking` returns."""
 
     def __init__(self, target: _Target) -> None:
         self._target = target
@@ -214,7 +210,7 @@ class _Blocking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A save in flight."""
+    """A save in progress; `landing` is the future of its background write."""
 
     step: int
     start: float
@@ -222,7 +218,7 @@ class _Flight:
     landing: "Future[tuple[_Written, float, float]]"
 
     def landed(self) -> Saved:
-        """Return the save when it is durable; raise the error that it failed with."""
+        """Wait until the save is durable and return it; raise its error if it failed."""
         written, device, overlapped = self.landing.result()
         # A device captures the state asynchronously, so the wait of training is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
@@ -230,11 +226,10 @@ class _Flight:
 
 
 class _Overlapped:
-    """The writer that copies the state and writes it in one thread, in the order of the saves.
+    """The writer that `overlapped` returns, with one background thread for all writes.
 
-    It uses a thread, not a process: the disk takes the copy directly and digests are computed outside the interpreter's
-    lock, so training hardly notices. Its priority is not lowered: a thread that is scheduled late while it holds that lock
-    would delay training.
+    A thread is enough, because direct I/O and digests release the interpreter lock. Its priority is not lowered,
+    because a thread that is scheduled late while it holds the lock would delay training.
     """
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
@@ -314,8 +309,8 @@ class _Overlapped:
     def _make_ready(
         self, reserved: list[Image], count: int, layout: PayloadLayout, device: torch.device | None
     ) -> None:
-        """Allocate the memory of each image, in the thread, before a save takes it."""
-        # The saves in flight have landed: their images that are too small make room for others.
+        """Allocate and pin the memory of the `reserved` images, in the background thread, and give them to the pool."""
+        # Earlier saves have completed, so their images may be free now: replace those that are too small.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:
                 make_ready(image, layout, device)
@@ -325,7 +320,7 @@ class _Overlapped:
     def _write(
         self, draft: Draft, image: Image, layout: PayloadLayout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Write the draft in the thread; return the result and the seconds of the device's capture and of the writing."""
+        """Write a draft from its image; return the result, the stall of the device, and the write time in seconds."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

@@ -1,1 +1,1 @@
-"""The cost of a run, computed from its history: every second of wall clock by cause, every save and every failure."""
+"""Cost of a run, computed from its event files: the wall clock by cause, and the cost of each save and failure."""

@@ -1,7 +1,7 @@
-"""The attempts of a run as its history shows them: steps, saves, live recoveries, and how and when each attempt ended.
+"""Timelines of the attempts of a run: steps, saves, live recoveries, and how and when each attempt ended.
 
-A failure begins with its `failure` event if it was injected, otherwise with the last event of rank 0 before it. A failure
-that the other workers survive does not end the attempt; the first surviving rank then takes rank 0's place here.
+An attempt is one launch of all workers. A failure begins with its `failure` event if it was injected, otherwise with
+the last event of rank 0 before it. In a live recovery the other workers continue, and the attempt does not end.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0: when it began and ended, and its seconds without live recoveries inside it."""
+    """A step of rank 0. Times are in seconds on the clock of the run, without live recoveries in the step."""
 
     number: int
     begin: float
@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 
 class Regrouped(NamedTuple):
-    """A live recovery: when it ended, on the run's clock and by the wall, and whether its step was rolled back later."""
+    """A live recovery that ended `at` seconds on the clock of the run, and at Unix time `time`."""
 
     at: float
     time: float
@@ -45,7 +45,7 @@ class Regrouped(NamedTuple):
 
 
 class StruckFailure(NamedTuple):
-    """An injected failure, and the event that recorded it."""
+    """An injected failure (a strike), and the event that recorded it."""
 
     strike: Strike
     event: Event
@@ -53,7 +53,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """A save: how long training waited for each part of it, and after how long it was durable, if ever."""
+    """The cost of a save: how long it stalled training, and the seconds until it was durable (None if never)."""
 
     attempt: int
     step: int
@@ -64,7 +64,7 @@ class SaveCost:
     durable_after: float | None
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the save as one flat row."""
+        """Return the save as a flat dict: the fields of `stall` become keys of their own."""
         row = asdict(self)
         stall = row.pop("stall")
         return {**row, **stall, "unaccounted": self.stall.unaccounted}
@@ -72,7 +72,10 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """One attempt. `stop` is where its failure begins, otherwise where its stretch ends."""
+    """The events of one attempt. `stop` is the time at which its failure began, or its end if it did not fail.
+
+    `stretch` is its part of the critical path, and `committed` the number of steps that were saved by its end.
+    """
 
     stretch: Stretch
     steps: Sequence[StepCost]
@@ -81,7 +84,7 @@ class AttemptTimeline:
     committed: int
     after_failure: bool
     ended: str | None
-    struck: StruckFailure | None  # the injected failure that ended it
+    struck: StruckFailure | None  # the injected failure that ended the attempt
     stop: float
 
     @property
@@ -90,7 +93,7 @@ class AttemptTimeline:
 
     @property
     def first(self) -> float:
-        """The start of its first step; without a step, where it stopped or was done."""
+        """The time at which the first step began, or at which the attempt ended if it trained no step."""
         if self.steps:
             return self.steps[0].begin
         ends = (moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))
@@ -98,7 +101,7 @@ class AttemptTimeline:
 
 
 def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[AttemptTimeline]:
-    """Read each attempt from its stretch of the critical path and from the injected failures of all ranks."""
+    """Return the timeline of each attempt; `stretches` are the parts of the critical path, one for each attempt."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
@@ -129,23 +132,23 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
 
 
 def strikes(history: Iterable[Event]) -> list[StruckFailure]:
-    """Return the injected failures, whichever process recorded them."""
+    """Return all injected failures in `history`, in the order of their events."""
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
 def verdict(stretch: Stretch) -> str | None:
-    """Return the supervisor's verdict on the run, if `stretch` has it."""
+    """Return the supervisor's verdict on the run, such as "completed", or None if `stretch` does not contain it."""
     return next((judged.verdict for judged in stretch.events_of(Judged)), None)
 
 
 def moment_of(event: Event, stretch: Stretch) -> float:
-    """Place an event of another file on the run's clock, relative to rank 0's last step."""
+    """Return the time of `event` on the clock of the run, measured from the last step event of `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
 def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
-    """Return the lineage of the run, and the number of committed steps at the end of each stretch."""
+    """Return the lineage (which steps count), and the number of committed steps at the end of each stretch."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):
@@ -181,7 +184,7 @@ def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
 
 
 def fatal(stretch: Stretch) -> list[Moment]:
-    """Return the failures that the supervisor detected, without those of members whose loss the others survived."""
+    """Return the failures detected by the supervisor that ended the attempt, without survived losses of workers."""
     survived = _survived(stretch)
     moments: list[Moment] = []
     for moment in stretch.moments_of(Detect):
@@ -194,7 +197,7 @@ def fatal(stretch: Stretch) -> list[Moment]:
 
 
 def _survived(stretch: Stretch) -> Counter[int]:
-    """Count how often the loss of each member was survived by the others."""
+    """Count, for each rank, the losses after which the other workers continued."""
     return Counter(member for regroup in stretch.events_of(Regroup) for member in regroup.lost)
 
 
@@ -217,10 +220,10 @@ def _saves(stretch: Stretch) -> list[SaveCost]:
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """Return the first failure that the attempt did not survive.
+    """Return the injected failure that ended the attempt, or None. `survived` counts survived losses by rank.
 
-    After a failure at a step boundary that is survived, its step is trained. Inside a step or a save, other workers may
-    continue for a while; there every lost process ends the attempt, unless its peers survived the loss.
+    A failure at a step boundary ended the attempt if its step was not trained afterwards. One inside a step or a save
+    did so if it killed the process, because the other workers may still have finished a step.
     """
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
@@ -233,7 +236,7 @@ def _fatal(
 
 
 def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
-    """Return how the attempt ended, or None if it is still running or its end was not recorded."""
+    """Return "completed", "preempted" or "failed", or None if the attempt still runs or its end was not recorded."""
     judged = verdict(stretch)
     detected = bool(fatal(stretch))
     if stretch.moments_of(Preempted) or (judged == "preempted" and not detected):
@@ -246,7 +249,7 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Return where the failure begins: after rank 0's last step, and before the failure was detected."""
+    """Return the time at which the failure began: not before the last step ended, nor after the detection."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

@@ -1,9 +1,9 @@
-"""The cost of a run: its wall clock by cause, by save and by failure, computed from its history alone.
+"""The cost of a run: its wall clock by cause, by save and by failure, computed from its event files.
 
-The critical path is divided completely. An attempt starts up, or recovers if the one before it failed, until its first
-step begins. Then it trains; from its failure on the run recovers again, or after its last step it closes. Within the
-training, steps, saves and live recoveries record their own seconds. The remaining time is `unaccounted`, which is negative
-if something was measured twice. So the causes add up to the wall clock by construction.
+Every second is assigned to a cause. The time before the first step of an attempt is `startup`, or `recovery` after a
+failure. The time after a failure is `recovery`, and after the last step of a run `closing`. Steps, saves and live
+recoveries record their own seconds. The remaining time is `unaccounted`; it is negative if something was measured
+twice.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
 from holdfast.stall import Stall
 
-# The order of display: the paper's causes, then ours.
+# In the order of display. `PARTS` are the parts of the stall of a save.
 PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")
 CAUSES = ("compute", *PARTS, "recovery", "rework", "data", "startup", "closing", "unaccounted")
 Seconds = dict[str, float]
@@ -37,12 +37,12 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """One failure: its kind and rank, how it was detected, and the seconds until training continued.
+    """The cost of one failure, in seconds from its beginning.
 
-    `recovery` is `detection` plus `restart`, up to the start of the first new step; `restore` is its part that read the
-    snapshot, and `to_first_step` lasts to the end of that step. `kind` is None if the failure was not injected,
-    `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to know. After a live recovery,
-    `recovery` is the time to form a new group, nothing is rolled back, and `samples_lost` were not trained.
+    `recovery` is `detection` plus `restart`, up to the start of the first new step; `restore` is the part of it that
+    read the snapshot. `to_first_step` lasts to the end of that step. `kind` is None if the failure was not injected,
+    and `detected` is None if no supervisor detected it. `ended_attempt` is None if the history ends too early to know.
+    After a live recovery, `recovery` is the time to form a new group, and `samples_lost` samples were not trained.
     """
 
     attempt: int
@@ -63,7 +63,7 @@ class FailureCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """One attempt: how it ended (None if it is running or its end was not recorded), and its wall clock by cause."""
+    """The cost of one attempt, by cause. `ended` is None if it still runs or its end was not recorded."""
 
     attempt: int
     world: int | None
@@ -76,7 +76,7 @@ class AttemptCost:
     seconds: Seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attempt as one flat row; its causes add up to its wall clock."""
+        """Return the attempt as a flat dict: the causes in `seconds` become keys of their own."""
         row = asdict(self)
         seconds = row.pop("seconds")
         return {**row, **seconds}
@@ -84,10 +84,10 @@ class AttemptCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The time that rank 0 waited in its steps for the rank that began them last, and the rank it waited for longest.
+    """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of them.
 
-    A late rank finds the others in their first collective already, so it has the shortest compute time of all ranks. A
-    rank that begins in time and computes slowly is not visible here. The seconds are part of `compute` and `rework`.
+    A late rank is recognized by the shortest compute time, because the others wait for it in their first collective. A
+    rank that begins in time but computes slowly is not found. The seconds are part of `compute` and `rework`.
     """
 
     seconds: float
@@ -98,7 +98,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """The cost of a run; `seconds` has every cause and adds up to `wall`."""
+    """The cost of a run, in `seconds` by cause that add up to `wall`. While it was ended, `away` seconds passed."""
 
     ended: str | None
     wall: float
@@ -107,7 +107,7 @@ class CostBreakdown:
     committed: int
     trained: int
     rolled_back: int
-    samples_lost: int  # in live recoveries that were not rolled back
+    samples_lost: int  # in live recoveries, unless they were rolled back
     restarts: int
     seconds: Seconds
     stall: Stall
@@ -115,11 +115,11 @@ class CostBreakdown:
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
-    device: bool  # compute was measured on the device, not when it was launched
+    device: bool  # compute times were measured on the device, not at kernel launch
 
     @property
     def goodput(self) -> float:
-        """The committed steps per second of wall clock; 0 before any time has passed."""
+        """The committed steps per second of wall clock, or 0 if the wall clock is 0."""
         return goodput(self.committed, self.wall) if self.wall > 0 else 0.0
 
     @property
@@ -129,11 +129,11 @@ class CostBreakdown:
 
     @property
     def stall_per_save(self) -> float:
-        """The mean seconds that training waited for a save; 0 without saves."""
+        """The mean seconds that training waited for a save, or 0 without saves."""
         return self.stall.waited / len(self.saves) if self.saves else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return every number as JSON values."""
+        """Return all fields as nested dicts and lists of JSON values."""
         return {
             "ended": self.ended,
             "goodput": self.goodput,
@@ -166,7 +166,7 @@ class CostBreakdown:
 
 
 def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
-    """Compute the cost of the run with these events, up to its last event if it still runs or was killed."""
+    """Compute the cost of the run with the events `history`, up to the last event."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     costs = tuple(_attempt_cost(attempt) for attempt in timelines)
@@ -226,7 +226,7 @@ def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
 
 
 def _stall(attempt: AttemptTimeline) -> Stall:
-    """Return the stalls of an attempt's saves, plus the waits of its steps for saves that it never finished."""
+    """Return the total stall of the saves of an attempt, including saves that it never finished."""
     total = sum((save.stall for save in attempt.saves), Stall())
     if not attempt.steps:
         return total
@@ -235,7 +235,7 @@ def _stall(attempt: AttemptTimeline) -> Stall:
 
 
 def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
-    """Return every failure that ended an attempt and every other injected failure, in order."""
+    """Return the cost of every failure that ended an attempt, was survived or was injected, sorted."""
     on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(timelines), (timelines[-1], None)]
@@ -246,7 +246,7 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
         struck = [strike for strike in strikes(history) if strike.strike.attempt == attempt.stretch.number]
         survived = _survived(attempt, struck, known)
         if attempt.failed:
-            costs.append(_fallen_back(_ending(attempt, after, elsewhere), survived))
+            costs.append(_merge_failed_recovery(_ending_failure(attempt, after, elsewhere), survived))
         costs += survived
     for strike, event in strikes(history):
         if id(event) not in known:
@@ -259,8 +259,8 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
-def _ending(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the failure that ended an attempt; its recovery lasts into the next one, up to its first step."""
+def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
+    """Return the cost of the failure that ended `attempt`. The recovery ends with the first step of `after`."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -284,8 +284,8 @@ def _ending(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: 
     )
 
 
-def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
-    """Merge a live recovery that ended the attempt into one row: it is the failure of the member that was lost."""
+def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
+    """Merge the last of `survived` into `ending`, if it is the live recovery that failed and ended the attempt."""
     if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
         return ending
     lost = survived.pop()
@@ -295,7 +295,7 @@ def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCos
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return a row per member whose loss the others survived; the first of a group has the seconds of the recovery."""
+    """Return a row for each worker whose loss the others survived; add the injected failures among them to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -341,7 +341,7 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the first detection of the failure and its place on the clock; other nodes' detections match by attempt."""
+    """Return the detection of the failure that ended `attempt` and its time in seconds, or (None, None)."""
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]
@@ -354,7 +354,7 @@ def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[De
 
 
 def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
-    """Compute `Waiting` from the steps that rank 0 and at least one other rank recorded."""
+    """Compute `Waiting` from the steps that rank 0 and another rank recorded, or return None if there are none."""
     shortest: dict[tuple[int, int], tuple[float, str]] = {}
     for event in history:
         if isinstance(event.what, Step) and event.who != RANK_0:

@@ -1,4 +1,4 @@
-"""Runs compared: their costs as rows of a table, and their wall clocks by cause as bars."""
+"""Comparison of runs: their costs as rows of a table, and a bar chart of their wall clock by cause."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -27,12 +27,12 @@ COLOURS = {
 
 
 def by_cause(spent: CostBreakdown) -> list[dict[str, Any]]:
-    """Return one row per cause; the seconds add up to the wall clock and the shares to 1."""
+    """Return one row for each cause of cost, with its seconds and its share of the wall clock."""
     return [{"cause": cause, "seconds": spent.seconds[cause], "share": spent.share[cause]} for cause in CAUSES]
 
 
 def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
-    """Return one row per run, by name: its goodput, steps, stalls, and the share of each cause in its wall clock."""
+    """Return one row for each run, with its goodput, steps, stalls and the share of each cause in the wall clock."""
     return [
         {
             "run": name,
@@ -53,13 +53,13 @@ def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
 
 
 def _typical(spent: CostBreakdown) -> float | None:
-    """Return the median of the seconds from a failure to the end of the next step."""
+    """Return the median time in seconds from a failure to the end of the next step, or None without failures."""
     known = [failure.to_first_step for failure in spent.failures if failure.to_first_step is not None]
     return median(known) if known else None
 
 
 def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
-    """Draw a bar per run, the first at the top: its wall clock by cause, with its goodput at the end."""
+    """Return a bar chart with one bar for each run: its wall clock, divided by cause, and its goodput as a label."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Formulas of the cost of failures: goodput, expected run time, and the save intervals of Young and Daly. Pure."""
+"""Formulas for the cost of failures: goodput, expected run time, and the save intervals of Young and Daly."""
 
 import math
 
@@ -10,17 +10,20 @@ from holdfast.errors import BadInput
 
 
 def goodput(committed_steps: int, wall_seconds: float) -> float:
-    """Return committed steps per second of wall clock; a step that was repeated counts once."""
+    """Return the committed steps per second of wall clock. A step that was trained twice counts once."""
     return _at_least_zero("number of committed steps", committed_steps) / _positive("wall time", wall_seconds)
 
 
 def young_interval(dump: float, mtbf: float) -> float:
-    """Return Young's (1974) seconds of work between saves, √(2 δ M), for a dump time δ far below the mean time M."""
+    """Return Young's (1974) optimal seconds between saves, √(2δM), for δ = `dump` far below M = `mtbf`."""
     return math.sqrt(2 * _positive("dump time", dump) * _positive("mean time between failures", mtbf))
 
 
 def daly_interval(dump: float, mtbf: float) -> float:
-    """Return Daly's (2006) interval: √(2δM) [1 + √(δ/2M)/3 + (δ/2M)/9] - δ, and M if a dump takes 2M or more."""
+    """Return Daly's (2006) optimal seconds of work between saves, a refinement of `young_interval`.
+
+    With δ = dump and M = mtbf it is √(2δM) [1 + √(δ/2M)/3 + (δ/2M)/9] - δ, or M if δ is 2M or more.
+    """
     young = young_interval(dump, mtbf)
     if dump >= 2 * mtbf:
         return mtbf
@@ -31,7 +34,10 @@ def daly_interval(dump: float, mtbf: float) -> float:
 def expected_run_time(
     interval: npt.ArrayLike, *, solve: float, dump: float, mtbf: float, restart: float = 0.0
 ) -> Floats:
-    """Return Daly's (2006) M e^(R/M) (e^((τ+δ)/M) - 1) solve/τ, with failures as a Poisson process; elementwise in τ."""
+    """Return the expected run time in seconds of `solve` seconds of work, after Daly (2006), for each `interval` τ.
+
+    It is M e^(R/M) (e^((τ+δ)/M) - 1) solve/τ with M = mtbf, R = restart, δ = dump; failures are a Poisson process.
+    """
     work = np.asarray(interval, dtype=np.float64)
     if not np.all(work > 0):
         raise BadInput(f"the interval between saves must be greater than 0 (got {np.min(work):g} s).")
@@ -44,7 +50,7 @@ def expected_run_time(
 
 
 def expected_waste(interval: npt.ArrayLike, *, dump: float, mtbf: float, restart: float = 0.0) -> Floats:
-    """Return the fraction of the expected run time that is not solving: 1 - solve/T."""
+    """Return the expected fraction of the run time that is lost to saves and failures, for each `interval`."""
     return np.asarray(1 - 1 / expected_run_time(interval, solve=1.0, dump=dump, mtbf=mtbf, restart=restart))
 
 

@@ -1,12 +1,12 @@
-"""The critical path of a run: the events of its supervisor and its first rank, attempt by attempt, on one clock.
+"""The critical path of a run: the events of its supervisor and of rank 0, divided into attempts, on one clock.
 
-The other ranks wait for rank 0 or it waits for them, so these two files account for all of the wall clock. They are merged
-by time. Where a clock went back, attempts give the order instead: launched, trained, detected as failed. The seconds lost
-to the clock are counted in `clock_back`. The time between an orderly end and a later continuation is `away`, which is not
-part of the wall clock.
+All ranks wait for each other, so these two event files account for all of the wall clock. They are merged by time. If a
+clock was set back, the order within an attempt is used instead: launched, trained, detected as failed. The seconds by
+which clocks were set back are `clock_back`. The time between a clean end and a later continuation is `away`, which is
+not part of the wall clock.
 
-In a run that recovers live, the first member of the group saves and sets the pace, so the critical path continues in
-another file when rank 0 is lost. A member that joins in the middle of an attempt contributes from that moment on.
+If rank 0 is lost and the others continue (live recovery), the path continues with the lowest surviving rank. A rank
+that joins in the middle of an attempt contributes from that moment on.
 """
 
 import heapq
@@ -40,7 +40,7 @@ Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
 def leading(history: Sequence[Event]) -> list[Event]:
-    """Return the events of the rank that was first at each time, in order; rank 0's alone if no member was lost."""
+    """Return the events of the leading rank, sorted by time: rank 0, or the lowest surviving rank after it was lost."""
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
@@ -60,7 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield every event with its place; events that a member wrote before it joined have none."""
+    """Yield each event of one rank with its attempt and regroup number, or None before the rank joined the attempt."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -77,7 +77,7 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the last steps of killed members that only their successors recorded."""
+    """Yield steps that are missing from `path` because the leading rank was killed, from the file of the next one."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 class Moment(NamedTuple):  # a tuple, because there is one for every step
-    """An event of the critical path, and its time on the run's clock in seconds."""
+    """An event of the critical path, and its time in seconds since the run began."""
 
     at: float
     event: Event
@@ -103,7 +103,7 @@ class Moment(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The critical path of one attempt, from its launch to `end`, where the next one begins or the history ends."""
+    """The part of the critical path that belongs to one attempt. It ends where the next attempt begins."""
 
     number: int
     moments: Sequence[Moment]
@@ -115,17 +115,17 @@ class Stretch:
         return self.moments[0].at
 
     def moments_of(self, kind: type[What]) -> Sequence[Moment]:
-        """Return the moments of one kind of event, in order."""
+        """Return the moments whose event has the type `kind`, sorted by time."""
         return self.kinds.get(kind, ())
 
     def events_of(self, kind: type[T]) -> list[T]:
-        """Return the contents of the events of one kind, in order."""
+        """Return the payloads of the events of type `kind`, sorted by time."""
         return [moment.event.what for moment in self.kinds.get(kind, ()) if isinstance(moment.event.what, kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The attempts of a run, end to end, and the time outside them."""
+    """The critical path of a run, one stretch for each attempt, and the seconds that are not part of it."""
 
     stretches: tuple[Stretch, ...]
     away: float
@@ -137,7 +137,7 @@ class Timeline:
 
 
 def timeline(history: Sequence[Event]) -> Timeline:
-    """Return the critical path of a run; it does not depend on how its files were interleaved."""
+    """Return the critical path of a run. Events of different files may be in any order in `history`."""
     writers = {event.who for event in history}
     first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
     path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))
@@ -159,7 +159,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Move each step before the saves, commits and regroups that came after its end: it is written a little later."""
+    """Move each step event, which is written late, before the saves, commits and regroups that followed the step."""
     path: list[Event] = []
     for event in events:
         place = len(path)
@@ -186,7 +186,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield every event with its attempt: the one it names, otherwise the last one named; an `open` opens the next."""
+    """Yield (attempt number, event). An event without a number gets the last one, and an `open` event the next one."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
@@ -217,7 +217,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
 
 @dataclass(slots=True)
 class _Attempt:
-    """The attempt so far: it is launched once and joined by rank 0 once, in either order."""
+    """The events of an attempt seen so far: its launch, the start of rank 0, and the detection of a failure."""
 
     launched: int | None = None
     joined: bool = False

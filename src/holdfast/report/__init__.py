@@ -1,1 +1,1 @@
-"""Pages about runs and results, as HTML, Markdown and CSV, with figures and timelines."""
+"""Report pages about runs and experiments, as HTML, Markdown and CSV, with figures and timelines."""

@@ -1,4 +1,4 @@
-"""The activity of every rank of a run on one clock: training, waiting for a save, starting or recovering, and failures."""
+"""The activity of every rank of a run over time: training, waiting for a save, starting, recovering, and failures."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ KINDS = ("train", "undone", "wait", "recover")
 
 
 class Mark(NamedTuple):
-    """An event at one moment: its rank, its step, and a text."""
+    """A save or failure to mark in a timeline, `at` seconds after the start of the run."""
 
     at: float
     rank: int
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The progress of training over a stretch of time; `kept` is False for steps that a failure undid."""
+    """A line of (seconds, steps trained) points; `kept` is False if a failure later rolled these steps back."""
 
     kept: bool
     points: Sequence[Point]
@@ -35,7 +35,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A run on its own clock, in seconds from its beginning to `wall`."""
+    """The activity of a run, with times in seconds from its start. `lanes` holds the activities of each rank.
+
+    `lines` shows the progress of training, `reached` is the last step plus 1, and `trained` also counts repeated steps.
+    """
 
     wall: float
     reached: int
@@ -47,7 +50,7 @@ class Activity:
 
 
 def activity(history: Sequence[Event]) -> Activity:
-    """Return the activity of the ranks in `history`."""
+    """Return the activity of all ranks of the run with the events `history`."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), Lineage()
@@ -69,13 +72,13 @@ def activity(history: Sequence[Event]) -> Activity:
 
 
 class _Clock:
-    """The run's clock: an event lies as long after the beginning of its attempt as its own clock says."""
+    """A conversion of event times to seconds since the run started, relative to the start of the event's attempt."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
 
     def at(self, event: Event) -> float | None:
-        """Return the place of `event` in seconds, or None if the critical path does not have its attempt."""
+        """Return the time of `event` in seconds since the run started, or None if its attempt is not known."""
         stretch = self._stretches.get(getattr(event.what, "attempt", -1))
         if stretch is None:
             return None
@@ -87,7 +90,7 @@ class _Clock:
 
 
 def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[Piece]:
-    """Yield the activity of one rank; in gaps it was absent or waited for others."""
+    """Yield the activities of one rank from its events. In a gap the rank was absent or waited for others."""
     now, begun, trains = 0.0, set[int](), False
     for event in history:
         what, at = event.what, clock.at(event)
@@ -127,7 +130,7 @@ def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
 
 
 def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Return the snapshots of all ranks, each at the moment of its commit."""
+    """Return a mark for each committed snapshot, at the time of the commit."""
     return sorted(
         Mark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
         for event in history
@@ -137,7 +140,7 @@ def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
 
 
 def _failures(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Return the failures that a supervisor detected, and the injected ones that no supervisor detected."""
+    """Return a mark for each failure that a supervisor detected, and for injected ones that none detected."""
     seen: set[tuple[int, int]] = set()
     marks: list[Mark] = []
     for event in history:

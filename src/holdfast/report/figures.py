@@ -1,6 +1,6 @@
-"""Figures of a report (goodput, gain, stall, loss, shares), and matplotlib figures as SVG, PNG and PDF.
+"""The figures of a report, drawn with matplotlib, and their conversion to SVG, PNG and PDF.
 
-The figures take names and numbers, so that they serve runs as well as suites of an experiment.
+The functions take names and numbers, so that they can be used for runs and for experiments.
 """
 
 import re
@@ -32,7 +32,7 @@ LINE_COLUMNS = 600
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw figures in the style of the page."""
+    """Set the matplotlib style of report pages for figures that are drawn in this block."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -42,23 +42,23 @@ def styled() -> Iterator[None]:
 def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
-    """Return a figure with its texts; one that is not `themed` keeps its own colours on white."""
+    """Return a figure with its texts: as SVG with the colours of the page if `themed`, otherwise as PNG."""
     shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": png(figure)}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
 
 
 def png(figure: "Figure") -> bytes:
-    """Render the figure as PNG."""
+    """Render the figure as PNG and return the bytes."""
     return _saved(figure, "png")
 
 
 def pdf(figure: "Figure") -> bytes:
-    """Render the figure as PDF with embedded TrueType fonts."""
+    """Render the figure as PDF with embedded TrueType fonts, and return the bytes."""
     return _saved(figure, "pdf")
 
 
 def svg(figure: "Figure", name: str) -> str:
-    """Render the figure as an SVG element with the page's fonts and colours; its ids begin with `name`."""
+    """Render the figure as an SVG element with the fonts and colours of the page, and ids that begin with `name`."""
     from matplotlib import rc_context
 
     text = StringIO()
@@ -78,7 +78,7 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def _saved(figure: "Figure", form: str) -> bytes:
-    """Render the figure, extended where a legend needs more space."""
+    """Render the figure in the file format `form`, cropped to its content, and return the bytes."""
     from matplotlib import rc_context
 
     data = BytesIO()
@@ -88,7 +88,7 @@ def _saved(figure: "Figure", form: str) -> bytes:
 
 
 def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure":
-    """Draw a bar per run: committed steps per second."""
+    """Draw one bar for each run: its committed steps per second. The `baseline` run is grey."""
     with styled():
         sheet, axes = _bars(values, [QUIET if name == baseline else ACCENT for name in values], ".3g")
         axes.set_xlabel("committed steps per second")
@@ -96,7 +96,7 @@ def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure
 
 
 def gain(values: Mapping[str, float], baseline: str) -> "Figure":
-    """Draw a bar per run: its goodput relative to the baseline."""
+    """Draw one bar for each run: its relative gain in goodput over `baseline`, for example 0.1 for 10 %."""
     with styled():
         sheet, axes = _bars(values, [LOSS if value < 0 else ACCENT for value in values.values()], "+.1%")
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -106,7 +106,7 @@ def gain(values: Mapping[str, float], baseline: str) -> "Figure":
 
 
 def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """Draw a point per run: the share of its wall clock spent waiting for saves, and its gain in goodput."""
+    """Draw one point for each run: (share of the wall clock spent waiting for saves, gain in goodput)."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -126,7 +126,7 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
 
 
 def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (), over: str = "step") -> "Figure":
-    """Draw the loss over steps, a line per run, with failures as dashed lines."""
+    """Draw one loss curve for each run, with dashed lines at `failures`; `over` labels the horizontal axis."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -146,7 +146,7 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
 
 
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
-    """Draw a bar per run, divided by part; `unit` labels the axis."""
+    """Draw one stacked bar for each run, with one segment for each part in `colours`; `unit` labels the axis."""
     from matplotlib.figure import Figure
 
     with styled():

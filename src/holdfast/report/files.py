@@ -1,4 +1,4 @@
-"""Pages as files: one self-contained HTML file, Markdown with its figures, or a folder with both and every table as CSV."""
+"""Writing of report pages: one HTML file, Markdown with figures, or a folder with both and all tables as CSV."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ MOST_ROWS = 40  # of a table in Markdown; the CSV has all
 
 
 def check(out: Path) -> None:
-    """Raise BadInput if `out` cannot name a page, before anything is read."""
+    """Raise BadInput if `out` is not a possible path for a page, so that the error comes before the work."""
     if out.suffix in OTHER_SUFFIXES:
         raise BadInput(f"--out {out} is not a page: name a .html or .md file, or a folder for both, figures and CSV.")
     is_file = out.suffix in FILES
@@ -32,7 +32,7 @@ def check(out: Path) -> None:
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write the page in the format of the suffix of `out`, or as a folder without one; return the path of the page."""
+    """Write the page in the format of the suffix of `out`, or into a folder; return the path of the page."""
     if out.suffix not in FILES:
         return write_folder(page, out)
     _make(out.parent)
@@ -43,7 +43,7 @@ def write(page: Page, out: Path) -> Path:
 
 
 def write_folder(page: Page, out: Path) -> Path:
-    """Write the page as HTML and Markdown, its figures as PNG, PDF or SVG, and its tables as CSV."""
+    """Write the page into a folder as HTML and Markdown, with figures and CSV tables; return the HTML path."""
     prepare(out)
     _write_figures(page, out)
     _make(out / "tables")
@@ -76,7 +76,7 @@ def _make(folder: Path) -> None:
 
 
 def prepare(out: Path) -> Path:
-    """Create the folder of a result, and raise now, before the work, if it is not writable."""
+    """Create the folder `out` for results, and raise StorageFailed if it is not writable."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: name a folder.")
     try:
@@ -90,12 +90,12 @@ def prepare(out: Path) -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees the old text or the new one."""
+    """Write `text` to a file atomically, so that a reader sees either the old text or the new one."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a full disk leaves the old one unchanged."""
+    """Write `data` to a file atomically. If that fails, raise StorageFailed and keep the old file."""
     try:
         write_atomically(path, data, path.with_name(path.name + ".tmp"))
     except OSError as error:
@@ -103,7 +103,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def csv_text(table: Table) -> str:
-    """Return the table as CSV: all rows, numbers unformatted."""
+    """Return all rows of the table as CSV, with unformatted numbers."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
@@ -112,7 +112,7 @@ def csv_text(table: Table) -> str:
 
 
 def html_text(page: Page) -> str:
-    """Return the page as HTML with its styles, script and figures; it loads nothing from the network."""
+    """Return the page as self-contained HTML, with its styles, script and figures inline."""
 
     def png(picture: Picture) -> str:
         return "data:image/png;base64," + b64encode(picture.png).decode()
@@ -133,7 +133,7 @@ def _template() -> Template:
 
 
 def markdown_text(page: Page) -> str:
-    """Return the page as Markdown, in the order of the HTML page; its figures are separate files."""
+    """Return the page as Markdown with links to the figures, which are separate files."""
     return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), ""])
 
 

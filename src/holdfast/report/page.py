@@ -1,6 +1,6 @@
-"""The contents of a page as values: statements with verdicts, numbers, pictures, tables and facts.
+"""The content of a report page as data classes: statements with verdicts, numbers, pictures, tables and facts.
 
-This module knows neither HTML nor Markdown, and reads no file.
+The conversion to HTML and Markdown is elsewhere.
 """
 
 import math
@@ -22,13 +22,13 @@ TONES: Mapping[str, Tone] = {
 
 
 def slug(text: str) -> str:
-    """Return `text` as a file name: lower-case letters, digits and dashes."""
+    """Return `text` converted to a file name of lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A line of the scoreboard: a verdict (a key of `TONES`), the claim, its source, and the expected and measured values."""
+    """A claim on the scoreboard of a page, its verdict (a key of `TONES`), and expected and measured values."""
 
     verdict: str
     claim: str
@@ -38,12 +38,12 @@ class Statement:
 
     @property
     def tone(self) -> Tone:
-        """The tone of the verdict."""
+        """The colour category of the verdict: "good", "bad" or "open"."""
         return TONES[self.verdict]
 
 
 class Number(NamedTuple):
-    """A headline number as text, with one line about it."""
+    """A headline number of a page, as text, with a short explanation."""
 
     name: str
     value: str
@@ -51,13 +51,13 @@ class Number(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table; `form` is the format specification of its numbers, for example ".2f"."""
+    """A column of a table; `form` is the format specification for numbers, for example ".2f"."""
 
     name: str
     form: str = ""
 
     def show(self, value: Cell) -> str:
-        """Format a value of this column; None becomes an empty string."""
+        """Return a cell of this column as text; None becomes an empty string."""
         if value is None or isinstance(value, str):
             return value or ""
         if isinstance(value, float) and not math.isfinite(value):
@@ -67,7 +67,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table. A page shows the first `most` rows; a `folded` table is collapsed until the reader opens it."""
+    """A table of a page, which shows the first `most` rows. A `folded` table is collapsed until the reader opens it."""
 
     title: str
     columns: Sequence[Column]
@@ -82,27 +82,27 @@ class Table:
 
     @property
     def left_out(self) -> str:
-        """A sentence about the rows that a page does not show."""
+        """A sentence that says how many rows are not shown, or an empty string if all are."""
         count = len(self.rows)
         return f"The first {self.most} of {count:,} rows; the CSV has all." if count > self.most else ""
 
     @property
     def name(self) -> str:
-        """The title as the name of a file or an anchor."""
+        """The title converted to a file name, also used as the anchor in HTML."""
         return slug(self.title)
 
     def is_numeric(self, place: int) -> bool:
-        """Return True if the column at `place` holds numbers and, perhaps, gaps."""
+        """Return True if the column at index `place` contains only numbers and empty cells."""
         values = [row[place] for row in self.rows if row[place] is not None]
         return bool(values) and not any(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure with its caption: an SVG that follows the colours of the page, or a PNG.
+    """A picture of a page with its texts: `svg` with the colours of the page, or `png`.
 
-    `name` is the name of its files, and `alt` describes it in words. A `wide` one takes the width of the page. `file` is
-    an SVG that stands alone, and `figure` is the source of other formats.
+    `name` is used for file names, and `alt` is the description for screen readers. A `wide` picture has the width of
+    the page. `file` is a standalone SVG file, and `figure` the matplotlib figure for other formats.
     """
 
     name: str
@@ -118,10 +118,10 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page. `lead` is the sentence under its title; `facts` are the command, the date and the environment.
+    """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
 
-    A `brief` scoreboard is collapsed while all verdicts are good. A `live` page is served while its run trains, and
-    refreshes itself.
+    With `brief`, the scoreboard is collapsed if all verdicts are good. A `live` page is served while its run trains,
+    and refreshes itself.
     """
 
     title: str
@@ -144,6 +144,6 @@ class Page:
 
     @property
     def tone(self) -> Tone:
-        """The worst tone of all statements."""
+        """The worst tone of all statements, or "open" if there are none."""
         tones = [statement.tone for statement in self.statements]
         return "bad" if "bad" in tones else "open" if "open" in tones or not tones else "good"

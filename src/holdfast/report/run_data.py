@@ -1,4 +1,4 @@
-"""The data of one run for a report: its cost, activity, audit findings, settings and losses."""
+"""The data of one run that a report shows: its cost, activity, audit findings, settings and losses."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from holdfast.runs.histories import open_history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """One run. `findings` is None while it trains, because only a finished run is audited."""
+    """A run in a report. `findings` of the audit is None if the run was not audited, because it still trains."""
 
     name: str
     cost: CostBreakdown
@@ -30,22 +30,22 @@ class ReportedRun:
 
     @property
     def verdict(self) -> str:
-        """The verdict of the audit on the whole run."""
+        """The worst verdict of all audit checks, or "unknown" without an audit."""
         return worst(self.findings or ())
 
     @property
     def writer(self) -> str:
-        """The writer of its saves."""
+        """The name of the snapshot writer, "blocking" or "overlapped", or an empty string if not recorded."""
         return str(self.settings["writer"] or "")
 
     @property
     def stall_share(self) -> float:
-        """The share of its wall clock in which training waited for saves."""
+        """The fraction of the wall clock in which training waited for saves."""
         return self.cost.stall.waited / (self.cost.wall or 1.0)
 
 
 def load_run(path: Path, name: str, *, audited: bool = True) -> ReportedRun:
-    """Read the run in the folder `path`."""
+    """Read the run in the folder `path`, and audit it unless `audited` is False."""
     with no_collection(), open_history(path) as run:
         history = read_history(run.files).events
         settings = _settings(history)
@@ -63,7 +63,7 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return the run that `history` records; the loss of a step is from the last attempt that trained it."""
+    """Return the data of the run with the events `history`. Settings are read from the events if not given."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
@@ -78,7 +78,7 @@ def run_from_history(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each folder: its own, with as many parents as are needed to make the names unique."""
+    """Return a unique name for each folder: its own name, with parent folders if necessary."""
     absolute = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in absolute) + 1):
         candidates = ["/".join(path.parts[-parts:]) for path in absolute]
@@ -88,7 +88,7 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def _settings(history: Sequence[Event]) -> dict[str, Cell]:
-    """Return the settings of the run as last recorded in its history."""
+    """Return the settings of the run from its last plan and launch events, or None for each that is unknown."""
     plan = next((event.what for event in reversed(history) if isinstance(event.what, Plan)), None)
     launch = next((event.what for event in reversed(history) if isinstance(event.what, Launch)), None)
     return {

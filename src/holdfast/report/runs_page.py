@@ -1,4 +1,4 @@
-"""The page about training runs: one run, or several compared."""
+"""The report page about one training run, or about several runs in comparison."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ MOST_TIMELINES = 12
 
 
 def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Build the page of `runs`; one run is shown in detail, several are compared."""
+    """Return the page about `runs`: a single run in detail, or several in comparison."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs",
@@ -37,7 +37,7 @@ def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = 
 
 
 def baseline(runs: Sequence[ReportedRun]) -> ReportedRun:
-    """Return the run that gains are relative to: the first one with blocking saves, otherwise the first one."""
+    """Return the baseline of a comparison: the first run with blocking saves, or the first run if there is none."""
     return next((run for run in runs if run.writer == "blocking"), runs[0])
 
 
@@ -54,7 +54,7 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[Statement]:
-    """Return a statement per check of a single run, or one per run."""
+    """Return one statement for each audit check if there is one run, otherwise one statement for each run."""
     if len(runs) == 1:
         return [
             Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)

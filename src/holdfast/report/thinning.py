@@ -1,13 +1,13 @@
-"""Simplify drawings: pieces, lines and marks that are too narrow to be told apart are drawn as one."""
+"""Simplification of drawings: merge bars, points and marks that are too close to be distinguished."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-STEPS_APART = 4.0  # two neighbours of one kind stay separate if each is this many times the least width
+STEPS_APART = 4.0  # two neighbours of the same kind stay separate if each is this many times the least width
 
 
 class Piece(NamedTuple):
-    """An activity of one kind from `begin` to `end`."""
+    """A bar in a timeline: an activity of a rank from `begin` to `end`, in seconds."""
 
     begin: float
     end: float
@@ -22,10 +22,10 @@ Point: TypeAlias = tuple[float, float]
 
 
 def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
-    """Merge pieces, in order of time, that are shorter than `least`.
+    """Merge pieces that are shorter than `least` with their neighbours; `pieces` must be sorted by time.
 
-    Short neighbours become one piece of the kind that takes most of its time. Neighbours of one kind are joined unless
-    both are long enough to be told apart.
+    A merged piece has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both
+    are long enough to be distinguished.
     """
     joined: list[Piece] = []
     for piece in _gathered(pieces, least):
@@ -43,7 +43,7 @@ def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
 
 
 def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
-    """Yield long pieces unchanged, and short neighbours merged until they are as long as `least`."""
+    """Yield long pieces unchanged, and groups of short neighbours merged into pieces of about the length `least`."""
     short: list[Piece] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):
@@ -61,7 +61,7 @@ def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
 
 
 def _one(pieces: Sequence[Piece]) -> Piece:
-    """Merge pieces into one, of the kind that takes most of their time."""
+    """Merge all pieces into one, of the kind that takes most of their time."""
     lengths: dict[str, float] = {}
     for piece in pieces:
         lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length
@@ -69,9 +69,9 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
-    """Reduce a line of points to at most four in each of `columns` columns.
+    """Reduce a line to at most four points in each of `columns` equally wide columns.
 
-    The first, the last, the lowest and the highest point of a column stay, so that no peak is lost.
+    The first, last, lowest and highest point of each column are kept, so that no peak is lost.
     """
     if len(points) <= columns:
         return list(points)
@@ -97,7 +97,7 @@ def _outline(points: Sequence[Point]) -> list[Point]:
 
 
 def thinned_marks(places: Sequence[float], least: float) -> list[tuple[float, int]]:
-    """Merge places that are nearer than `least` to the one before; return each with the number it stands for."""
+    """Merge sorted positions that are less than `least` apart; return (position, number of merged positions) pairs."""
     marks: list[tuple[float, int]] = []
     for place in places:
         if marks and place - marks[-1][0] < least:

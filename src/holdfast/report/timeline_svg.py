@@ -1,7 +1,7 @@
-"""The timeline of a run as SVG: the progress of training, and below it the activity of every rank.
+"""The timeline of a run as SVG: a curve of training progress, and below it one bar for the activity of each rank.
 
-Horizontal positions are percentages, so that the picture fits a phone and a wide page while its text keeps its size.
-Colours are CSS variables of the page.
+Horizontal positions are percentages, so that the picture fits any page width while its text keeps its size. Colours are
+CSS variables of the page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ LIGHT = {
 
 
 def timeline(run: Activity) -> str:
-    """Return the timeline as an element of a page."""
+    """Return the timeline as an SVG element for an HTML page."""
     label = escape(described(run), quote=True)
     return (
         f'<svg class="timeline" role="img" aria-label="{label}" width="100%" height="{_height(run)}" '
@@ -47,7 +47,7 @@ def timeline(run: Activity) -> str:
 
 
 def standalone(run: Activity, width: int = 960) -> str:
-    """Return the timeline as an SVG file."""
+    """Return the timeline as the text of an SVG file that is `width` pixels wide."""
     style = "text{font:12px system-ui,sans-serif}" + "svg{" + "".join(f"{k}:{v};" for k, v in LIGHT.items()) + "}"
     inner = width - LEFT - RIGHT
     return (
@@ -58,7 +58,7 @@ def standalone(run: Activity, width: int = 960) -> str:
 
 
 def described(run: Activity) -> str:
-    """Describe the timeline in words."""
+    """Return a sentence that describes the timeline: its ranks, duration, steps, snapshots and failures."""
     failures = [f"{mark.text} of rank {mark.rank} after {duration(mark.at)}" for mark in run.failures[:MOST_NAMED]]
     more = f" and {len(run.failures) - MOST_NAMED} more" if len(run.failures) > MOST_NAMED else ""
     parts = [
@@ -71,7 +71,7 @@ def described(run: Activity) -> str:
 
 
 def left_out(run: Activity) -> str:
-    """Describe in sentences what the timeline leaves out; empty if it shows everything."""
+    """Return sentences that say what the timeline merges or omits, or an empty string if it shows everything."""
     sentences = []
     pieces = sum(len(lane) for lane in run.lanes.values())
     least = run.wall / COLUMNS
@@ -83,7 +83,7 @@ def left_out(run: Activity) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds with a unit."""
+    """Return a number of seconds as text with a suitable unit, for example "3.5 min"."""
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -95,7 +95,7 @@ def _height(run: Activity) -> int:
 
 
 def _shown(run: Activity) -> list[int]:
-    """Return the ranks with a lane: all of them, or if there are too many the failed ones and the first ones."""
+    """Return the ranks to show, sorted: at most `MOST_LANES`, of which ranks that failed come first in the choice."""
     failed = {mark.rank for mark in run.failures}
     ranks = sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES]
     return sorted(ranks)
@@ -139,21 +139,21 @@ def _moment(seconds: float) -> str:
 
 
 def _ticks(end: float, most: int) -> list[float]:
-    """Return round numbers from 0 to `end`, at most `most` besides the 0."""
+    """Return round numbers from 0 to `end` for the labels of an axis: 0 and about `most` others."""
     sizes = [unit * 10**power for power in range(int(log10(max(end, 1))) + 1) for unit in (1, 2, 5)]
     every = next((size for size in sizes if end / size <= most), sizes[-1])
     return [every * number for number in range(int(end / every) + 1)]
 
 
 def _seconds(end: float, most: int) -> list[float]:
-    """Return round times from 0 to `end`: seconds, minutes, hours or days."""
+    """Return round times in seconds from 0 to `end` for the labels of the time axis: 0 and about `most` others."""
     every = next((size for size in ROUND if end / size <= most), None)
     every = every or 86400.0 * _ticks(end / 86400.0, most)[1]
     return [round(every * number, 3) for number in range(int(end / every) + 1)]
 
 
 def _curve(run: Activity) -> Iterator[str]:
-    """Draw the progress of training; it falls back where a failure undid steps."""
+    """Yield the SVG of the curve of trained steps over time, which drops where a failure rolled steps back."""
     yield (
         f'<svg x="0" y="{TOP}" width="100%" height="{CURVE}" viewBox="0 0 {COLUMNS} {CURVE}" '
         'preserveAspectRatio="none" overflow="visible">'
@@ -191,7 +191,7 @@ def _lanes(run: Activity) -> Iterator[str]:
 
 
 def _shape(run: Activity, piece: Piece) -> str:
-    """Draw a bar; a wide one is drawn a little narrower, so that neighbouring steps are visible."""
+    """Return the SVG path of a bar. A wide bar is drawn slightly narrower, so that neighbours stay visible."""
     scale = COLUMNS / (run.wall or 1.0)
     width = piece.length * scale
     width -= 0.8 if width >= 4 else 0
@@ -217,7 +217,7 @@ def _marks(run: Activity) -> Iterator[str]:
 
 
 def _names(run: Activity) -> Iterator[str]:
-    """Label the failures above the curve if there is room; CSS hides the labels on a narrow page."""
+    """Yield the labels of the failures above the curve, without those that would overlap. CSS may hide them."""
     if len(run.failures) > MOST_NAMED:
         return
     free = -1.0
@@ -231,7 +231,7 @@ def _names(run: Activity) -> Iterator[str]:
 
 
 def _saves(run: Activity) -> Iterator[str]:
-    """Draw a dot on the curve for each snapshot; one dot for many close together, with their number."""
+    """Yield a dot on the curve for each snapshot; snapshots that are close together share one dot."""
     steps = {mark.at: mark.step for mark in run.saves}
     marks = thinned_marks([mark.at for mark in run.saves], 10 * run.wall / COLUMNS)
     radius = 4 if len(marks) <= MOST_DOTS else 2.5
