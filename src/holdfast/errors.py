@@ -49,7 +49,7 @@ class FutureVersion(HoldfastError):
 
 
 class CommitConflict(HoldfastError):
-    """Another writer already committed a name that may be committed only once."""
+    """Another writer has already committed this name, which can be committed only once."""
 
 
 class StorageFailed(HoldfastError):

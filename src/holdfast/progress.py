@@ -99,7 +99,7 @@ class Progress:
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the two counters to those of a peer whose training state this worker has received."""
+        """Set the counters `boundaries` and `posted` to those of a peer whose training state this worker received."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:

@@ -4,8 +4,8 @@ A worker that loses a connection only suspects its peer. The supervisor alone de
 it alone knows which processes are dead. It publishes every new membership in the workers' store, and does so whenever a
 member is lost or hangs. Every wait of a worker ends when that happens.
 
-A member's number is its rank at the start of the run and never changes. Its current rank is its index among the present
-members.
+Members are numbered by their ranks at the start of the run, and keep these numbers. The current rank of a member is its
+index among the present members.
 """
 
 import json
@@ -42,7 +42,7 @@ class Membership(NamedTuple):
     asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Return True if any of `members` is gone: not suspended, and removed or replaced by a joining worker."""
+        """Return True if any of `members` is gone (removed, or replaced by a joining worker) and not just suspended."""
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
@@ -90,7 +90,7 @@ class Asleep(Exception):
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One worker's view of the membership. `member` is its current number; `seat` identifies its process for good."""
+    """One worker's view of the membership. `member` is its member number; `seat` is the fixed number of its process."""
 
     member: int
     members: tuple[int, ...]
@@ -130,7 +130,7 @@ class Coordination:
         return lambda: self.newest.number > number and self.newest.has_lost(members)
 
     def await_admission(self) -> None:
-        """Wait until the supervisor admits this worker, and take the member number that it assigns."""
+        """Wait until the supervisor makes this worker a member, and take the member number that it assigns."""
         while (newest := self.newest).number == self.number or (member := newest.number_of(self.seat)) is None:
             if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
                 os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
@@ -164,7 +164,7 @@ class Coordination:
         return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
 
     def connect(self, link: Link, members: tuple[int, ...]) -> None:
-        """Connect `link` to the workers that are `members`."""
+        """Connect `link` to the processes of `members`, all of which must call this."""
         number = self.number
         link.connect(
             lambda: PrefixStore(f"{LIVE}/group/{number}", self.store()),
@@ -174,7 +174,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers join at the boundary before `step`, the first that no member has passed yet."""
+        """Return True if new workers join before `step`, the first step that no present member has begun."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:
@@ -200,7 +200,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else post where this worker lets others join."""
+        """Handle a new membership: call `lost` if members were lost, otherwise announce where new workers can join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

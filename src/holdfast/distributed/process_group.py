@@ -146,7 +146,7 @@ class RecoverableGroup(ProcessGroup):
             self.sums[number].values.mul_(self.factor)
 
     def sum_again(self, numbers: Sequence[int]) -> None:
-        """Sum the buckets `numbers` again, over the present members."""
+        """Sum the gradient buckets with these numbers again, over the present members."""
         for number in numbers:
             self.pack(number)
             values = self.sums[number].values

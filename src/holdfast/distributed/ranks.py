@@ -35,7 +35,7 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def ours(token: str, node: int) -> str:
-    """Return the store key whose presence says that `node` belongs to the term (group of nodes) of `token`."""
+    """Return the store key that exists if `node` belongs to the group of nodes (term) identified by `token`."""
     return f"term/{token}/{node}"
 
 
@@ -109,7 +109,7 @@ class Ranks:
         self.store.set(topic, value)
 
     def wait_for(self, topic: str) -> str:
-        """Wait for the message under `topic` and return it. The time limit restarts whenever rank 0 reports work."""
+        """Wait for the message under `topic` and return it. While rank 0 reports that it is busy, no limit applies."""
         pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
         while not self.is_posted(topic):
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:

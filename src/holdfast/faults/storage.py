@@ -99,7 +99,7 @@ class Faulty:
         self._committed = self._committed or point == "manifest"
 
     def _point_of(self, name: str) -> str | None:
-        """Return the point of a save at which file `name` is written, or None if it has none."""
+        """Return the point of a save (one of POINTS) at which file `name` is written; None for other files."""
         if name == LATEST:
             return "latest"
         match = _NAME.fullmatch(name)

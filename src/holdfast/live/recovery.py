@@ -55,7 +55,10 @@ class TrainingHooks:
 
 @dataclass(slots=True, eq=False)
 class LiveRecovery:
-    """The live recovery of one rank. `size` is the number of members when none is lost."""
+    """One rank's part in live recovery, in which the other workers continue after one is lost.
+
+    `size` is the number of members (training workers) when none is lost.
+    """
 
     strategy: str
     size: int

@@ -21,10 +21,10 @@ NOWHERE = -1
 class Stand:
     """The position of one member in the training when a recovery begins; every member sends its own to all others."""
 
-    step: int  # that it trains or comes to next; NOWHERE for a worker that is to join
+    step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False
     basis: tuple[int, ...] = ()  # the members among whom the step's samples are divided
-    members: tuple[int, ...] = ()  # of the last membership that it recorded
+    members: tuple[int, ...] = ()  # the last membership that this member has recorded
     boundaries: int = 0  # with `posted`, the numbers by which the supervisor compares members (see progress.py)
     posted: int = 0
     synced: int = 0  # the times that rank 0's buffers arrived in this step
@@ -68,7 +68,7 @@ class Settlement:
 
     @property
     def is_complete(self) -> bool:
-        """True if some member has the sum of every bucket of the step, so that no samples are lost."""
+        """True if, for every bucket of the step, some member has the complete sum, so that no samples are lost."""
         return bool(self.given) and None not in self.given
 
 
@@ -152,7 +152,7 @@ class WindowState(NamedTuple):
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: Settlement) -> "WindowState":
-        """Return the state after the recovery `plan`; only later windows are divided among the new members."""
+        """Return the state after the recovery `plan`. Only windows that begin later are divided among new members."""
         return self._replace(
             divides_at=plan.step + plan.begun,
             settled=max(self.settled or 0, plan.step),
@@ -160,7 +160,7 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state at the next boundary, and True if windows are divided among `members` from there on."""
+        """Return the state at the next boundary, and True if samples are divided among `members` from there on."""
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:

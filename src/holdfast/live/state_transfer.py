@@ -36,7 +36,7 @@ def meet(link: Link) -> None:
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
-    """Copy `values` of rank `root` into `values` on every other member."""
+    """Overwrite `values` on every member with the values of rank `root`."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do("broadcast", [values], options)
@@ -76,7 +76,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield all pieces in host memory, from where gloo can send them. Later pieces reuse the memory of a piece."""
+    """Yield the tensors in pieces in host memory, from which gloo can send. The memory of a piece is soon reused."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:

@@ -131,7 +131,7 @@ class SamplePlan:
         return len(self.places(rank, world))
 
     def places(self, rank: int, world: int) -> range:
-        """Return which of the `batch` places in every window belong to `rank` of `world` ranks, as a range."""
+        """Return the range of indexes, within each step's samples, that `rank` of `world` ranks trains."""
         if not 1 <= world <= self.batch:
             raise BadInput(f"A global batch of {self.batch} samples cannot be divided among {world} workers.")
         if not 0 <= rank < world:

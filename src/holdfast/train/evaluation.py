@@ -92,7 +92,7 @@ class RankReducer:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of the members (present workers) that take part in an evaluation now."""
+        """The numbers of the members (workers present now) that take part in evaluations."""
         return self._live.members if self._live else tuple(range(self._ranks.size))
 
     def place(self) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class RankReducer:
         return tree_unflatten([_like(leaf, result) for leaf, result in zip(leaves, reduced, strict=True)], structure)
 
     def _exchange(self, message: str, combine: Callable[[list[str]], str]) -> str:
-        """Send `message` to the first member, which combines those of all members; return its result on all of them."""
+        """Send `message` to the first member, which applies `combine` to all messages; return its result everywhere."""
         members = self.members
         if self._live and self._division:
             boundaries, divided_among = self._division
@@ -155,7 +155,7 @@ class RankReducer:
             self._posted.append((self._step, key))
 
     def _wait_for(self, key: str, member: int) -> str:
-        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if it is lost."""
+        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if it dies first."""
 
         def is_lost() -> bool:
             if self._live is None:

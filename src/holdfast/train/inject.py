@@ -1,6 +1,6 @@
-"""Injection of the failures of a schedule. Each strikes once per run folder, and is recorded before it strikes.
+"""Injection of planned failures. Each is injected once per run folder, and recorded before it strikes.
 
-Failures of processes strike here, at a point of a step; storage faults strike in the store, in the next save. A rank
+Failures of processes are injected here, at a point of a step; storage faults in the store, in the next save. A rank
 that is to fail in backward, or before its optimizer steps, first waits until every rank has the sums that come before
 that point. So the other ranks are always left with the same sums.
 """
@@ -35,7 +35,7 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """The failures that strike this rank, and the failures of other ranks that it must report its arrival for."""
+    """The failures planned for this rank, and those of other ranks that wait until this rank reaches the same point."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Injection:
         self._models: Sequence[nn.Module] = ()
 
     def set_rank(self, rank: int) -> None:
-        """Become `rank`: its failures strike this process, unless they struck the rank's previous process."""
+        """Become `rank`: inject its failures from now on, except those injected in that rank's previous process."""
         self._rank = rank
         if self._schedule and self._folder:
             self._select(struck(self._folder))
@@ -70,12 +70,12 @@ class Injection:
         ]
 
     def _open_targets(self, failure: Failure) -> list[int]:
-        """Return the target ranks that `failure` has not struck yet."""
+        """Return the target ranks of `failure` in which it has not been injected yet."""
         targets = failure.targets or (0,)
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
     def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
-        """Prepare failures in forward and backward of these models; raise BadInput if a failure lacks its model."""
+        """Register the models in which failures are injected; raise BadInput if a failure needs a missing one."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
         inside = [failure.point for failure in due if points.name(failure) == "backward"]
         if inside and not replicas:
@@ -93,7 +93,7 @@ class Injection:
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
-        """Let the failures before `step` strike, and prepare those inside it. This may end the process."""
+        """Inject the failures planned just before `step`, and prepare those inside it. May end the process."""
         for failure in [failure for failure in self._joint if failure.step == step]:
             self._joint.remove(failure)
             if points.name(failure) == "backward":
@@ -108,17 +108,17 @@ class Injection:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
-        """Let failures in backward strike that are due when the sums `works`, out of `buckets`, have started."""
+        """Inject failures in backward that are due when the sums `works`, out of `buckets` in all, have started."""
         for failure in [cut for cut in self._in_backward if points.summed_buckets(cut, buckets) == len(works)]:
             self._in_backward.remove(failure)
             self._strike_jointly(failure, works)
 
     def strike_in_save(self, step: int) -> None:
-        """Let the failures strike that are due while the state before `step` is saved. This may end the process."""
+        """Inject the failures that are due during the save at `step`. May end the process."""
         self._strike_from("save", step)
 
     def strike_in_recovery(self, step: int) -> None:
-        """Let the failures strike that are due while survivors recover in `step`. This may end the process."""
+        """Inject the failures that are due while the survivors of a loss recover in `step`. May end the process."""
         self._strike_from("recovery", step)
 
     def _strike_from(self, point: str, step: int) -> None:
@@ -126,7 +126,7 @@ class Injection:
             self._strike(failure)
 
     def _in_forward(self, failure: Failure) -> None:
-        """Make `failure` strike in the next forward pass that computes gradients."""
+        """Arrange that `failure` is injected in the next forward pass that computes gradients."""
 
         def on_forward(*_: Any) -> None:
             if torch.is_grad_enabled():
@@ -137,7 +137,7 @@ class Injection:
         hooks = [model.register_forward_pre_hook(on_forward) for model in self._models]
 
     def _before_optimizer(self, failure: Failure) -> None:
-        """Make `failure` strike before the next optimizer step."""
+        """Arrange that `failure` is injected before the next optimizer step."""
 
         def on_step(*_: Any) -> None:
             hook.remove()
@@ -146,7 +146,7 @@ class Injection:
         hook = register_optimizer_step_pre_hook(on_step)
 
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
-        """Report that this rank has reached the failure's point. If it is a target, wait for all ranks and strike."""
+        """Report that this rank has reached the failure's point. If it is a target, wait for all ranks, then fail."""
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)
@@ -183,7 +183,7 @@ class Injection:
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return `store` wrapped with the storage faults that have not struck yet; if there are none, `store` itself."""
+    """Return `store` wrapped with the storage faults that have not been injected yet; without any, `store` itself."""
     faults = tuple(
         fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
     )
@@ -206,7 +206,7 @@ def check(schedule: Schedule, steps: int) -> None:
 
 
 def _record(folder: Path, name: str, strike: Strike) -> None:
-    """Append the strike to a small history file of its own, which the next attempt reads."""
+    """Append an injected failure to a small history file of its own, which the next attempt reads."""
     with HistoryWriter(folder, f"{INJECTED}{name}") as history:
         history.append(strike)
 

@@ -77,7 +77,7 @@ def moved(value: Any, *args: Any, **options: Any) -> Any:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Opening:
-    """A marker that precedes the batches of an epoch, or of its rest after a restart; they begin with `step`."""
+    """A marker before the batches of an epoch. `step` is the first to train: after a restart, one inside the epoch."""
 
     epoch: int
     step: int
@@ -87,7 +87,7 @@ Turns = Generator[Batch | Opening]
 
 
 class Batches:
-    """An iterator over the batches of a run that are not trained yet, for one loop.
+    """An iterator over the batches of a run that are not trained yet; it can be used once.
 
     Its length counts all batches of the run, including those that earlier attempts have trained. `tqdm(batches,
     initial=batches.initial)` starts at the right place.
@@ -117,7 +117,7 @@ class Batches:
 
 
 class Epochs:
-    """An iterable over the epochs of a run that are not completely trained yet, for one loop."""
+    """An iterable over the epochs of a run that are not completely trained yet; it can be used once."""
 
     def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
         self.dataset = dataset

@@ -254,7 +254,7 @@ class Boundary:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
-        """Save the state before `step`, marked as stopped if the script asked for that; return the seconds it took."""
+        """Save the state with which `step` begins, and return the seconds it took. A requested stop is saved too."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own

@@ -63,7 +63,7 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Have every backward call `posted` with its sums so far and their final number, first and after each sum."""
+        """Have every backward call `posted(sums, total)`: before its first bucket sum, and after each sum has begun."""
         if self._group:
             self._group.watch = posted
             return

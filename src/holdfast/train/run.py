@@ -26,7 +26,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Run:
-    """This process's part in a run, with all that a training script calls. `holdfast.attach()` returns it."""
+    """This process's part in a run: the object that a training script works with. `holdfast.attach()` returns it."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._session = Session(config, ranks, out)

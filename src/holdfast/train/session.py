@@ -121,7 +121,7 @@ class Session:
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
     def begin_loop(self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
-        """Build the training loop, of which a run has only one, and return its generator before it has begun."""
+        """Build the run's only training loop and return its generator, which has not started yet."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:
@@ -367,7 +367,7 @@ class Session:
 
 
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
-    """Return the snapshot writer that the config names; its store has the planned faults and refuses outdated nodes."""
+    """Return the writer of snapshots, with the planned storage faults and a fence against outdated nodes."""
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )
@@ -378,7 +378,7 @@ def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Wri
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return the store. On several nodes it refuses writes once the other nodes continue without this one."""
+    """Return `store`; in a run on several nodes, made to refuse writes once other nodes continue without this one."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store

@@ -50,7 +50,7 @@ EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
-    """Return a function that returns the present moment: of the clock or, on a CUDA device, of the device's queue."""
+    """Return a function that returns the current time or, on a CUDA device, an event in the device's stream."""
     if device.type != "cuda":
         return perf_counter
 
@@ -63,7 +63,7 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
-    """Return the seconds between two moments of one clock; wait until the device has reached `later`."""
+    """Return the seconds between two results of a clock; on a CUDA device, wait until it has reached `later`."""
     if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1000
@@ -111,7 +111,7 @@ class Fingerprints:
 
 
 class _Part:
-    """A list of tensors, and views of the few values of them that are sampled."""
+    """A list of tensors, and views of a few values of each, which are sampled."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]

@@ -57,7 +57,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class Loads(Protocol):
-    """An object that loads the samples of a request and returns them in `parts` micro-batches."""
+    """An object that loads the samples of a request and returns them as `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -70,7 +70,7 @@ class Loads(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """A loader of map-style datasets. To torch's DataLoader it looks like a dataset whose items are shares."""
+    """A loader of shares (one rank's samples of a step). To torch it looks like a dataset whose items are shares."""
 
     dataset: MapDataset
     parts: int
@@ -217,7 +217,7 @@ def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """A wrapper that loads shares in a loader process and returns them with the generator states after loading."""
+    """A wrapper that loads samples in a loader process and returns them with the generator states after loading."""
 
     shares: Loads
 

@@ -23,7 +23,7 @@ LONG = 1 << 20  # steps in an epoch, more than a run has, so that it can be exte
 
 
 class Draws:
-    """A stand-in for a dataset of `count` samples that only the script or its loader knows; it returns indexes."""
+    """A stand-in for a dataset whose `count` samples holdfast does not know: it returns the indexes themselves."""
 
     def __init__(self, count: int) -> None:
         self._count = count

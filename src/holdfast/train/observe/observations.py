@@ -18,7 +18,7 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A planned kill of `rank` before `step`. The run then continues from the state saved before step `saved`."""
+    """A planned kill of `rank` just before `step`. The run then resumes from the snapshot of step `saved`."""
 
     step: int
     saved: int
@@ -33,7 +33,7 @@ def length(asked: int | None, steps: int, per_epoch: int) -> int:
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the planned kills: around ends of epochs, right after a save or later, and at `at_random` random steps."""
+    """Return the planned kills: around ends of epochs, at a save and after it, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
@@ -78,13 +78,13 @@ class Window:
     attempt: int
     step: int
     epoch: int
-    ids: str  # of the samples
-    batch: str  # of what was handed out
-    drawn: Marks  # the generators of Python, numpy and torch when it was handed out
-    begun: Marks  # the protected state then (of large tensors, a few values)
-    midway: Marks | None  # the same at its first gradient; None without a gradient
+    ids: str  # the mark of the sample ids
+    batch: str  # the mark of the data in the batch
+    drawn: Marks  # the random generators of Python, numpy and torch when the batch was handed out
+    begun: Marks  # the protected state at that time (of large tensors, a few values)
+    midway: Marks | None  # the same at the step's first gradient; None if there was no gradient
     after: Marks  # every bit of the protected state when the next batch was requested
-    held: Mapping[str, UnprotectedValue]  # when it was handed out
+    held: Mapping[str, UnprotectedValue]  # when the batch was handed out
     kept: Mapping[str, UnprotectedValue]  # when the next batch was requested
     backwards: int
     stepped: int  # optimizer steps
@@ -133,5 +133,5 @@ def differing(one: Marks, other: Marks) -> list[str]:
 
 
 def is_tensor(mark: str | None) -> bool:
-    """Return True if `mark` stands for a tensor."""
+    """Return True if `mark`, the short text for a value, stands for a tensor."""
     return mark is not None and mark.startswith("tensor ")

@@ -32,7 +32,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 class Rehearsal:
     """The instructions of a rehearsal to its workers: how many steps to train, and before which steps to save."""
 
-    folder: str  # for its observations
+    folder: str  # for the observations
     steps: int | None = None
     saves: tuple[int, ...] = ()
 
@@ -54,7 +54,7 @@ def asked() -> Rehearsal | None:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SavingAt(CheckpointSaver):
-    """A checkpoint saver that saves before the steps `at` instead of at a regular interval."""
+    """A checkpoint saver that saves just before each of the steps `at` instead of at a regular interval."""
 
     at: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Search for the state of a script that is not protected, for a rehearsal to compare.
+"""Search for the state of a script that is not protected (saved and restored), for a rehearsal to compare.
 
 The search starts from the variables of the script's running functions, its modules, its dataset and its protected
 objects.
@@ -55,7 +55,7 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return every unprotected value with state that can be reached from the frames, roots and protected objects."""
+    """Return by path every value that has state, is not protected, and is reachable from the other arguments."""
     search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))

@@ -19,7 +19,7 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """Return the mark of a tensor, an array or a plain value. If `cheap`, large tensors are only sampled."""
+    """Return a short text that differs if the values differ. If `cheap`, only a few values of large tensors count."""
     if isinstance(value, torch.Tensor):
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):
@@ -32,7 +32,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """Return the mark of every leaf of a nested state, by its path."""
+    """Return the marks (short texts for comparison) of all leaves of a nested state, by path."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 

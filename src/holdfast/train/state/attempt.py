@@ -32,14 +32,14 @@ class Recorder(Protocol):
         """Wait until all flushed events are on disk, so that a power failure cannot lose them."""
 
     def close(self) -> None:
-        """Flush, sync and close."""
+        """Flush and sync all events, and close the history."""
 
 
 class Enrolled:
-    """The recorder of a worker under live recovery, which may become another member of the run, or none.
+    """The recorder of a worker under live recovery, whose member number may change.
 
-    Each time the worker becomes a member it starts a new part of that member's history. Before that it only remembers
-    its plan event, to be recorded once the worker is a member.
+    Each time the worker becomes a member (of the workers that train) it starts a new part of that member's history.
+    Before that it only remembers its plan event, to be recorded once the worker is a member.
     """
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:

@@ -52,7 +52,7 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the digest of the restored commit if memory still equals it, otherwise the digest of memory."""
+        """Return the digest recorded for the snapshot if memory still equals it, otherwise the digest of memory."""
         if self.step is None:
             return None
         in_memory = protected.digest()
@@ -120,7 +120,10 @@ def _check_length(store: Store, step: int, plan: SamplePlan, saved: SamplePlan, 
 
 
 def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
-    """Seed the generators for the first step; return how they compare with the saved states, for the history."""
+    """Seed the random generators with `key`, and compare them with the states in the restored snapshot.
+
+    Return "restored" if they are equal, "none" if they differ, and "keyed" if there are no states for this rank.
+    """
     rng.set_all(key)
     if restored.step is None or restored.world != ranks.size:
         return "keyed"  # no state was captured for exactly this share

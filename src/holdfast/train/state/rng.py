@@ -20,7 +20,7 @@ CHOSEN = 1 << 32  # people choose small seeds; unseeded processes and our keys h
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
-    """Return a 64-bit seed for `purpose` at `place` in the run."""
+    """Return a 64-bit seed derived from the run's seed, a purpose, and a place (numbers such as epoch and rank)."""
     return int(xxhash.xxh3_64_intdigest(repr((seed, purpose, *place)).encode()))
 
 

@@ -74,7 +74,7 @@ class Conditions:
 
 
 def state_digest(tensors: str, tree: str) -> str:
-    """Return the digest of a commit, from the digest of the tensor file and that of the other state (`tree`)."""
+    """Return the digest of a commit, computed from the digests of its tensor file and of its other state (`tree`)."""
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
@@ -86,17 +86,17 @@ class Saves(Protocol):
 
     @property
     def next(self) -> int:
-        """The step before which the state is to be saved next."""
+        """The number of the step at whose start the state is to be saved next."""
 
     @property
     def is_under_way(self) -> bool:
         """True while a save is being written or waits to be recorded."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
-        """Save the state before `step` and return the seconds it took; `stops` marks the run as stopped by a script."""
+        """Save the state with which `step` begins; return the seconds it took. `stops` marks the run as stopped."""
 
     def regroup(self, settled: int | None) -> None:
-        """Continue with the present ranks. No rank saves before step `settled`, which some of them may have begun."""
+        """Continue with the present ranks after a recovery. No save is made at step `settled`: some have begun it."""
 
     def collect(self) -> None:
         """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
