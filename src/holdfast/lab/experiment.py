@@ -56,7 +56,7 @@ class Options:
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Return the outcome of `work` for each item, computed in local processes or on the cluster."""
+        """Return the outcome of `work` for each item, run locally or on the cluster; `on_report` gets its reports."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)

@@ -30,7 +30,7 @@ def style_name(strategy: Strategy) -> str:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of a size in inches whose PDF has no Type 3 fonts, because many venues refuse them."""
+    """Return an empty figure (size in inches) that is saved to PDF without Type 3 fonts, which many venues refuse."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 

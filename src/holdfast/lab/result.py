@@ -144,7 +144,7 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command as readers see it; absolute paths are cut to the last name, as they may name a person."""
+    """Return the command for readers; absolute paths are cut to their last component, to hide user names."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 

@@ -32,7 +32,7 @@ def attach(fabric: Any, **options: Any) -> Run:
     strategy = fabric.strategy
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):
         raise BadInput(f"a run does not support Fabric's {name}: every worker must hold the whole model. Choose ddp.")
-    ranks.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
+    ranks.leave()  # Fabric may have formed a process group; the run forms its own, which detects a lost peer
     run = attaching.attach(**options)
     if fabric.world_size != run.world_size:
         raise BadInput(

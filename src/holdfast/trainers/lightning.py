@@ -99,7 +99,7 @@ def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """Replacements for the methods of a protected Trainer that supply batches and end steps."""
+    """Replacement methods for a protected Trainer, through which the run supplies batches and saves steps."""
 
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
@@ -108,7 +108,7 @@ class _Protection:
         self._progress: LightningProgress | None = None
 
     def install(self) -> None:
-        """Install the replacements in the Trainer."""
+        """Replace the methods of the Trainer."""
         trainer = self._trainer
         strategy, loop = trainer.strategy, trainer.fit_loop
         if hasattr(strategy, "_ddp_kwargs"):
@@ -129,7 +129,7 @@ class _Protection:
         return fit(*args, **options)
 
     def _begin(self, restore: Callable[[], None]) -> None:
-        """Restore the state of the run and replace the training loader, after setup and before the first step."""
+        """Call Lightning's `restore`, then restore the state of the run and replace the training loader."""
         restore()
         trainer = self._trainer
         if trainer.state.fn != "fit":

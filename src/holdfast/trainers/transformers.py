@@ -68,7 +68,7 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
         raise BadInput("protect() supports the Trainer of transformers 5.22 and later: update the package.")
     for name, reason in _unsupported_options(trainer):
         raise unsupported(name, reason)
-    ranks.leave()  # Accelerate has formed a group: the run forms its own, which finds a lost peer
+    ranks.leave()  # Accelerate has formed a process group; the run forms its own, which detects a lost peer
     run = attach(seed=trainer.args.seed)
     if trainer.args.world_size != run.world_size:
         raise BadInput(
@@ -113,7 +113,7 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """Replacements for the methods of a protected Trainer that supply batches and end steps."""
+    """Replacement methods for a protected Trainer, through which the run supplies batches and saves steps."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer, self._run = trainer, run

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
 WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
-# The ranges of the steps that are killed, far enough apart for a replacement to have joined.
+# The ranges of steps for the two kills, far enough apart for a replacement worker to have joined.
 EARLIER, LATER = (70, 120), (190, 260)
 POINTS = ("boundary", "forward", "backward=0.3", "backward=0.5", "backward=0.8", "optimizer")
 KILLED = WORKERS - 1  # the rank that is killed in a sweep
@@ -42,7 +42,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without failures, and once with two kills under every recovery."""
+    """Run each workload once without failures, and once with two kills for every recovery method."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
@@ -108,7 +108,7 @@ def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Se
 
 
 def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
-    """Return two cases for every kill of a run: its cost in seconds, and its cost in iterations."""
+    """Return for every kill in a run its predicted and measured cost: one case in seconds and one in iterations."""
     cases = []
     for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
         work, where = failure.rework_steps + failure.samples_lost / costs.batch, f"killed in step {failure.step}"

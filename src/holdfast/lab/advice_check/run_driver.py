@@ -15,13 +15,13 @@ from threading import Timer
 from holdfast.errors import HoldfastError, WorkerLost
 from holdfast.runs.config import RunConfig
 
-ENDS_WITHIN = 600.0  # seconds for a run
+ENDS_WITHIN = 600.0  # the most seconds that a run may take
 LEAVES_WITHIN = 30.0
 
 
 @contextmanager
 def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
-    """Start the driver process, and yield a function that executes a run and returns its verdict; log to `log`."""
+    """Start the driver process and yield a function that executes a run in a folder and returns its verdict."""
     with (
         log.open("ab") as output,
         Popen([sys.executable, "-m", __spec__.name], stdin=PIPE, stdout=PIPE, stderr=output, text=True) as driver,

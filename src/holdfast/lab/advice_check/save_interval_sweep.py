@@ -18,9 +18,9 @@ from holdfast.lab.advice_check.killed_runs import KILLED, run_config, run_to_com
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-OFTEN = 15.0  # mean time between failures, in durations of a restart: short enough for the interval to matter
+OFTEN = 15.0  # mean time between failures, as a multiple of a restart: short enough for the interval to matter
 FAILURES, REPEATS = 5, 3  # the mean number of failures of a real run, and the repeats of the real sweep
-RESAMPLED = 4000  # failures
+RESAMPLED = 4000  # number of simulated failures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,14 +71,14 @@ def _useful_share(
     gaps = rng.exponential(mtbf, RESAMPLED)
     again = rng.choice(np.asarray(restarts or [mtbf / OFTEN]), RESAMPLED)
     cycle = every * step + save
-    # Between two failures training runs for what the restart leaves; a save counts once it is durable.
+    # Between two failures, training has the time that the restart leaves; a save counts once it is durable.
     up = np.maximum(0.0, gaps - again)
     saves = np.maximum(0.0, np.floor((up - durable) / cycle))
     return float((saves * every * step).sum() / gaps.sum())
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """Return the sweep in real runs: once by wall-clock time, and once by the share of its time that a run trains.
+    """Measure goodput in real runs at each interval: by wall-clock time, and by the share of it spent on training.
 
     All intervals of a repeat have the same failures. On a shared machine wall-clock time varies from run to run. The
     share hardly varies, but does not show that steps are slower while a save is written.

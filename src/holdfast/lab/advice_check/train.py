@@ -1,4 +1,4 @@
-"""The training script whose failure costs `advice-check` predicts; it takes the network's width and the steps."""
+"""The training script whose failure costs `advice-check` predicts; arguments: network width, number of steps."""
 
 import sys
 

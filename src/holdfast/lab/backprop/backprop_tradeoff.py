@@ -23,7 +23,7 @@ from holdfast.report.files import prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare the strategies replay, forward and skip on every panel."""
+    """Run the experiment: compare the recovery strategies replay, forward and skip on every network."""
     import torch  # takes a second
 
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15
@@ -94,7 +94,7 @@ def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter)
 
 
 def _rows(results: PanelResults) -> Iterator[Row]:
-    """Yield the result rows of a panel: accuracies, slowdowns, checkpoint-restart costs, and the failure-free run."""
+    """Yield the result rows of one network: accuracies, slowdowns, restart costs, and accuracy without failures."""
     for phase, epoch in zip(PHASES, results.phases, strict=True):
         for cell, when in MEASURED:
             deviation = results.deviation(phase, cell, when)

@@ -1,4 +1,4 @@
-"""The results of one panel of backprop-tradeoff, the paper's and our claims about them, and remarks for readers."""
+"""Results of backprop-tradeoff for one network, the paper's claims and ours about them, and remarks for readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from holdfast.lab.backprop.scenarios import (
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.result import Claim, Expected
 
-LEAST = 0.01  # of a mini-batch: a smaller overhead cannot be distinguished from none
+LEAST = 0.01  # part of a mini-batch: a smaller overhead cannot be distinguished from none
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
-TOLERANCE = 0.05  # ratios of times that differ by less agree
+TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one panel (a network on a data set): accuracies, slowdowns, prices and predictions."""
+    """The measurements of one network on a data set: accuracies, slowdowns, times and predictions."""
 
     panel: BackpropPanel
     data: str
@@ -49,20 +49,20 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return the accuracy of every trial after `cell`, a failure and its recovery, in a phase of training."""
+        """Return the test accuracy of each trial after the failure `cell` in `phase`: at once or an epoch later."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return for every trial the relative difference of its accuracy from that without a failure."""
+        """Return by which fraction each trial's accuracy differs from the accuracy without a failure."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return for every trial the mean absolute deviation from the accuracy without a failure, over all failures."""
+        """Return for each trial the mean absolute `deviation`, over all failures under `strategy` in `phases`."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a mini-batch by a failure, at all points of backward or at one `point`."""
+        """Return the median slowdown of a failed mini-batch under `strategy`, for all failures or those at `point`."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
@@ -73,7 +73,7 @@ class PanelResults:
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, Cell, ConfidenceInterval]:
-        """Return the phase and failure in which a strategy changes the accuracy most on average, and that change."""
+        """Return the phase and failure in which `strategy` changes the accuracy most on average, and that change."""
         distances = {
             (phase, cell): confidence.mean_of_few(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
@@ -88,7 +88,7 @@ def _cells(strategy: str) -> list[Cell]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return the paper's claims and our own about one panel."""
+    """Return the paper's claims and our own about one network."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"
@@ -123,7 +123,7 @@ def claims(results: PanelResults) -> list[Claim]:
 
 
 def remarks(results: PanelResults) -> list[str]:
-    """Return remarks for the reader about one panel, including the cause of each claim that fails."""
+    """Return remarks for the reader about one network, including the cause of each claim that fails."""
     label, prices = results.label, results.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean_of_few(results.deviation(phase, BEFORE)).value for phase in PHASES}

@@ -1,4 +1,4 @@
-"""The panels of backprop-tradeoff: a network on a data set each, with its hyperparameters."""
+"""The networks and data sets of backprop-tradeoff, with their hyperparameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class BackpropPanel:
 
 
 def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
-    """Return the panels called `names` in their usual order; all of them if `names` is empty."""
+    """Return the panels (a network on a data set each) called `names`, or all of them if `names` is empty."""
     if unknown := [name for name in names if name not in PANELS]:
         raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]

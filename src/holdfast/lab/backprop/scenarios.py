@@ -1,4 +1,4 @@
-"""The grid of failures during backward: phases of training, points of failure, numbers of survivors and strategies."""
+"""The grid of simulated failures: phases of training, points of backward, numbers of survivors, and strategies."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 PHASES = ("early", "middle", "late")
 POINTS = (0.25, 0.5, 0.75)
-SURVIVORS = (2, 4, 6)  # of 8
+SURVIVORS = (2, 4, 6)  # numbers of the 8 workers
 NOW, LATER = "immediately", "an epoch later"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the grid: the strategy, the fraction of backward at which workers fail, and the number of survivors."""
+    """A failure in the grid: the strategy, the fraction of backward at which workers fail, and how many survive."""
 
     strategy: str
     point: float | None = None
@@ -31,12 +31,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the cell in tables and logs."""
+        """The name of the failure in tables and logs."""
         parts = [self.strategy] + ([] if self.point is None else [f"at {self.point:.0%}"])
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure of this cell, or None if nothing fails; the first workers in `order` survive."""
+        """Return the failure to simulate, or None if nothing fails; the first workers in `order` survive."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -57,7 +57,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: test accuracy after every epoch without failures (`curve`), and after each cell of every phase."""
+    """One trial: test accuracy after every epoch without failures (`curve`), and after each failure (`accuracy`)."""
 
     curve: list[float]
     accuracy: dict[tuple[str, Cell, str], float]
@@ -65,7 +65,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """All failures of one panel; call it with a trial number to train that trial and get its accuracies."""
+    """All failures to simulate for one network; call it with a trial number to run that trial."""
 
     panel: str
     quick: bool
@@ -74,7 +74,7 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Run trial `number` and return its accuracies; `report` gets the key and the accuracy of every cell."""
+        """Train trial `number` and return its accuracies; `report` gets a key and the accuracy for each failure."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device
@@ -128,7 +128,7 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: Cell, order: list[int]
     ) -> None:  # fmt: skip
-        """Set `training` to its state after the mini-batch of `cell`; all cells share the gradients `first`."""
+        """Restore `before`, then train the mini-batch with the failure `cell`, from precomputed gradients `first`."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch
@@ -142,5 +142,5 @@ class Scenarios:
 
 @cache
 def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
-    """Return the training task of a panel; each process loads it once."""
+    """Return the training task of the panel called `panel`; each process loads it once."""
     return PANELS[panel].task(data, quick=quick)

@@ -55,7 +55,8 @@ class Interruption:
     """A failure in the backward of one mini-batch, and the strategy that recovers from it.
 
     `point` is the fraction of the gradients, from the last layer on, that were summed and applied before the failure,
-    or the name of the first layer that was not. `casualties` are the lost workers; if there are none, nothing fails.
+    or the name of the layer at which the failure struck. `casualties` are the lost workers; if there are none, nothing
+    fails.
     """
 
     strategy: str
@@ -115,8 +116,8 @@ def layers_of(model: nn.Module) -> Layers:
 def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
     """Return the names of the parameters whose gradients were complete when a failure struck backward at `point`.
 
-    Backward goes from the last layer in `order` to the first. `point` is the fraction of the parameters that were
-    reached, rounded down to whole layers, or the name of the first layer that was not.
+    Backward goes from the last layer in `order` to the first. `point` is the fraction of the parameters that backward
+    had reached, rounded down to whole layers, or the name of the layer at which the failure struck.
     """
     if isinstance(point, str):
         layers = [_module(names[0]) for names in order]
@@ -164,7 +165,7 @@ def apply_gradients(
     *,
     inside: bool = True,
 ) -> bool:
-    """Step the optimizer with the gradients that a failure leaves; return True if the mini-batch must run again."""
+    """Step the optimizer with the gradients that survive a failure; return True if the mini-batch must run again."""
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:

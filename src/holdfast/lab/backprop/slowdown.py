@@ -1,4 +1,4 @@
-"""Measure how much longer a mini-batch takes that fails and is recovered, and how long a restart takes.
+"""Measure the slowdown of a mini-batch by a failure and its recovery, and the time of a restart.
 
 Workers run one after another here, with and without a failure alike, so the ratios compare only computing times.
 """
@@ -33,7 +33,7 @@ START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The slowdown of each cell in every round, the prices, and the predictions of the performance model."""
+    """The measured slowdown of each failure, the seconds of each part of training, and the model's predictions."""
 
     slowdown: dict[Cell, Floats]
     prices: Prices
@@ -42,7 +42,7 @@ class MeasuredTimes:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure on a new model the slowdowns of all failures, in `rounds` rounds of random order, and the prices."""
+    """Measure the slowdown of a mini-batch by each failure, `rounds` times in random order, and restart times."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -73,7 +73,7 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> fl
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return the prices, the predicted slowdowns by point, and the predicted and measured seconds of a restart."""
+    """Return measured prices, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
@@ -86,7 +86,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the prices (seconds of a mini-batch, save, start and load), and the seconds of a load and a replay."""
+    """Return the seconds of a mini-batch, save, start and load, and of a load followed by replayed mini-batches."""
     device = training.device
 
     def train_one() -> None:

@@ -40,7 +40,7 @@ class State:
 
 
 class Training:
-    """A task in training; `seed` determines everything random."""
+    """A model in training on a task; `seed` determines all random numbers."""
 
     def __init__(self, task: TrainingTask, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)

@@ -31,7 +31,7 @@ class PerturbedTrials:
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return for each trial Δ/D of Theorem 3.2: its perturbations relative to the distance left to the optimum."""
+        """Return each trial's total perturbation relative to the distance left to the optimum: Δ/D in Theorem 3.2."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
@@ -63,7 +63,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a remark: how many trials exceed the bound if D is `start`, the initial distance, as in the paper."""
+    """Return a remark on how many trials exceed the bound if D is the initial distance `start`, as in the paper."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

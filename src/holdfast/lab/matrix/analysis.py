@@ -1,4 +1,4 @@
-"""Statistics over the runs of a matrix, and the quality gates that a suite must pass to count. Pure functions.
+"""Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
 A suite is a data set, a model and a failure schedule. The gates are those of the ECRL paper (section 5.9): target
 steps, correctness, artifacts, consistent metadata. A suite that fails a gate is listed with the reason and is left out
@@ -77,7 +77,7 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return `statistic` of `suites`, arrays of (seed, column), with an interval if each has 2 or more seeds."""
+    """Return `statistic` of `suites`, arrays of (seed, column), with an interval if all have 2 or more seeds."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -110,7 +110,7 @@ def share_above(suites: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a matrix; statistics use only the suites that pass all quality gates."""
+    """The measured runs of a recovery matrix; statistics use only the suites that pass all quality gates."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -149,13 +149,13 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Return `statistic`, which compares the variants `first` and `second` by `metric`, with its interval."""
+        """Return `statistic`, which compares two variants (recovery methods) by `metric`, with its interval."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return (axis, value, suites with that value) for every axis, such as the model, with several values."""
+        """Return (axis, value, suites) for each value of every axis, such as the model, on which suites differ."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])

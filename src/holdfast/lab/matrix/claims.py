@@ -1,4 +1,4 @@
-"""The claims about the runs of a matrix, and remarks for readers. Pure functions."""
+"""Claims about the runs of a recovery matrix, and remarks for readers. Pure functions."""
 
 import math
 from collections.abc import Iterator

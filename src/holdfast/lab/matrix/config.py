@@ -1,4 +1,4 @@
-"""A matrix of runs as a TOML file defines it: read and checked once; every error names its line.
+"""A recovery matrix (a grid of training runs) as a TOML file defines it; every error names its line.
 
 The standard library's TOML reader keeps no line numbers, so a line is searched only after a mistake was found.
 """
@@ -49,7 +49,7 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """Return the line of `key` in `table`, or of `value` in its list; without `key`, the line of the table's header.
+    """Return the line number of a TOML `key`, or of one `value` in its list; without `key`, that of the table's header.
 
     `table` is "" for keys before the first header; `nth` selects a table in an array of tables. For a table without a
     header of its own, return the line of its first subtable. Return 0 if there is no such line.
@@ -69,7 +69,7 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
 
 
 def _line_of_value(text: str, first: int, value: object) -> int:
-    """Return the first line, from line `first` on, that contains `value`; a list may span several lines."""
+    """Return the number of the first line, from `first` on, that contains `value`; a list may span lines."""
     shown = re.escape(str(value))
     pattern = re.compile(rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])")
     lines = enumerate(text.splitlines()[first - 1 :], first)

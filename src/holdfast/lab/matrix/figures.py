@@ -1,4 +1,4 @@
-"""Figures of a matrix: goodput, the gain of overlapped saves, wall-clock time by cause, distance from the reference."""
+"""Figures of a recovery matrix: goodput, gain of overlapped saves, wall-clock time, distance from the reference run."""
 
 import math
 from collections import defaultdict
@@ -49,7 +49,7 @@ def figures(analysis: Analysis) -> dict[str, "Figure"]:
 
 
 def goodput(analysis: Analysis) -> "Figure":
-    """Draw the goodput (committed steps per second) of each suite as a group of bars, one per variant."""
+    """Draw the goodput (committed steps per second) of each suite as a group of bars, one per recovery method."""
     figure, axes = _figure(max(6.0, 1.2 + 1.1 * len(analysis.counted)), 4.2)
     places, width = np.arange(len(analysis.counted)), 0.85 / len(analysis.variants)
     for number, variant in enumerate(analysis.variants):

@@ -1,4 +1,4 @@
-"""The measurements of one run of a matrix, from its history, audit, costs and snapshots; stored as JSON."""
+"""The measurements of one run of a recovery matrix, from its history, audit, costs and snapshots; stored as JSON."""
 
 import json
 import math
@@ -27,7 +27,7 @@ Struck = tuple[int, str, str, int]
 """A failure that struck: its step, kind, point and rank."""
 Distances = tuple[tuple[int, float, float], ...]
 """For every snapshot that two runs have: its step, the distance of the two models, and the norm of the second."""
-THREADS = 2  # that compare snapshots; each has two of them in memory
+THREADS = 2  # threads that compare snapshots; each has two snapshots in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,12 @@ class MeasuredRun:
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as JSON values."""
+        """Return the measurements as JSON values."""
         return {**asdict(self), "wall": finite_or_none(self.wall)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "MeasuredRun":
-        """Return the run whose JSON values `to_json` returned."""
+        """Create a run from the JSON values that `to_json` returned."""
         wall, distances = data["wall"], data["distances"]
         converted = {
             "wall": math.nan if wall is None else float(wall),
@@ -97,7 +97,7 @@ class MeasuredRun:
 
 
 def read_measured(path: Path) -> MeasuredRun | None:
-    """Return the run that was stored in a file, or None if the file is missing or damaged."""
+    """Return the measurements stored in a file, or None if the file is missing or damaged."""
     try:
         return MeasuredRun.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError):
@@ -140,7 +140,7 @@ def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path)
 
 
 def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
-    """Return the loss of every step: the mean over its samples in the last attempt that trained it, or None."""
+    """Return the mean loss of each step over its samples, in the last attempt that trained it; None if not logged."""
     by_step: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for what in (event.what for event in events):
         if isinstance(what, Step):
@@ -157,7 +157,7 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distance between two runs' models at each step with good snapshots of both, or None."""
+    """Return the distance between two runs' models at each step with intact snapshots of both, or None."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)

@@ -1,4 +1,4 @@
-"""The networks and data sets of a matrix, by name. Data sets are stored as arrays that every worker memory-maps."""
+"""The networks and data sets of a recovery matrix, by name; workers memory-map the stored data sets."""
 
 import os
 from collections.abc import Callable

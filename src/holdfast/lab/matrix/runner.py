@@ -36,13 +36,13 @@ from holdfast.supervise.supervisor import supervise
 
 STATISTICS = Path("/proc/stat")
 MEMORY = Path("/dev/shm")
-STOLEN = 0.1  # of the processor time: a run that lost more is repeated
+STOLEN = 0.1  # share of CPU time: a run that lost more to the host is repeated
 PAUSES = (5.0, 20.0, 40.0)  # seconds before each further try, because a host stays busy for a while
 WITHIN = 600.0  # seconds to read the snapshots of one run, or to remove them from an object store
 
 
 class ProcessorTicks(NamedTuple):
-    """The clock ticks of all processors since boot; `stolen` are those that the host gave to other machines."""
+    """The clock ticks of all processors since boot; `stolen` are those that the host gave to other virtual machines."""
 
     stolen: int
     total: int
@@ -60,7 +60,7 @@ def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
 
 
 def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
-    """Return the share of CPU time between two readings that the host gave to other machines, or None if unknown."""
+    """Return the share of CPU time between two readings that the host gave to other virtual machines, or None."""
     if before is None or after is None or after.total <= before.total:
         return None
     return (after.stolen - before.stolen) / (after.total - before.total)
@@ -68,7 +68,7 @@ def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) ->
 
 @dataclass(frozen=True, slots=True)
 class MatrixRunner:
-    """An executor for the runs of some suites of a matrix; it writes below `out` and reads prepared data sets."""
+    """An executor for the runs of some suites of a recovery matrix; it writes below `out`."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -105,7 +105,7 @@ class MatrixRunner:
         return run
 
     def run_all(self, meter: Meter) -> dict[PlannedRun, MeasuredRun]:
-        """Execute all runs that are not finished, and return all measurements; raise KeyboardInterrupt to stop."""
+        """Execute all runs that are not finished, and return the measurements of all runs."""
         progress = meter("runs", len(self.planned))
         runs: dict[PlannedRun, MeasuredRun] = {}
         warm()  # otherwise only the first run would pay for the imports

@@ -1,4 +1,4 @@
-"""The runs of a matrix: every suite in every variant with every seed, and the config of each run. Pure functions."""
+"""The runs of a recovery matrix: every suite with every recovery method and seed, and the config of each run."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One cell of the matrix: a data set, a model, a failure schedule, and values of the swept settings."""
+    """One cell of the matrix: a data set, a model, a failure schedule, and values of the settings that vary."""
 
     dataset: str
     model: str
@@ -37,7 +37,7 @@ class Suite:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The values that distinguish the suite from others, as text: data set, model, failures and swept settings."""
+        """The values that distinguish the suite from others, as text: data set, model, failures and varied settings."""
         plain = {"dataset": self.dataset, "model": self.model, "failures": self.failures}
         return plain | {key: _word(value) for key, value in self.settings}
 
@@ -52,7 +52,7 @@ class PlannedRun:
 
     @property
     def how(self) -> Variant:
-        """The definition of the variant: its recovery and writer."""
+        """The definition of the run's variant: its recovery method and snapshot writer."""
         return VARIANTS[self.variant]
 
     @property
@@ -62,7 +62,7 @@ class PlannedRun:
 
 
 def suites(matrix: Matrix) -> list[Suite]:
-    """Return every suite of a matrix, in the order of its file."""
+    """Return every suite (data set, model and failures) of a matrix, in the order of its file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -71,7 +71,7 @@ def suites(matrix: Matrix) -> list[Suite]:
 
 
 def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
-    """Return the suites called `names`; all of them if `names` is empty."""
+    """Return the suites (data set, model and failures) called `names`, or all of them if `names` is empty."""
     every = {suite.name: suite for suite in suites(matrix)}
     if unknown := [name for name in names if name not in every]:
         raise BadInput(f"there is no suite {unknown[0]!r}; choose among {', '.join(every)}.")

@@ -1,4 +1,4 @@
-"""The tables of a matrix: tables 5 to 8 of the ECRL paper, and further ones. Pure functions."""
+"""The tables of a recovery matrix: tables 5 to 8 of the ECRL paper, and further ones. Pure functions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def tables(analysis: Analysis) -> list[ResultTable]:
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
-    """Return the means of all metrics by variant, over the suites that pass all quality gates (the paper's table 5)."""
+    """Return a table of mean metrics by variant, over the suites that pass all quality gates (the paper's table 5)."""
     if not analysis.counted:
         return None
     compared = analysis.has(BLOCKING, OVERLAPPED)
@@ -52,7 +52,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return a row for each suite, sorted by the goodput that overlapped saves gain (the paper's table 6)."""
+    """Return a table of the suites, sorted by the goodput that overlapped saves gain (the paper's table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
@@ -69,7 +69,7 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
-    """Return means over the suites with one value in common, such as a model (the paper's table 7)."""
+    """Return a table of means over suites with a value in common, such as the model (the paper's table 7)."""
     if not analysis.has(BLOCKING, OVERLAPPED):
         return None
     rows: list[list[Value]] = []
@@ -89,7 +89,7 @@ def sliced(analysis: Analysis) -> ResultTable | None:
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
-    """Return the goodput, stall and wall-clock time of every suite in every variant (the paper's table 8)."""
+    """Return a table of goodput, stall and wall-clock time by suite and variant (the paper's table 8)."""
     columns = [*_axes(analysis)]
     for what in ("steps/s", "stall, s", "wall, s"):
         columns += [f"{variant}, {what}" for variant in analysis.variants]
@@ -105,7 +105,7 @@ def complete(analysis: Analysis) -> ResultTable | None:
 
 
 def stalls(analysis: Analysis) -> ResultTable | None:
-    """Return how long training waits for saves in each variant: seconds per run by part, and per save."""
+    """Return a table of how long training waits for saves, by variant: seconds per run by part, and per save."""
     parts = ("waited", *PARTS, "overlapped")
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
@@ -119,7 +119,7 @@ def stalls(analysis: Analysis) -> ResultTable | None:
 
 
 def wall_clock(analysis: Analysis) -> ResultTable | None:
-    """Return the mean wall-clock time of a run in each variant, divided by cause."""
+    """Return a table of the mean wall-clock time of a run, by variant and cause."""
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
         seconds = [analysis.mean(lambda run, cause=cause: run.seconds.get(cause, 0.0), variant) for cause in CAUSES]  # type: ignore[misc]
@@ -130,7 +130,7 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
 
 
 def divergences(analysis: Analysis) -> ResultTable | None:
-    """Return how far the losses and models of every variant are from the reference run, by suite."""
+    """Return a table of how far the losses and models of each variant are from the reference run."""
     if REFERENCE not in analysis.variants:
         return None
     rows: list[list[Value]] = []
@@ -147,7 +147,7 @@ def divergences(analysis: Analysis) -> ResultTable | None:
 
 
 def rejected(analysis: Analysis) -> ResultTable | None:
-    """Return the runs that failed a quality gate, with the reason."""
+    """Return a table of the runs that failed a quality gate, with the reason."""
     rows: list[list[Value]] = [[f.suite.name, f.run, f.gate, f.why] for f in analysis.failed]
     return ResultTable("Not counted: runs that did not pass a quality gate", ["suite", "run", "gate", "why"], rows)
 

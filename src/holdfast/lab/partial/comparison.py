@@ -25,10 +25,10 @@ class PanelComparison:
     workload: str
     quick: bool
     criterion: float
-    largest_block: float  # its share of all values
+    largest_block: float  # share of all values that the largest block has
     measurement: Measurement
     rows: list[Row]
-    title: str = ""  # for figures, in words
+    title: str = ""  # the title in figures
     blocks: int = 0
 
     @property
@@ -37,7 +37,7 @@ class PanelComparison:
         return f"{self.panel}, quick on {self.workload}" if self.quick else self.panel
 
     def row(self, strategy: Strategy) -> Row:
-        """Return the row of `strategy`."""
+        """Return the result row of `strategy`."""
         return next(row for row in self.rows if row.items() >= strategy_columns(strategy).items())
 
 

@@ -1,4 +1,4 @@
-"""Reports on strategies compared on panels: the cost table, figures like the paper's, and the bound of Theorem 3.2."""
+"""Reports on compared strategies: the cost table, figures like the SCAR paper's, and the bound of its Theorem 3.2."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
@@ -75,12 +75,12 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return where the chosen panels differ from the paper's; nothing for quick runs and the user's own model."""
+    """Return notes on where the chosen panels differ from the paper's; none for quick runs and the user's model."""
     return [] if options.quick or options.workload is not None else panel_notes(options.panels)
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
-    """Return for each panel a phrase with its convergence criterion and the iterations to it without failures."""
+    """Return a phrase for each panel: its convergence criterion, and the iterations to it without failures."""
     described = {}
     for panel in panels:
         measured, shortest, longest = (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOST, EIGHTH = Fraction(1, 2), Fraction(1, 8)
-FOUND_ON = "mf-movielens"  # the panel on which first values cost more than starting over
+FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than starting over
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Approach:
     fraction: Fraction = Fraction(1)
 
     def strategy(self, interval: int) -> Strategy:
-        """Return this approach as a strategy with the checkpoint interval `interval` and half of the blocks lost."""
+        """Return this approach as a strategy, with checkpoint interval `interval` and half of the blocks lost."""
         ranking = "full" if self.fraction == 1 else "priority"
         policy = Policy(ranking=ranking, interval=interval, fraction=self.fraction, saves=self.saves)
         return Strategy(policy=policy, recovery=self.recovery, lost=LOST)
@@ -109,7 +109,7 @@ class Split:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare both remedies with starting over and with a reset to initial values."""
+    """Run the experiment: compare early saves and fresh values with starting over and with initial values."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     has_fresh_values = options.workload is None or has_rule(options.workload)
     approaches = [approach for approach in APPROACHES if has_fresh_values or approach.recovery != "fresh"]

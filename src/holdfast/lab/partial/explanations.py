@@ -16,17 +16,17 @@ from holdfast.lab.simulate.strategy import Strategy
 class ReductionFacts:
     """Measurements that may explain the cost reduction of one strategy on one panel.
 
-    A failure before the first full checkpoint returns to the start, which says nothing about the saves. So `later`,
-    `smaller` and `scaled` leave these failures out, unless there are no others.
+    A failure before the first full checkpoint restores the initial state, which says nothing about the saves. So
+    `later`, `smaller` and `scaled` leave these failures out, unless there are no others.
     """
 
     trials: int
     whole: float  # the reduction if costs are counted in whole iterations, as in the paper
     early: int  # failures before the first full checkpoint
-    later: ConfidenceInterval  # the reduction
+    later: ConfidenceInterval  # the cost reduction
     smaller: float  # the mean reduction of the perturbation
     scaled: float | None  # the reduction if blocks are ranked by distance relative to their norm
-    concentration: float  # of the movement in the blocks of one save
+    concentration: float  # the share of the movement that is in the blocks of one save
     largest: float  # the largest block, as a fraction of all values
     budget: float  # the size of one save, as a fraction of all values
 

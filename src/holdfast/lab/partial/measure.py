@@ -17,7 +17,7 @@ from holdfast.lab.trial_log import TrialLog
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
-LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as not converged
+LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 counts as not converged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Costs:
 class Measurement:
     """The costs of all strategies on one workload; trial i has the same run and failure under every strategy."""
 
-    lengths: Ids  # of the unperturbed runs
+    lengths: Ids  # lengths of the unperturbed runs
     steps: Ids
     rate: Contraction
     concentration: float  # see `concentration`
@@ -113,10 +113,10 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return the share of the squared movement between two full checkpoints that one small save could hold.
+    """Return the share of the squared movement between two full checkpoints that is in the blocks that moved most.
 
-    Such a save has 1/`interval` of all values, in the blocks that moved most per value. Priority checkpoints help if
-    the share is near 1. NaN for a run shorter than `interval`.
+    These blocks have 1/`interval` of all values, as much as one small save holds. Priority checkpoints help if the
+    share is near 1. NaN for a run shorter than `interval`.
     """
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):

@@ -132,7 +132,7 @@ def _iteration(workload: Workload) -> Iterator[str]:
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
-    """Yield a problem if the result of one trial in a stack depends on the other trials."""
+    """Yield a problem if the result of one trial depends on the other trials in its batch."""
     if workload.lanes < 2:
         return
     states = [workload.start(0), _after(workload, 3)]
@@ -166,7 +166,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train without failures; return problems with the criterion and the iterations to it, or None if out of reach."""
+    """Train without failures; return problems with the criterion, and the iterations to it (None if out of reach)."""
     losses, stack = [np.inf], _filled(workload, workload.start(0))
     for iteration in range(limit + 1):
         loss = float(np.asarray(workload.loss(stack))[0])

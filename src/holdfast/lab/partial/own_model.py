@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "comparison"
-SMALLEST = Fraction(1, 8)  # of the state, saved at once
+SMALLEST = Fraction(1, 8)  # the smallest part of the state that one save holds
 CAPTION = (
     "The cost of a failure under each strategy, in iterations: means with 95 % confidence intervals. Triangles: only "
     "failures after the first full checkpoint."
@@ -43,19 +43,19 @@ class CostRow:
 
     recovery: str
     policy: str
-    fraction: str  # of the state, saved at once
+    fraction: str  # the part of the state that one save holds
     lost: str
     trials: int
     unconverged: int
     cost_mean: float
     cost_low: float
     cost_high: float
-    whole_mean: float  # in whole iterations
+    whole_mean: float  # the mean cost in whole iterations
     reduction: float
     reduction_low: float
     reduction_high: float
-    size_mean: float  # of the perturbation
-    bound_mean: float  # by Theorem 3.2
+    size_mean: float  # mean size of the perturbation
+    bound_mean: float  # mean bound by Theorem 3.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def panel_notes(names: Sequence[str]) -> list[str]:
 
 
 def chosen_panels(names: Sequence[str]) -> list[Panel]:
-    """Return the panels called `names` in their usual order; all of them if `names` is empty."""
+    """Return the panels (a model on a data set each) called `names`, or all of them if `names` is empty."""
     if unknown := [name for name in names if name not in PANELS]:
         raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]

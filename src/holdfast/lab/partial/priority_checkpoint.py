@@ -90,7 +90,7 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost at the highest save frequency as a fraction of the mean cost with full checkpoints."""
+    """Return the mean cost of `ranking` at the highest save frequency, divided by that with full checkpoints."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))

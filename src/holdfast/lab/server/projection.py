@@ -34,7 +34,7 @@ class Rates:
     tally: float  # seconds per token to compare the current topics of its document with the saved ones
     select: float  # seconds per document to choose what is saved
     set_aside: float  # bytes per second copied into the cache of the running checkpoint
-    write: float  # bytes per second into a store on this disk
+    write: float  # bytes per second written to a store on this disk
     message: float  # seconds of an empty message to all nodes and back
     work: float  # seconds of a checkpoint's work on one node: distances, its part of the choice, copies
 
@@ -48,9 +48,9 @@ class Size:
     topics: float
     vocabulary: float
     machines: int
-    cores: int  # per machine, each a worker; its node shares one of them
-    token: int  # bytes of a token's topic
-    messages: int  # per checkpoint, one after another
+    cores: int  # cores per machine, each with a worker; the server node shares one of them
+    token: int  # bytes that store a token's topic
+    messages: int  # messages per checkpoint, one after another
 
 
 PAPER = Size(

@@ -74,13 +74,13 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: Arm, more: Arm) -> ConfidenceInterval:
-        """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
+        """Return how many iterations earlier arm `less` reaches the losses of arm `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
 
     def share(self) -> ConfidenceInterval:
-        """Return the wait for a checkpoint as a fraction of the rest of an iteration, as a mean over the seeds."""
+        """Return the wait for a checkpoint divided by the rest of an iteration, as a mean over the seeds."""
         return mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
@@ -91,8 +91,8 @@ class OverheadResults:
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """Return how many iterations earlier, on average, the run `less` reaches the losses of the run `more`.
 
-    `fails` is the iteration of the failure. Only losses count that neither run had reached by then. The result is
-    fractional, and NaN if there is no such loss.
+    `fails` is the iteration of the failure. Losses that either run had reached by then do not count. The result is
+    fractional, and NaN if no loss counts.
     """
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
@@ -104,7 +104,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median wait for a checkpoint as a fraction of the rest of an iteration; the first is left out."""
+    """Return the median wait for a checkpoint divided by the median of the rest; the first iteration is left out."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 
@@ -117,7 +117,7 @@ def time_added(trial: ServerTrial) -> float:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: train on the server with every arm, then measure the rates for the projection."""
+    """Run the experiment: train with every policy and recovery, then measure the speed of this machine."""
     known = PANELS if options.data is not None and not options.quick else REDUCED
     names = [panel.workload for panel in known]
     if unknown := [name for name in options.panels if name not in names]:
@@ -167,7 +167,7 @@ def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return the claims about one panel: the paper's figure 9, its checkpoint cost (13 of 243 s), and our own goal."""
+    """Return the claims about a topic model: the paper's figure 9, its checkpoint cost (13 of 243 s), and our goal."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"
@@ -182,7 +182,7 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return remarks for the reader about one panel, including the causes of claims that fail."""
+    """Return remarks for the reader about one topic model, including the causes of claims that fail."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
@@ -226,7 +226,7 @@ def _checkpoint_parts(results: OverheadResults) -> str:
 
 
 def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
-    """Return a remark on how the length of an iteration changes the share of a checkpoint."""
+    """Return a remark on how the length of an iteration changes the relative cost of a checkpoint."""
     if len(panels) < 2:
         return []
     parts = [

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 NODES, WORKERS = 4, 2
 KILLED = (0, 1)
 FAILS = 7  # the iteration in which nodes are killed, counted from 1
-INTERVAL = 4  # iterations in which the bytes of a full checkpoint are saved
-ENDS_WITHIN = 600.0  # seconds for a trial
-TIMES = 25  # messages
-PATIENCE = 120.0  # seconds for nodes to load everything
+INTERVAL = 4  # iterations in which saves together have the bytes of a full checkpoint
+ENDS_WITHIN = 600.0  # the most seconds that a trial may take
+TIMES = 25  # messages to measure
+PATIENCE = 120.0  # the most seconds that nodes may take to load everything
 KEY = "message/seconds"
 MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
@@ -51,7 +51,7 @@ class Arm:
     policy: Policy
     recovery: str
     fails: bool = False
-    lasts: int = 1  # times the iterations of the other arms, unless it converges before
+    lasts: int = 1  # multiple of the iterations of the other arms, unless it converges before
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -71,7 +71,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerTrial:
-    """One trial: for each iteration the loss after it, and its seconds in total and by part."""
+    """One trial: the loss after each iteration, and the seconds of each iteration in total and by part."""
 
     arm: Arm
     seed: int

@@ -17,7 +17,7 @@ Report: TypeAlias = Callable[..., None]
 
 
 class ParallelMap(Protocol):
-    """A parallel `map`: in this process, in several processes or on a cluster, with the same outcomes."""
+    """A parallel `map` that runs in this process, in several processes or on a cluster."""
 
     @property
     def jobs(self) -> int:

@@ -80,7 +80,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy that saves blocks, the recovery after a failure, and the fraction of blocks that a failure loses."""
+    """A policy for saving blocks (parts of the state), the recovery method, and the fraction that a failure loses."""
 
     policy: Policy
     recovery: str
@@ -88,7 +88,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The normal form of equivalent strategies: full saves need no ranking, and losing all is full recovery."""
+        """An equal strategy in normal form: full saves have no ranking, and losing all blocks means full recovery."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -112,7 +112,7 @@ def trial_stream(seed: int, number: int) -> int:
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the blocks that trial `number` loses; a larger `fraction` includes the blocks of a smaller one."""
+    """Return the ids of the blocks that trial `number` loses; a larger `fraction` adds blocks to a smaller one."""
     order = np.random.default_rng((seed, number)).permutation(blocks)
     return np.sort(order[: max(1, round(fraction * blocks))])
 

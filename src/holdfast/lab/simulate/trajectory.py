@@ -30,7 +30,7 @@ class Trajectory:
 
 
 def crossing(before: float, after: float, criterion: float) -> float:
-    """Return where in (0, 1] a line from the loss `before` an iteration to the loss `after` it meets `criterion`."""
+    """Return the fraction of an iteration after which a loss falling from `before` to `after` meets `criterion`."""
     if not np.isfinite(before):
         return 1.0
     return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before did not reach it
@@ -44,7 +44,7 @@ def trajectory(
 
 
 def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
-    """Train a workload once for each random seed in `streams`, all in one stack, until all runs converge."""
+    """Train a workload once for each random seed in `streams`, all together, until all runs converge."""
     padding = [streams[0]] * (workload.lanes - len(streams))
     return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
 
@@ -52,7 +52,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Train with all `streams` together, and return the first `wanted` runs, each up to its convergence."""
+    """Train with all random seeds in `streams` together, and return the first `wanted` runs up to their convergence."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]
@@ -79,7 +79,7 @@ def _runs(
 def continue_training(
     workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
 ) -> Arrays:
-    """Return the result of training `state` from iteration `first` up to, but without, `last`, with random seed 0."""
+    """Train from `state` at iteration `first` to iteration `last`, with random seed 0, and return the final state."""
     stack = stacked([state])
     with threadpool_limits(1):
         for iteration in range(first, last):

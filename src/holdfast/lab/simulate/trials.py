@@ -31,23 +31,23 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 class Outcomes:
     """One failure in a run of one workload, and its outcome under every strategy."""
 
-    length: int  # of the unperturbed run, in whole iterations
-    crossed: float  # the same in fractions of an iteration
-    step: int  # of the failure
+    length: int  # length of the unperturbed run, in whole iterations
+    crossed: float  # length of the unperturbed run, in fractional iterations
+    step: int  # the iteration of the failure
     counts: dict[Strategy, float]  # iterations from the failure to the criterion
-    sizes: dict[Strategy, float]  # of the perturbation
+    sizes: dict[Strategy, float]  # size of the perturbation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of one trial number: the run in which it happens, and its step."""
+    """The failure of one trial: the run in which it happens, and its step."""
 
     number: int
     length: int
     crossed: float
     losses: Floats
     step: int
-    runs: list[CheckpointedRun]  # up to the failure, one for each workload
+    runs: list[CheckpointedRun]  # the run up to the failure, one for each workload
 
     def trial(self, strategy: Strategy) -> Trial:
         return Trial(strategy, self.step, self.number)
@@ -57,13 +57,13 @@ class _Failure:
 class Trials:
     """All trials of some workloads and strategies; call it with trial numbers to run these trials."""
 
-    workloads: Sequence[Workload]  # that train alike
+    workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
-    shared: Trajectory | None  # the run of all trials, if runs do not differ
-    limit: int  # of iterations
+    shared: Trajectory | None  # the run that all trials share, if training is not random
+    limit: int  # the most iterations that a trial may take
     seed: int
-    known: dict[str, float] = field(default_factory=dict)  # iterations by key
-    early: int = 1  # every second failure strikes before this step; with 1 all are drawn alike
+    known: dict[str, float] = field(default_factory=dict)  # results of finished trials: iterations by key
+    early: int = 1  # if more than 1, every second failure happens before this step
 
     def groups(self, trials: int, jobs: int) -> list[range]:
         """Return groups of trial numbers that run together: one group per job, or more if memory requires it."""
