@@ -40,7 +40,7 @@ def ours(token: str, node: int) -> str:
 
 
 class BoundaryGate:
-    """The gate at the next step boundary: training passes it unless another thread has asked it to stop there.
+    """The gate at the next step boundary, between two steps: training passes unless another thread asks it to stop.
 
     Other threads do so when a worker is lost or wants to join, or when the run should stop. They tell the peers which
     boundary this rank reaches next. Hold `lock` to read or change `next` and `waiting`.

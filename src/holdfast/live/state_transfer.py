@@ -103,7 +103,7 @@ class Buffers:
     _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Set `buffers` to rank 0's values by `broadcast`; if a member is lost, call `recover` and try again."""
+        """Set `buffers` to rank 0's values by calling `broadcast`. If a member is lost, call `recover` and retry."""
         for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break

@@ -206,7 +206,7 @@ def check(schedule: Schedule, steps: int) -> None:
 
 
 def _record(folder: Path, name: str, strike: Strike) -> None:
-    """Append an injected failure to a small history file of its own, which the next attempt reads."""
+    """Append an injected failure to a small history file of its own, which the next start of the run reads."""
     with HistoryWriter(folder, f"{INJECTED}{name}") as history:
         history.append(strike)
 

@@ -1,6 +1,6 @@
 """This process's part in a run: the state behind `Run`, and the construction of its training loop.
 
-A setup that cannot be trained is refused here, before the first step. No code in this file runs again in every step.
+A setup that cannot be trained is refused here, before the first step. The code in this file does not run in every step.
 """
 
 import atexit

@@ -18,7 +18,7 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A planned kill of `rank` just before `step`. The run then resumes from the snapshot of step `saved`."""
+    """A kill of `rank` just before `step`, in a rehearsal. The run then resumes from the snapshot of step `saved`."""
 
     step: int
     saved: int
@@ -27,13 +27,13 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return the number of steps to train: `asked`, or 2.5 epochs but at most LONGEST; never more than `steps`."""
+    """Return the number of steps that a rehearsal trains: `asked`, or 2.5 epochs up to LONGEST; at most `steps`."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the planned kills: around ends of epochs, at a save and after it, and at `at_random` random steps."""
+    """Return the kills of a rehearsal: around ends of epochs, at a save and after it, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
@@ -122,7 +122,7 @@ def parse(text: str) -> Observed:
 
 
 def windows(observed: Iterable[Observed]) -> list[Window]:
-    """Return the observed steps, sorted by attempt, step and rank."""
+    """Return the observations of steps, sorted by attempt (start of the run), step and rank."""
     found = [window for window in observed if isinstance(window, Window)]
     return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
 

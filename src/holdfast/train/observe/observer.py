@@ -30,7 +30,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The instructions of a rehearsal to its workers: how many steps to train, and before which steps to save."""
+    """The instructions to a worker of a rehearsal (a test run): how many steps to train, and at which to save."""
 
     folder: str  # for the observations
     steps: int | None = None
@@ -40,7 +40,7 @@ class Rehearsal:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
     def end(self, geometry: SamplePlan) -> int:
-        """Return the number of steps after which the loop ends."""
+        """Return the number of steps after which the training loop ends."""
         return length(self.steps, geometry.steps, geometry.steps_per_epoch)
 
 

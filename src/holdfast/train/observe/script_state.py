@@ -84,7 +84,7 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 
 
 class _Search:
-    """The values visited by the search, and the memory addresses of protected tensors."""
+    """The values visited by the search, and the memory addresses of the tensors that the run saves."""
 
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
@@ -125,7 +125,7 @@ def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_
 
 
 def _kind(place: _Place, search: _Search) -> str | None:
-    """Return the kind of a value that has a state of its own and is not protected; None for any other value."""
+    """Return the kind of a value that has a state of its own which the run does not save; None for any other value."""
     value = place.value
     if isinstance(value, GENERATORS):
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these

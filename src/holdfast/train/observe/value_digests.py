@@ -1,4 +1,4 @@
-"""Marks of values for a rehearsal: short texts that are equal if and only if the values are, bit by bit.
+"""Marks of values for a rehearsal (a test run with planned kills): short texts that are equal only for equal values.
 
 A cheap mark covers only a sample of the values of a large tensor.
 """
@@ -19,7 +19,7 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """Return a short text that differs if the values differ. If `cheap`, only a few values of large tensors count."""
+    """Return a short text for `value`, equal only for equal values. If `cheap`, large tensors are only sampled."""
     if isinstance(value, torch.Tensor):
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):

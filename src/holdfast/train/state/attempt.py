@@ -102,7 +102,7 @@ class Unrecorded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptContext:
-    """This attempt as one rank sees it: its number, its folder and store, and the records of earlier attempts."""
+    """This attempt (start of the run) as one rank sees it: number, folder, store, and records of earlier attempts."""
 
     number: int
     folder: Path  # of the run's histories
@@ -123,7 +123,7 @@ class AttemptContext:
 
 
 def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
-    """Begin the next attempt in the folder `out`. Rank 0 reads the history and sends the other ranks what they need."""
+    """Begin the next attempt (start) of the run in folder `out`. Rank 0 reads the history and informs the others."""
     folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])

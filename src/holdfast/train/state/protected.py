@@ -80,12 +80,12 @@ class Protected:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The protected models."""
+        """The models among the protected objects."""
         return [thing for thing in self.things.values() if isinstance(thing, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The protected optimizers."""
+        """The optimizers among the protected objects."""
         return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
 
     def check_groups(self) -> None:
@@ -106,7 +106,7 @@ class Protected:
         }
 
     def check_covers(self, model: nn.Module) -> None:
-        """Raise BadInput if a parameter of the replicated `model` is not protected, so that a failure would lose it."""
+        """Raise BadInput if a parameter of the replicated `model` would not be restored after a failure."""
         saved = {
             tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if isinstance(tensor, torch.Tensor)
         }
@@ -118,7 +118,7 @@ class Protected:
             )
 
     def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise BadInput if `optimizer` trains a protected model but is not protected itself."""
+        """Raise BadInput if `optimizer` trains a protected model but would not be restored after a failure itself."""
         trained = {id(parameter) for model in self.models for parameter in model.parameters()}
         covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
         if not self._is_opaque and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
@@ -141,7 +141,7 @@ class Protected:
                 )
 
     def check_schedules(self) -> None:
-        """Raise BadInput if a protected optimizer has a learning-rate scheduler that is not protected."""
+        """Raise BadInput if a protected optimizer has a learning-rate scheduler that would not be restored."""
         covered = {id(thing.optimizer) for thing in self.things.values() if isinstance(thing, LRScheduler)}
         for name, thing in self.things.items():
             # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
@@ -160,7 +160,7 @@ class Protected:
 
     @property
     def is_scaled(self) -> bool:
-        """True if an enabled gradient scaler is protected."""
+        """True if an enabled gradient scaler is among the protected objects."""
         return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
 
     def digest(self) -> str:
