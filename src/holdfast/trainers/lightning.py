@@ -22,7 +22,7 @@ Options that prevent exact recovery are refused, each with the reason:
   samples;
 - `limit_train_batches`, `overfit_batches`, `reload_dataloaders_every_n_epochs`: every epoch is the whole dataset;
 - `max_time` and a `val_check_interval` of clock time: after a restart they would take effect at another step;
-- `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: the run must know where a step ends;
+- `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: the run must know where steps end;
 - a module that overrides `on_save_checkpoint`: store its values in buffers instead, which are restored;
 - `--recovery` other than `restart`: the surviving workers cannot repair the collectives of the Trainer.
 

@@ -6,8 +6,8 @@ fitted to the distances from a late iterate would depend on which iterate is tak
 0.992 and 0.995 at 3, 10 and 30 times the length of the run.
 
 D must not exceed any ‖x[k] - x*‖ c^-k. The optimum x* is unknown, so a later iterate x[F] takes its place. The triangle
-inequality gives ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)). For any F, the quotient ‖x[k] -
-x[F]‖ / (1 + c^(F-k)) is therefore never too large.
+inequality gives ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)). For any F, the quotient
+‖x[k] - x[F]‖ / (1 + c^(F-k)) is therefore never too large.
 
 If some step is longer than the step before, as happens with noise, no c below 1 was observed and nothing is proved.
 Then c is fitted to the distances from x[F], and given with its range over several F.

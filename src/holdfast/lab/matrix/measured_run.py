@@ -76,7 +76,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The seconds of `waited` in which saves were written, handed over, or accepted by the queue."""
+        """The seconds of `waited` in which saves were written, handed to the writer, or accepted by its queue."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the L2 distance between the models' floating-point values, and the norm of the reference's.
+    """Return `step`, the L2 distance between the models' floating-point values, and the norm of the reference model.
 
     Return None if a snapshot is damaged, for example by an injected storage fault.
     """

@@ -1,12 +1,12 @@
-"""Execute the runs of a matrix one after another; finished runs are kept, interrupted ones start again.
+"""Execute the runs of a recovery matrix one after another; finished runs are kept, interrupted ones start again.
 
-<out>/data/<data set>/            its images as arrays
-<out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots are removed once they are compared
-<out>/runs/<suite>/<run>.log      the output of its supervisor
-<out>/runs/<suite>/<run>.json     its measurements: with this file the run is finished
+<out>/data/<data set>/            the images of a data set as arrays
+<out>/runs/<suite>/<run>/         the folder of a `holdfast run`; snapshots are removed once they are compared
+<out>/runs/<suite>/<run>.log      the output of the supervisor
+<out>/runs/<suite>/<run>.json     the measurements; a run with this file is finished
 
 Runs are compared by wall-clock time. So a run is repeated if the host of a virtual machine gave much CPU time to others
-meanwhile.
+during the run.
 """
 
 import json

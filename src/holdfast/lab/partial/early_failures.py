@@ -80,7 +80,7 @@ class Split:
         return mean_of_few(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean number of iterations that `approach` saves over `against` in the same trials of `mask`."""
+        """Return the mean number of iterations that `approach` saves compared with `against`, over trials in `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean_of_few(theirs - ours)
 

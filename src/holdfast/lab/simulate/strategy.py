@@ -88,7 +88,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """An equal strategy in normal form: full saves have no ranking, and losing all blocks means full recovery."""
+        """The equivalent strategy in normal form: full saves have no ranking, losing all blocks is full recovery."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -99,7 +99,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial: a failure after iteration `step` under `strategy` (None: no failure); `number` is its random seed."""
+    """A failure after iteration `step` under `strategy`, or no failure if that is None; `number` is a random seed."""
 
     strategy: Strategy | None
     step: int
