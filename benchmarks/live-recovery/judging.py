@@ -34,7 +34,7 @@ def last_commit(job: Job) -> tuple[int, str]:
 
 
 def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
-    """Yield differences between ranks after a step; under `replay` also differences from the failure-free run."""
+    """Yield differences between ranks after a step; under `replay` and `restart` also differences from the failure-free run."""
     states: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for step in of_kind(job, "step"):
         states[step["attempt"], step["step"]].add(step["state"][:SHARED])
@@ -42,7 +42,7 @@ def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
         yield f"ranks differ after {len(different)} steps, first (attempt, step) {different[0]}"
     if last_commit(job)[0] != reference.last[0]:
         yield f"the last commit is of step {last_commit(job)[0]}, not {reference.last[0]}"
-    if strategy == "replay":
+    if strategy in ("replay", "restart"):
         yield from _not_exact(job, reference)
 
 

@@ -1,9 +1,9 @@
-"""Strike many short runs with live recovery at random. Run: python benchmarks/live-recovery/strikes.py --strikes 300
+"""Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
 Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
-step, under `replay` the bits of a failure-free run, a passed audit, no process left behind. The command exits with 1 if
-anything is wrong, and keeps the folders of those runs. The same seed gives the same strikes, but the moment at which a
-strike hits a run varies.
+step, under `replay` and `restart` the bits of a failure-free run, a passed audit, no process left behind. The command
+exits with 1 if anything is wrong, and keeps the folders of those runs. The same seed gives the same strikes, but the
+moment at which a strike hits a run varies.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from judging import Reference, of_kind, wrong_audit, wrong_bits
 SCRIPT = Path(__file__).with_name("struck.py")
 EPOCHS, STRIKES = 15, 6  # per run: 960 steps
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
-STRATEGIES, MODELS = ("forward", "replay", "skip"), ("plain", "normed")
+STRATEGIES, MODELS = ("forward", "replay", "skip", "restart"), ("plain", "normed")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Bench:
 
     def __init__(self, place: Path, limit: float) -> None:
         self._place, self._limit = place, limit
-        self._references: dict[tuple[str, int], Reference] = {}
+        self._references: dict[tuple[str, str, int], Reference] = {}
         self._turn = threading.Lock()
 
     def run(self, plan: Plan) -> Tally:
@@ -201,12 +201,15 @@ class Bench:
         tally.restarts = max(tail.attempt for tail in job.tails) - 1
 
     def _reference(self, plan: Plan) -> Reference:
-        """Return the result of the failure-free run of the same model and number of workers."""
-        key = plan.model, plan.workers
+        """Return the result of the failure-free run of the same model and number of workers.
+
+        Live recovery adds uneven shares in another order than DDP does, so `restart` has a reference of its own.
+        """
+        key = "restart" if plan.strategy == "restart" else "replay", plan.model, plan.workers
         with self._turn:
             if key not in self._references:
-                bare = Plan(-1, "replay", *key, save_every=50)
-                job = self._job(bare, f"reference-{plan.model}-{plan.workers}")
+                bare = Plan(-1, *key, save_every=50)
+                job = self._job(bare, "-".join(map(str, ("reference", *key))))
                 (job.control / "hurry").touch()
                 job.start()
                 if status := job.await_end():
@@ -304,7 +307,7 @@ def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
     print(f"| strike | {' | '.join(STRATEGIES)} |\n|---|{'---:|' * len(STRATEGIES)}")
     for kind in KINDS:
         print(f"| {kind} | {' | '.join(str(struck[kind, strategy]) for strategy in STRATEGIES)} |")
-    print("\n| | runs | strikes | regroups | fell back to a restart | samples declared missing | ", end="")
+    print("\n| | runs | strikes | regroups | restarts | samples declared missing | ", end="")
     print(f"{' | '.join(COLUMNS)} |\n|---|{'---:|' * (5 + len(COLUMNS))}")
     for strategy in STRATEGIES:
         print(_row(strategy, [tally for tally in tallies if tally.plan.strategy == strategy]))

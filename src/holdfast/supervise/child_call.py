@@ -4,6 +4,7 @@ The supervisor accesses checkpoint stores in this way. The client of an object s
 forks workers must not have, and a network file system may never answer.
 """
 
+import gc
 import json
 import os
 import select
@@ -70,6 +71,7 @@ class ChildCall:
 
 def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
     """In the child process, call `function`, write its result to the pipe `writing`, and exit without exit handlers."""
+    gc.freeze()  # objects of the parent are not finalized here
     try:
         entry.die_with(supervisor)
         process.outlast()  # signals are meant for the supervisor
