@@ -33,7 +33,7 @@ def length(asked: int | None, steps: int, per_epoch: int) -> int:
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the kills of a rehearsal: around ends of epochs, at a save and after it, and at `at_random` random steps."""
+    """Return the kills of a rehearsal: around ends of epochs, at a save and after it, and at some random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
