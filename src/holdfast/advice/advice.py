@@ -107,7 +107,7 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """Return the recovery of `names` with the best outlook; a gain below `WORTH_CHANGING` does not count."""
+    """Return the recovery of `names` with the best outlook; a later one must gain at least `WORTH_CHANGING`."""
     best: str | None = None
     for name in names:
         if name in outlook_of and (

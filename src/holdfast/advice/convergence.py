@@ -2,7 +2,7 @@
 
 The model: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit is the square of
 that distance. Then the mean losses of three successive ranges of w steps have two differences with the ratio c^(2w).
-The uncertainty of c is estimated by adding noise to the means; there is no estimate if it often diverges then.
+The uncertainty of c is estimated by adding noise to the means. If many draws diverge, there is no estimate.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
 
 
 def _fit(means: Floats) -> tuple[Floats, Floats]:
-    """Return the ratio of the differences of the mean losses of three thirds, and the final loss minus its limit."""
+    """Fit a geometric decay to rows of three mean losses; return its ratio and the final loss minus its limit."""
     before, after = means[:, 0] - means[:, 1], means[:, 1] - means[:, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = after / before

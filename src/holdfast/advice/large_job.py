@@ -161,7 +161,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A published job, its reported fraction of effective training time, and our assumptions where none is given."""
+    """A published job, its reported fraction of effective training time, and our assumptions about missing data."""
 
     name: str
     source: str
@@ -174,7 +174,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a job at its best save interval; after a live recovery 1 of 16 replicas is missing for 10 minutes."""
+    """Return a job with its best save interval; `goes_back` is the fraction of failures that restart all workers."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

@@ -63,7 +63,7 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
 def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds until a replacement for a lost worker trains.
 
-    It does not read a snapshot, and a single worker starts faster than all workers that compete for cores.
+    A replacement does not read a snapshot, and starts faster than all workers together, which compete for cores.
     """
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
@@ -135,8 +135,8 @@ def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping
 
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
-    """Return the parameters for `best_interval`; live recoveries (not "restart") go back to a save only rarely."""
-    share = 1.0 if recovery == "restart" else FALLS_BACK.value
+    """Return the costs that determine the best save interval under `recovery`; `mtbf` is in seconds."""
+    share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
     return SaveCosts(
         step=costs.step.value,
         stall=save_delay(costs, question).value,

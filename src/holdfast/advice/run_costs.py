@@ -95,9 +95,9 @@ def restart_seconds(failure: FailureCost) -> float | None:
 
 
 def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
-    """Return the seconds for which training paused after a loss that other workers survived, or None for others.
+    """Return the seconds for which training paused after a loss that other workers survived, or None if all restarted.
 
-    It lasts to the end of the next step, minus the usual seconds of a `step`, plus `joins`, the time to join.
+    The pause lasts until the next step ends, minus the usual seconds of a `step`, plus `joins` seconds for new workers.
     """
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
@@ -105,7 +105,7 @@ def live_seconds(failure: FailureCost, step: float, joins: float) -> float | Non
 
 
 def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
-    """Return the seconds from the launch of each attempt to its first step, without restoring a snapshot."""
+    """Return the seconds from the launch of each attempt to its first step, minus the time to restore a snapshot."""
     seconds = []
     for attempt in timelines:
         began = [moment for kind in (Launch, Restart, events.Attempt) for moment in attempt.stretch.moments_of(kind)]
@@ -146,7 +146,7 @@ def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> 
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
-    """Return all saves, without the first of an attempt, which also allocates memory, unless there are no others."""
+    """Return the saves after the first step of an attempt, or all if there are none. Earlier ones allocate memory."""
     every = [(attempt, save) for attempt in timelines for save in attempt.saves]
     later = [(attempt, save) for attempt, save in every if attempt.steps and save.step > attempt.steps[0].number]
     return later or every

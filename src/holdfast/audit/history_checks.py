@@ -27,7 +27,7 @@ def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the event file of every rank is present in each attempt whose steps were not rolled back."""
+    """Check that there is an event file of every rank of each attempt with steps that were not rolled back."""
     if not record.attempts:
         return "unknown", "there is no history of any rank"
     for attempt, sessions in record.attempts.items():
@@ -104,7 +104,7 @@ def steps_of(plan: Plan) -> int:
 
 
 def _wrong_length(record: RunRecord) -> str | None:
-    """Return an error text if a plan became shorter, grew without --extend, or is shorter than its rank trained."""
+    """Return an error text if a plan became shorter, grew without --extend, or has fewer steps than were trained."""
     longest: tuple[RankSession, Plan] | None = None
     for session, plan in record.plans:
         steps = steps_of(plan)
@@ -146,7 +146,7 @@ def leftover(plan: SamplePlan) -> str:
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks ended at the last step of the plan, or where the script stopped, and that it was saved."""
+    """Check that all ranks ended at the last step of the plan, or where the script stopped, and saved that step."""
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:
@@ -179,7 +179,7 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def is_finished(record: RunRecord, attempt: int) -> bool:
-    """Return True if every rank that was left at the end of `attempt` finished or was stopped by its script."""
+    """Return True if every rank that was not lost in `attempt` finished or was stopped by its script."""
     ends = {s.rank for s in record.attempts.get(attempt, ()) if isinstance(s.end, Done | Stopped)}
     return bool(ends) and ends.issuperset(record.memberships(attempt).members)
 

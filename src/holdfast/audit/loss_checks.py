@@ -188,7 +188,7 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
 
 
 def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSession) -> str | None:
-    """Return an error text if a lost member finished a step with a different state than those that replayed it."""
+    """Return an error text if a lost member finished a step with another state than the members that replayed it."""
     step = memberships.void_step(session)
     if step is None or not any(e.step == step and e.strategy == "replay" for e in memberships.changes):
         return None
@@ -235,7 +235,7 @@ def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, 
 
 
 def _wrong_start(record: RunRecord, join: Join) -> str | None:
-    """Return an error text if a member joined at the wrong step, or with a state that differs from the others."""
+    """Return an error text if a member joined at the wrong step, or with another state than the other members."""
     session = join.session
     if session is None or (recover := session.recover) is None:
         return None

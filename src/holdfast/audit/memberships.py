@@ -1,8 +1,8 @@
 """The ranks that were members of an attempt in each of its steps, as the `regroup` events declare.
 
-In an attempt without `regroup` events all ranks trained all steps. Otherwise each `regroup` event number becomes one
-`MemberChange`: the new members, who was lost or joined, and whose gradients the step lacks. A member keeps its number
-for the whole attempt. A membership is the set of members between two changes.
+In an attempt without `regroup` events all ranks trained all steps. Otherwise all `regroup` events with one number
+become a `MemberChange`: the new members, who was lost or joined, and whose gradients the step lacks. A member keeps its
+number for the whole attempt. A membership is the set of members between two changes.
 """
 
 from bisect import bisect_right
@@ -48,7 +48,7 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members of an attempt, on which all declarations of the same number agree.
+    """A change of the members of an attempt, built from `regroup` events of several ranks that agree.
 
     The change happened during `step` if `within` is True, else just before it. The result of `step` lacks the gradients
     of the members in `lacking`. It includes those of the members in `kept`, although these were lost.
@@ -67,7 +67,7 @@ class MemberChange(NamedTuple):
     lacking: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     missing: frozenset[int] = frozenset()  # samples of `step` that any member declared missing
-    split: Sequence[int] = ()  # the members that shared the samples of `step`
+    split: Sequence[int] = ()  # the members among which the samples of `step` were divided
     declarations: Sequence[Declaration] = ()
 
 
@@ -109,11 +109,11 @@ class Memberships:
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
 
     def split(self, step: int) -> Sequence[int]:
-        """Return the members that shared the samples of `step`."""
+        """Return the members among which the samples of `step` were divided."""
         return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
 
     def one_step_per_split(self, steps: Numbers) -> list[int]:
-        """Return the first of `steps` in each range of steps whose samples were shared by the same members."""
+        """Return the first of `steps` in each range of steps in which the members did not change."""
         first_steps = [first for first, _ in self._splits]
         _, rows = np.unique(np.searchsorted(first_steps, steps, side="right"), return_index=True)
         return [int(steps[row]) for row in rows]
@@ -152,7 +152,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the gradient shares that `steps` used although the member was lost before it wrote the step event."""
+        """Count the shares of `steps` whose gradients were used, though the member was lost before it reported them."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -330,7 +330,10 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the session of a member that joins in membership `number`, or None if it joined later."""
+    """Remove and return the first of `sessions` if it joined in membership `number`, or None if it joined later.
+
+    `departures` are the numbers of the memberships in which the same member was lost or suspended.
+    """
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as

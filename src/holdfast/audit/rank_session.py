@@ -40,7 +40,7 @@ _FIRST_EVENTS = ("attempt", "plan", "recover")
 
 
 def shared_part(state: str) -> int:
-    """Return a nonzero hash of the first half of fingerprint `state`, which covers what all ranks have in common."""
+    """Return a nonzero hash of the first half of fingerprint `state`, which covers the state that all ranks share."""
     return hash(state[: len(state) // 2]) or 1
 
 
@@ -63,7 +63,7 @@ class StepColumns:
     step, epoch, cursor = _Column(), _Column(), _Column()
     count = _Column()  # samples
     state = _Column()  # the whole fingerprint
-    shared = _Column()  # the half of the fingerprint that covers what all ranks have in common
+    shared = _Column()  # the half of the fingerprint that covers the state that all ranks share
     reduced = _Column()  # backward passes that were all-reduced
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this session had to train: the restored one, or 0."""
+        """The first step that this session had to train: that of the restored snapshot, or 0."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
@@ -239,7 +239,7 @@ class RankSession:
         self.end, self._checked = what, None
 
     def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
-        """Set `error` if `what` comes before the first `needed` of `_FIRST_EVENTS`, or after the end of the session."""
+        """Set `error` if `what` precedes the first `needed` events of attempt, plan, recover, or follows the end."""
         self._check_place(what, rank, world)
         if self.end:
             self._set_error(f"{self.who} wrote {named(what)} event after the end of its attempt {self.attempt}")

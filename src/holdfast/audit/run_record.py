@@ -61,7 +61,7 @@ class Restore(NamedTuple):
     session: RankSession
     recover: Recover
     commit: Commit | None
-    trainer: int | None  # the attempt that trained the step before that commit
+    trainer: int | None  # the attempt that trained the last step in that commit
     is_abandoned: bool  # the snapshot was committed, but a later restore rolled it back
 
     def __str__(self) -> str:
@@ -71,14 +71,14 @@ class Restore(NamedTuple):
 
 
 class CommittedSave(NamedTuple):
-    """A commit, and the number of the attempt that trained the step before it."""
+    """A commit of a snapshot, and the number of the attempt that trained its last step."""
 
     commit: Commit
     trainer: int | None
 
 
 class RunRecord:
-    """The history of a run. Events of different writers may be added in any order, each writer in file order."""
+    """The history of a run. Add the events of each writer in file order; events of several writers may be mixed."""
 
     def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
         self.facts, self.torn = facts, torn
@@ -204,7 +204,7 @@ class RunRecord:
 
     @cached_property
     def saves(self) -> Sequence[CommittedSave]:
-        """Every commit, with the attempt that trained the step before it, in the order of attempts."""
+        """Every commit, with the attempt that trained its last step, in the order of attempts."""
         return self._followed[2]
 
     @cached_property
@@ -255,7 +255,7 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the rows of the steps of `session` that were neither rolled back nor finished without this session."""
+        """Return the rows of the steps of `session` that were not rolled back and whose gradients were used."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)

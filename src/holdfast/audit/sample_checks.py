@@ -267,7 +267,7 @@ class _Share(NamedTuple):
 
 
 def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
-    """Return one text for each of `steps` that says which samples were trained instead of the planned ones."""
+    """Return, for each of `steps`, a text that says which samples were trained instead of the planned ones."""
     if not steps:
         return []
     plan = record.sample_plan
@@ -306,7 +306,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return the `wanted` shares that are the planned share of the same rank in one of `steps`, with its position."""
+    """Search the plan of `steps` for the `wanted` shares, and return the position of each one that is found."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):
@@ -319,7 +319,10 @@ def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict
 
 
 def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    """Return text that says which samples a rank trained instead of its planned share at `position`."""
+    """Return text that says which samples a rank trained instead of its planned share at `position`.
+
+    `elsewhere` maps shares to the other positions at which the plan has them.
+    """
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(position, rank, share.world)):
             return f"trained the share of rank-{rank}"

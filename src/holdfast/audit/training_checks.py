@@ -1,7 +1,7 @@
-"""Checks of what steps did: each was trained, all ranks came out with one state, and repeated steps came out the same.
+"""Audit checks of the result of each step: it trained, ranks agree on the state, and a repetition gave the same state.
 
-Repeated steps are compared if they were trained from the same past. All-reduce over another number of ranks rounds
-differently, and so does everything that follows from it. A script with other arguments may do anything else.
+A step that was trained again after a restore is compared bit by bit with the first time, if both have the same past:
+the same world sizes and script arguments. All-reduce over another number of ranks rounds differently.
 """
 
 from collections import Counter, defaultdict
@@ -18,13 +18,13 @@ from holdfast.audit.run_record import RunRecord
 from holdfast.finding import Verdict, counted
 from holdfast.history.lineage import EVERY_STEP
 
-# World sizes, or what else results depend on, each with the step from which on it was so.
+# What the results depend on, such as world sizes, each with the step from which on it was valid.
 Past: TypeAlias = tuple[tuple[int, object], ...]
 Rows: TypeAlias = "NDArray[np.intp] | slice"
 
 
 def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that in every step gradients were computed, an optimizer stepped, or the state changed."""
+    """Check that every step had a backward pass or an optimizer step, or changed the state of the model."""
     trained, unknown = 0, 0
     for attempt in record.trained:
         for session in record.attempts[attempt]:
@@ -47,7 +47,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which of the steps of a session that count were trained, and which were not; the others are unknown."""
+    """Return two masks over the steps of a session, without rolled-back ones: surely trained, surely not trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -58,14 +58,14 @@ def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[
 
 
 def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:
-    """Return a mask of the steps that are known to have changed the state that all ranks share."""
+    """Return a mask of the steps of `session` after which the fingerprint of the state differs from before."""
     state, before = session.steps.shared, states_before(record, session)
     mask: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
     return mask
 
 
 def states_before(record: RunRecord, session: RankSession) -> Numbers:
-    """Return the fingerprint of the shared state before each step of a session; 0 where it is not recorded."""
+    """Return the fingerprint hash of the state before each step of `session`, or 0 where it is not recorded."""
     state = session.steps.shared
     before: Numbers = np.concatenate([[_first_state(record, session)], state[:-1]])[: len(state)]
     return before
@@ -79,7 +79,7 @@ def _first_state(record: RunRecord, session: RankSession) -> int:
 
 
 def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
-    """Return the fingerprint of the shared state after `step` of `attempt`; 0 if it is not recorded."""
+    """Return the fingerprint hash of the state after `step` of `attempt`, or 0 if it is not recorded."""
     if attempt is None:
         return 0
     for session in record.attempts.get(attempt, ()):
@@ -91,7 +91,7 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
 
 
 def _never_stepped_or_reduced(record: RunRecord) -> str | None:
-    """Return that no optimizer stepped or no gradients were all-reduced in the whole run, skipped steps aside."""
+    """Return an error text if in the whole run no optimizer stepped, or several ranks never all-reduced gradients."""
     sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(
@@ -110,7 +110,7 @@ def _never_stepped_or_reduced(record: RunRecord) -> str | None:
 
 
 def _different_work(record: RunRecord, attempt: int) -> str | None:
-    """Return which ranks differ in how often they all-reduced or stepped, though both take all of them."""
+    """Return an error text if two ranks differ in their optimizer steps or all-reduced backward passes of a step."""
     for first, other, a, b in _trained_together(record, attempt):
         who, steps = f"{first.who} and {other.who}", first.steps.step[a]
         if len(rows := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
@@ -122,9 +122,9 @@ def _different_work(record: RunRecord, attempt: int) -> str | None:
 
 
 def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
-    """Yield pairs of sessions of `attempt` that trained the same steps, with their rows of these steps.
+    """Yield pairs of sessions of `attempt` that trained the same steps, with the rows of these steps in each session.
 
-    Where the members never changed, each is compared with the one that wrote most: a killed rank may lack the last steps.
+    If the members never changed, the session with the most steps is paired with every other session.
     """
     sessions, memberships = record.attempts[attempt], record.memberships(attempt)
     if not memberships.is_live:
@@ -150,7 +150,7 @@ def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
 
 
 def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession, RankSession]]:
-    """Yield pairs of sessions that may have trained the same steps, in the order of `sessions`."""
+    """Yield every pair of sessions whose ranges of step numbers overlap, once, in the order of `sessions`."""
     spans = [(int(s.steps.step.min()), int(s.steps.step.max()), i) for i, s in enumerate(sessions) if len(s.steps)]
     active: list[tuple[int, int]] = []  # last steps, with the index of their session
     for first, last, i in sorted(spans):
@@ -160,7 +160,7 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """A step that came out differently when it was trained again."""
+    """A step whose result changed when it was trained again: `what` changed, from attempt `first` to `again`."""
 
     step: int
     who: str
@@ -170,7 +170,7 @@ class _Difference(NamedTuple):
 
 
 class _StepRange(NamedTuple):
-    """The steps of a session from `first` up to `end`, which is not included."""
+    """The steps of a session from `first` up to, but not including, `end`."""
 
     session: RankSession
     first: int
@@ -179,17 +179,17 @@ class _StepRange(NamedTuple):
 
 @dataclass(slots=True)
 class _Comparison:
-    """The results of comparing the steps that were trained again."""
+    """The results of comparing steps that were trained more than once."""
 
     same: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)  # without a fingerprint
-    not_comparable: set[int] = field(default_factory=set)  # trained again from another past only
+    not_comparable: set[int] = field(default_factory=set)  # trained again, but never with the same past
     differences: list[_Difference] = field(default_factory=list)
     same_on_rank_0: set[int] = field(default_factory=set)
 
 
 def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that repeated steps came out the same to the bit, and that all ranks had one state after every step."""
+    """Check that repeated steps gave bitwise equal results, and that all ranks had the same state after every step."""
     for attempt in record.attempts:
         if error := _different_states(record, attempt):
             return "fail", error
@@ -217,7 +217,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare every step that was trained again with the first one that was trained from the same past."""
+    """Compare, for each rank, every repeated step with earlier results from the same past (world sizes, arguments)."""
     found = _Comparison()
     earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
     past: Past = ()
@@ -226,7 +226,7 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
     for attempt, sessions in record.attempts.items():
         compared: set[int] = set()
         for first, end, what in _variations(record, attempt) if any(len(s.steps) for s in sessions) else ():
-            past = tuple(item for item in past if item[0] < first)  # what a branch that goes back to `first` shares
+            past = tuple(item for item in past if item[0] < first)  # what remains after a restore of step `first`
             if not past or past[-1][1] != (what, commands[attempt]):
                 past = (*past, (first, (what, commands[attempt])))
             for session in sessions:
@@ -235,7 +235,7 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
                 steps = _StepRange(session, max(first, session.first_step), last)
                 for other in earlier[past, session.rank]:
                     compared |= _compare(other, steps, found)
-                earlier[past, session.rank] = _covering(earlier[past, session.rank], steps)
+                earlier[past, session.rank] = _add_range(earlier[past, session.rank], steps)
         again = {step for session in sessions for step in session.steps.step[session.steps.step < reached].tolist()}
         found.not_comparable |= again - compared
         reached = max([reached, *(session.reached for session in sessions if len(session.steps))])
@@ -243,7 +243,7 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
 
 
 def _commands(record: RunRecord) -> dict[int, str | None]:
-    """Return the digest of the script's arguments in each attempt; where it is not recorded, that of the one before."""
+    """Return the digest of the script's arguments in each attempt; if not recorded, that of the attempt before."""
     commands: dict[int, str | None] = dict.fromkeys(record.attempts)
     for session, plan in record.plans:
         commands[session.attempt or 0] = commands[session.attempt or 0] or plan.command
@@ -254,7 +254,7 @@ def _commands(record: RunRecord) -> dict[int, str | None]:
 
 
 def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, object]]:
-    """Yield ranges of steps of `attempt` whose results depend on the same value, with that value."""
+    """Yield (first step, end, key) for ranges of steps; results with equal keys are comparable bit by bit."""
     sessions = record.attempts[attempt]
     start = max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
     for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
@@ -262,15 +262,15 @@ def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, obj
             yield max(first, start), end, what
 
 
-def _covering(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
-    """Return `ranges` with `added`, without those that it covers."""
+def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
+    """Return `ranges` plus `added`, without the ranges that lie inside `added`; an empty `added` is ignored."""
     if not len(added.session.steps) or added.first >= added.end:
         return list(ranges)
     return [*(steps for steps in ranges if steps.first < added.first or steps.end > added.end), added]
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the steps that two ranges share, add the results to `found`, and return these steps."""
+    """Compare the steps that are in both ranges, add the results to `found`, and return the compared steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()
@@ -298,7 +298,7 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
 
 
 def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
-    """Return a step without a fingerprint in an attempt that has some, or in one in which members changed."""
+    """Return text if a step of `attempt` lacks the fingerprint of the state that the comparison needs."""
     sessions = record.attempts[attempt]
     blank = [session.steps.step[session.steps.shared == 0] for session in sessions]
     lacking, total = sum(map(len, blank)), sum(len(session.steps) for session in sessions)
@@ -312,7 +312,7 @@ def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
 
 
 def _different_states(record: RunRecord, attempt: int) -> str | None:
-    """Return the first step after which not all ranks had one state, with the ranks that differ from most."""
+    """Return an error text for the first step after which ranks had different states; it names the minority."""
     first: int | None = None
     for mine, other, a, b in _trained_together(record, attempt):
         one, two = mine.steps.shared[a], other.steps.shared[b]

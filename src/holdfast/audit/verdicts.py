@@ -47,7 +47,7 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit a run from its events in memory. Those of one writer must be in the order in which they were written."""
+    """Audit a run from its events. Events of the same writer must be in the order in which they were written."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
@@ -88,7 +88,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector in this block, because it only costs time with millions of live event objects."""
+    """Disable the garbage collector in a `with` block, because it only costs time with millions of live events."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

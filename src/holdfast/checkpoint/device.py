@@ -31,7 +31,7 @@ class Departure:
     arrived: torch.cuda.Event
 
     def wait(self) -> float:
-        """Wait until all bytes are in host memory. Return the seconds for which training waited on the device."""
+        """Wait until all bytes are in host memory. Return the seconds by which the copy delayed training."""
         self.arrived.synchronize()
         return float(self.started.elapsed_time(self.captured)) / 1000
 

@@ -19,7 +19,7 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one generation. `oldest` and `newest` are iterations at which blocks were saved."""
+    """The commit record of one generation. `oldest` and `newest` are the iterations of its oldest and newest block."""
 
     generation: int
     blocks: int
@@ -88,7 +88,7 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name of the segment that `writer` stores with number `sequence`, which must never have been used."""
+    """Return the name in the store of a segment. Each `sequence` number may be used only once."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

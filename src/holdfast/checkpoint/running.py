@@ -76,7 +76,7 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest generation that is undamaged; `passed_over` lists newer, damaged ones."""
+        """Open the newest undamaged generation; `passed_over` of the result lists newer, damaged generations."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -107,7 +107,7 @@ class RunningCheckpoint:
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:
-        """Save and commit the blocks `ids` of `state` as the newest values, atomically; `iteration` is their age."""
+        """Save the blocks `ids` of `state` atomically as their newest values, and record `iteration` with them."""
         ids = np.asarray(ids, np.int64)
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: the same id was given twice.")
@@ -119,7 +119,7 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """Reserve sequence numbers for one save by other processes and return the first, for `write_segments`."""
+        """Reserve the sequence numbers that other processes need for the segments of one save; return the first."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 
@@ -178,7 +178,11 @@ class RunningCheckpoint:
         self._generation = index.generation
 
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
-        """Choose segments to rewrite in a save of blocks `incoming`; return their live blocks and the other segments."""
+        """Choose which segments to rewrite in the next save, which will contain the blocks `incoming`.
+
+        Return the live blocks of these segments, and the other segments. All segments together may have `limit` times
+        the size of the state, or its size plus `room` bytes if that is more.
+        """
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -299,7 +303,10 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the division into blocks of the result of `Blocks.pack(state, ids)`, and the block number of each id."""
+    """Return the division into blocks of the arrays that `Blocks.pack(state, ids)` returns.
+
+    Also return, for each of `ids`, the number of that block in the new division.
+    """
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))

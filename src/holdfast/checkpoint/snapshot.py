@@ -1,4 +1,4 @@
-"""Snapshots: complete saved states. A snapshot exists if and only if its manifest, written last, does. No pickle.
+"""Snapshots: complete saved states. A snapshot exists if and only if its manifest, written last, exists.
 
 step-00000050/state.safetensors   the tensors
 step-00000050/extra.json          everything else
@@ -110,7 +110,7 @@ def draft(
 ) -> Draft:
     """Return the draft of a snapshot; raise BadInput if `extra` is not plain JSON or is too large.
 
-    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and the protected state.
+    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and model structure.
     """
     if step < 0:
         raise BadInput(f"step {step} cannot be saved: steps count from 0.")

@@ -31,7 +31,7 @@ _WORTH = 1 << 20  # bytes from which a direct write is worth it
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A stored value opened for reading: its length in bytes, and a function with the semantics of `io.readinto`."""
+    """A stored value opened for reading: its length in bytes, and a function like `io.RawIOBase.readinto`."""
 
     length: int
     readinto: Callable[[memoryview], int]
@@ -47,7 +47,7 @@ class Store(Protocol):
         """Write the concatenated `parts` as value `name`, replacing an older value."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a value that must not exist yet; raise CommitConflict if it does, also if another writer is faster."""
+        """Write a new value; raise CommitConflict if it exists or another writer creates it first."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
         """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""

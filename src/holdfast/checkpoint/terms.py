@@ -66,7 +66,7 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove the term `number`, which no node may have started to use."""
+    """Remove the term `number` from the store. No node may have started to train in that term."""
     store.remove(_name(number))
 
 

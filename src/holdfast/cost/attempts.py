@@ -184,7 +184,7 @@ def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
 
 
 def fatal(stretch: Stretch) -> list[Moment]:
-    """Return the failures detected by the supervisor that ended the attempt, without survived losses of workers."""
+    """Return the detected failures that ended the attempt, without losses that the other workers survived."""
     survived = _survived(stretch)
     moments: list[Moment] = []
     for moment in stretch.moments_of(Detect):
@@ -222,8 +222,8 @@ def _fatal(
 ) -> StruckFailure | None:
     """Return the injected failure that ended the attempt, or None. `survived` counts survived losses by rank.
 
-    A failure at a step boundary ended the attempt if its step was not trained afterwards. One inside a step or a save
-    did so if it killed the process, because the other workers may still have finished a step.
+    A failure at a step boundary ended the attempt if its step was not trained afterwards. A failure inside a step or
+    a save ended it if it killed the process, even if other workers still finished that step.
     """
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):

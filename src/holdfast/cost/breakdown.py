@@ -98,7 +98,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """The cost of a run, in `seconds` by cause that add up to `wall`. While it was ended, `away` seconds passed."""
+    """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`.
+
+    `away` is the time between an end of the run and its continuation, and `clock_back` the time lost to clock changes.
+    """
 
     ended: str | None
     wall: float
@@ -235,7 +238,7 @@ def _stall(attempt: AttemptTimeline) -> Stall:
 
 
 def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
-    """Return the cost of every failure that ended an attempt, was survived or was injected, sorted."""
+    """Return the costs of failures that ended an attempt, were survived or were injected, by attempt and step."""
     on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(timelines), (timelines[-1], None)]
@@ -260,7 +263,7 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
 
 
 def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the cost of the failure that ended `attempt`. The recovery ends with the first step of `after`."""
+    """Return the cost of the failure that ended `attempt`. It lasts to the first step of the next attempt, `after`."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -295,7 +298,7 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return a row for each worker whose loss the others survived; add the injected failures among them to `known`."""
+    """Return a row for each worker whose loss the others survived; add the `id` of injected failures to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -341,7 +344,10 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the detection of the failure that ended `attempt` and its time in seconds, or (None, None)."""
+    """Return the detection of the failure that ended `attempt` and its time in seconds, or (None, None).
+
+    `elsewhere` are detections that other nodes recorded; those with the same attempt number are included.
+    """
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]

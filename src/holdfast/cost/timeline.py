@@ -40,7 +40,7 @@ Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
 def leading(history: Sequence[Event]) -> list[Event]:
-    """Return the events of the leading rank, sorted by time: rank 0, or the lowest surviving rank after it was lost."""
+    """Return the events of the leading rank, sorted by time: rank 0, or the lowest surviving rank once 0 is lost."""
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
@@ -77,7 +77,7 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield steps that are missing from `path` because the leading rank was killed, from the file of the next one."""
+    """Yield step events that a killed leading rank did not write, as the next leading rank recorded them."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -186,7 +186,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event). An event without a number gets the last one, and an `open` event the next one."""
+    """Yield (attempt number, event). Events without a number take the previous one, or the next one for `open`."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):

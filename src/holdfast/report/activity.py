@@ -72,7 +72,7 @@ def activity(history: Sequence[Event]) -> Activity:
 
 
 class _Clock:
-    """A conversion of event times to seconds since the run started, relative to the start of the event's attempt."""
+    """A converter of event times to seconds since the start of the run, by means of the start of each attempt."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
@@ -140,7 +140,7 @@ def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
 
 
 def _failures(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Return a mark for each failure that a supervisor detected, and for injected ones that none detected."""
+    """Return a mark for each failure that a supervisor detected, and for each other injected failure."""
     seen: set[tuple[int, int]] = set()
     marks: list[Mark] = []
     for event in history:

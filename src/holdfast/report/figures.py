@@ -32,7 +32,7 @@ LINE_COLUMNS = 600
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Set the matplotlib style of report pages for figures that are drawn in this block."""
+    """Set the matplotlib style of report pages for figures drawn in the `with` block."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):

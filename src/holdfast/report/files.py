@@ -32,7 +32,7 @@ def check(out: Path) -> None:
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write the page in the format of the suffix of `out`, or into a folder; return the path of the page."""
+    """Write the page as HTML or Markdown by the suffix of `out`, or both into a folder; return the path of the page."""
     if out.suffix not in FILES:
         return write_folder(page, out)
     _make(out.parent)

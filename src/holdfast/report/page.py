@@ -82,7 +82,7 @@ class Table:
 
     @property
     def left_out(self) -> str:
-        """A sentence that says how many rows are not shown, or an empty string if all are."""
+        """A sentence that says how many rows are shown, or an empty string if all are."""
         count = len(self.rows)
         return f"The first {self.most} of {count:,} rows; the CSV has all." if count > self.most else ""
 
