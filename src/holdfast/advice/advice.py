@@ -80,7 +80,8 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     """Return the mean time between failures of the job in seconds.
 
-    It is taken from `question`, else measured if the run failed at least `ENOUGH` times, else from published figures.
+    It is taken from `question`. Otherwise it is measured if the run failed `ENOUGH` times and the job has its size,
+    else it is taken from published figures. Injected failures do not count.
     """
     workers = question.workers or costs.workers
     if question.mtbf is not None:
@@ -97,7 +98,7 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
     """Return the recovery under which most of the wall clock is spent on training.
 
-    An inexact recovery is chosen only if it gains at least `WORTH_LOSING_SAMPLES` over the best exact one.
+    An inexact recovery is chosen only if it gains more than `WORTH_LOSING_SAMPLES` over the best exact one.
     """
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
@@ -107,7 +108,7 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """Return the recovery of `names` with the best outlook; a later one must gain at least `WORTH_CHANGING`."""
+    """Return the recovery of `names` with the best outlook; a later one must gain more than `WORTH_CHANGING`."""
     best: str | None = None
     for name in names:
         if name in outlook_of and (

@@ -65,7 +65,7 @@ class Store(Protocol):
         """Rename a folder to the new name `to`; do nothing if it does not exist."""
 
     def sweep(self, prefix: str) -> None:
-        """Remove temporary files of killed writers below `prefix`; no writer may be active there."""
+        """Remove temporary files and empty folders of killed writers below `prefix`; no writer may be active there."""
 
 
 class DirectoryStore:
@@ -346,7 +346,7 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
 
 
 def _publish_new(temporary: str, path: str) -> None:
-    """Rename file `temporary` to `path` atomically; raise FileExistsError if `path` exists."""
+    """Rename file `temporary` to `path`, atomically if hard links exist; raise FileExistsError if `path` exists."""
     try:
         os.link(temporary, path)
     except OSError as error:
