@@ -1,4 +1,4 @@
-"""The `holdfast` command. Errors are one line on stderr; exit status 1 is a failed verdict or claim, 2 is bad input."""
+"""The `holdfast` command. An error is one line on stderr; the exit status is 1 if a check fails, 2 for bad input."""
 
 import os
 import sys

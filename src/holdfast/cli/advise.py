@@ -191,7 +191,10 @@ def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
 
 
 def _saving(advice: "AnyAdvice", question: "Question") -> "tuple[SaveCosts, SaveInterval, int, float]":
-    """Return save costs, best interval, the run's interval, and the share of time that other losses leave."""
+    """Return the save costs and best save interval for the recommended recovery, and the interval of the run.
+
+    The last value is the share of time that losses independent of the save interval leave for training.
+    """
     from holdfast.advice.advice import Advice
     from holdfast.advice.prices import saving_of
 

@@ -30,7 +30,7 @@ def audit_command(
         ),
     ] = None,
 ) -> None:
-    """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
+    """Prove from its history that a run trained every sample (or push) exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 

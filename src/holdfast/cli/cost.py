@@ -1,4 +1,4 @@
-"""`holdfast cost`: the wall clock of a run by cause, or several runs compared."""
+"""`holdfast cost`: the wall-clock time of a run divided by cause, or several runs compared."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def cost_of(
         typer.Option(help="A parameter-server run without failures, to compare the convergence of RUN with."),
     ] = None,
 ) -> None:
-    """Show the wall clock of a run by cause. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
+    """Show how the wall-clock time of a run was spent. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
     if figure:
         require("lab", "--figure")
     from holdfast.cli.serve_cost import print_served

@@ -36,7 +36,7 @@ def rehearse_script(
         Path | None, typer.Option(help="Keep the runs in this folder, which must be new.  [default: a temporary one]")
     ] = None,
 ) -> None:
-    """Prove that SCRIPT resumes exactly: train a little, once more, and once more with kills, and compare every bit.
+    """Prove that SCRIPT resumes exactly: train it twice without and once with kills, and compare every bit of its state.
     Example: holdfast rehearse train.py -- --epochs 3"""
     from holdfast.faults.spec import parse_rehearsal
     from holdfast.supervise.stop_signals import stop_signals

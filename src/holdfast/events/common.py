@@ -8,14 +8,14 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 
 class Open(NamedTuple):
-    """A writer opened its history file, in format `version`, and cut off `torn` bytes of an unfinished line."""
+    """Event: a writer opened its history file in format `version`, and cut `torn` bytes of an unfinished line."""
 
     version: int
     torn: int = 0
 
 
 class Commit(NamedTuple):
-    """The snapshot of `step` was committed; `state` is a digest of its contents.
+    """Event: the snapshot of `step` was committed; `state` is a digest of its contents.
 
     `found` is True if an earlier attempt committed it, and `stops` if the script stopped the run at this step. On the
     parameter server, `blocks` (parts of the model) were saved as they were after iteration `step`.
@@ -32,7 +32,7 @@ class Commit(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A rank trained all planned steps."""
+    """Event: a rank has trained all planned steps; `step` is their number."""
 
     attempt: int
     step: int

@@ -11,7 +11,7 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """A controller began, or continued, to train until the loss is below `criterion`, or for `iterations` at most."""
+    """Event: a controller began or continued to train, until the loss is below `criterion` or for `iterations`."""
 
     attempt: int
     workload: str
@@ -31,7 +31,7 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """An iteration ended: its loss, and the seconds that the slowest worker or node took for each part of it."""
+    """Event: an iteration ended, with its loss and the seconds of the slowest worker or node in each part."""
 
     iteration: int
     loss: float | None
@@ -44,7 +44,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A worker pushed the update of one input part to `nodes`, in a round of an iteration."""
+    """Event: a worker pushed the update of one part of the input to `nodes`, in a round of an iteration."""
 
     iteration: int
     round: int
@@ -55,7 +55,7 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A node applied the updates from the input `parts` to its blocks, each once.
+    """Event: a node applied the updates from the input `parts` to its blocks (parts of the model), each once.
 
     `again` counts repeated pushes of this round, which were not applied.
     """
@@ -69,7 +69,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Blocks were chosen to be saved after an iteration; a node records its own, the controller all of them."""
+    """Event: blocks (parts of the model) were chosen to be saved; a node records its own, the controller all."""
 
     iteration: int
     blocks: Samples
@@ -78,7 +78,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Fault injection is about to kill `targets`: the numbers of nodes or workers, as `kind` tells."""
+    """Event: fault injection is about to kill the processes of `kind` (such as node) with the numbers `targets`."""
 
     iteration: int
     kind: str
@@ -87,7 +87,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A node, worker or controller (`kind`) was lost during `round`; `blocks` are those that a lost node held."""
+    """Event: a node, worker or controller (`kind`) was lost during `round`; `blocks` are those of a lost node."""
 
     iteration: int
     round: int
@@ -99,7 +99,7 @@ class Lost(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Blocks were restored to a node from the checkpoint, each as saved at the iteration in `saved_at`.
+    """Event: blocks (parts of the model) were restored to a node, as saved at the iterations in `saved_at`.
 
     `size` is the distance between the lost and the restored values, if it is known.
     """
@@ -115,7 +115,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Updates from the input `parts` were lost with `blocks` before they were applied, and are not repeated."""
+    """Event: updates from the input `parts` were lost with `blocks` before they were applied; they are not repeated."""
 
     iteration: int
     round: int
@@ -124,7 +124,7 @@ class Dropped(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A node or worker joined the run, which uses version `version` of the block map from now on."""
+    """Event: a node or worker joined the run, which now uses `version` of the map from blocks to nodes."""
 
     iteration: int
     kind: str
@@ -133,7 +133,7 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Blocks were moved from one node to another, unchanged."""
+    """Event: blocks (parts of the model) were moved unchanged from node `source` to node `target`."""
 
     iteration: int
     source: int

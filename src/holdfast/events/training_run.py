@@ -14,7 +14,7 @@ SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 # Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """A rank began an attempt (one start of all workers), with the seed of the run."""
+    """Event: a rank began an attempt (one start of all workers), with the seed of the run."""
 
     attempt: int
     world: int
@@ -24,12 +24,11 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a rank: the number of samples, their order, and how often state is saved.
+    """Event: the plan of a rank, with the number of samples, their order, and how often state is saved.
 
     With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
     longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
-    script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts the batches of
-    all ranks.
+    script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts these batches.
     """
 
     attempt: int
@@ -49,7 +48,7 @@ class Plan(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """The state that a rank begins with: the snapshot of step `restored`, or None, and the position of the next step.
+    """Event: a rank begins at the snapshot of step `restored` (None: from the start), at this position in the data.
 
     `state` is a digest of the protected state in memory when the first step begins. `fingerprint` is its fingerprint,
     as the previous step recorded it. `weights` is a digest of the initial weights, if nothing was restored.
@@ -81,7 +80,7 @@ class Seconds(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A rank trained its share of a step's samples.
+    """Event: a rank trained its share of a step's samples.
 
     `state` is a fingerprint of the resulting state: its first half covers state that all ranks share, its second half
     the rank's own. `reduced` backward passes were all-reduced and `held` were not; optimizers took `stepped` steps.
@@ -103,7 +102,7 @@ class Step(NamedTuple):
 
 
 class Save(NamedTuple):
-    """The cost of a save: how long training waited and why, and how often a storage operation was retried."""
+    """Event: the cost of a save, as the time that training waited and how often storage operations were retried."""
 
     attempt: int
     step: int
@@ -114,7 +113,7 @@ class Save(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """An injected failure is about to happen."""
+    """Event: an injected failure is about to happen."""
 
     attempt: int
     step: int
@@ -124,14 +123,14 @@ class Strike(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """A rank saved and stopped because its supervisor requested it."""
+    """Event: a rank saved its state and stopped, because it was asked to."""
 
     attempt: int
     step: int
 
 
 class Stopped(NamedTuple):
-    """The script ended the run before its planned end, by `run.stop()` or, if `left`, by leaving its loop."""
+    """Event: the script ended the run before its planned end, by `run.stop()` or, if `left`, by leaving its loop."""
 
     attempt: int
     step: int
@@ -139,12 +138,12 @@ class Stopped(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Members (workers that train together) were lost or joined, and the others continue without a restart.
+    """Event: members (workers that train together) were lost or joined, and the others continue without a restart.
 
     `members` are those of membership `number`; samples are split among them from `step` or the step after it on. The
-    samples in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. `kept`
-    gradient buckets of the step include the lost members, and `redone` ones do not. Members in `behind` took the
-    parameters of a member that was further ahead. Members in `asleep` were suspended at the boundary before `step`.
+    samples in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the
+    step's gradient buckets, `kept` include the gradients of lost members and `redone` do not. Members in `behind` took
+    the parameters of a member that was further ahead. Members in `asleep` were suspended at the boundary before `step`.
     """
 
     attempt: int
@@ -162,7 +161,7 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A supervisor started the workers of its node, one of `nodes`, for the first time.
+    """Event: a supervisor started the workers of its node, one of `nodes`, for the first time.
 
     If it `extends` the run, its plan may be longer than before. The script's arguments in `changed` differ from before.
     `source` is the place of the initial weights, and `weights` their digest, if the script does not make them.
@@ -179,7 +178,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A supervisor restarted the workers of its node; `newest` is the newest snapshot, `left` the restarts left."""
+    """Event: a supervisor restarted its node's workers; `newest` is the newest snapshot, `left` the restarts left."""
 
     attempt: int
     workers: int
@@ -188,7 +187,7 @@ class Restart(NamedTuple):
 
 
 class Detect(NamedTuple):
-    """A supervisor detected the failure of a worker; `rank` is -1 if the worker is on another node."""
+    """Event: a supervisor detected the failure of a worker; `rank` is -1 if the worker is on another node."""
 
     attempt: int
     rank: int
@@ -201,7 +200,7 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """A requested number of `workers` now train, as membership `number`, and the other workers are suspended."""
+    """Event: the requested number of `workers` train, as group (membership) `number`; the others are suspended."""
 
     attempt: int
     workers: int
@@ -210,13 +209,13 @@ class Scale(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """A supervisor was asked to stop, and asked its workers to save and stop."""
+    """Event: a supervisor was asked to stop, and asked its workers to save and stop."""
 
     attempt: int
 
 
 class Judged(NamedTuple):
-    """The end of a run: its supervisor's verdict, the number of attempts, and the reason."""
+    """Event: the run ended, with its supervisor's verdict, the number of attempts, and the reason."""
 
     verdict: str
     attempts: int

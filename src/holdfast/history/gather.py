@@ -113,7 +113,7 @@ def _read_piece(store: Store, name: str) -> bytes:
 
 
 def _first_line_digest(path: Path) -> str | None:
-    """Return a digest of the first line, which is unique as it has a time; None if the file has no complete line."""
+    """Return a digest of a file's first line, which is unique; None if the file has no complete line."""
     try:
         if not path.is_file():  # a FIFO would block
             raise StorageFailed(f"the history {path} is not a file: remove it, and audit the others.")
@@ -125,7 +125,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the files of one writer by attempt; return the new file, and one for each torn (unfinished) line."""
+    """Merge the files of one writer in the order of attempts; torn (unfinished) lines get files of their own."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Decides which steps and commits of a run count, event by event.
+"""Decides which steps and commits of a run still count after restores, event by event.
 
 A restore undoes all steps and commits after the restored snapshot. A worker that joins a running attempt takes the
 state of the others and undoes nothing. The audit, the cost, the live view and the next attempt all use this module.
@@ -32,7 +32,7 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """The number of steps that the newest commit covers, or else the restored snapshot."""
+        """The number of steps that the newest commit covers; that of the restored snapshot if there is no commit."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:
@@ -70,6 +70,6 @@ class Lineage:
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt to which `step` belongs, trained or not; None if no attempt began at or before it."""
+        """Return the attempt whose result for `step` counts or would count; None if no attempt began early enough."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

@@ -45,7 +45,7 @@ class History:
 
 
 class HistoryWriter:
-    """A history file `<folder>/<who>.jsonl` to which one writer appends events; written only on `flush`."""
+    """A writer of the history file `<folder>/<who>.jsonl`; events are written only by `flush`."""
 
     def __init__(self, folder: Path, who: str, clock: Callable[[], float] = time.time) -> None:
         if not re.fullmatch(r"\w[\w.-]*", who, re.ASCII):
@@ -72,11 +72,11 @@ class HistoryWriter:
         self.append(Open(VERSION, torn=size - self._end))
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add an event to those that the next flush writes; it happened now, or at an earlier `time`."""
+        """Queue an event for the next flush, with the present time or the given `time`."""
         self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
-        """Write all added events as complete lines; if that fails, the next flush tries again."""
+        """Write all queued events as complete lines; if that fails, the next flush tries again."""
         if not self._lines:
             return
         data = b"".join(self._lines)

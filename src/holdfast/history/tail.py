@@ -1,7 +1,7 @@
 """Reads what the next attempt must know about earlier ones, from the ends of the run's history files.
 
-No more is read than back to the newest snapshot, so a restart costs the same after a million steps as after a thousand.
-Injected failures have small files of their own.
+They are read back to the newest snapshot at most, so a restart costs the same after a million steps as after a
+thousand. Injected failures have small files of their own.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def first_seed(folder: Path) -> int | None:
 
 
 def following(attempt: int, where: Path) -> int:
-    """Return the number of the next attempt; raise Corrupt if the last number `attempt`, read at `where`, is absurd."""
+    """Return the number after `attempt`; raise Corrupt, naming the folder `where`, if it is impossibly large."""
     if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "

@@ -1,4 +1,4 @@
-"""The likely cause of a divergence between two runs, from the observations of their workers. Pure.
+"""The likely cause of a divergence between two runs, from the observations of their workers. No I/O.
 
 Each check returns a Cause with its evidence, or None. The first check that returns a cause decides.
 """
@@ -47,12 +47,12 @@ class DivergenceCase:
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """The unprotected values that were not restored after the kill, as (reference, run) by path."""
+        """The values outside the protected state that were not restored after the kill, as (reference, run) by path."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
 
     def reference_window(self, step: int, rank: int) -> Window | None:
-        """Return the window of `step` and `rank` in the reference, or None."""
+        """Return the observations of `step` and `rank` in the reference run, or None if there are none."""
         return by_step(self.reference).get((step, rank))
 
     def is_a_habit(self, path: str) -> bool:
@@ -79,7 +79,7 @@ def of_unkilled_runs(case: DivergenceCase) -> Cause:
 
 
 def _fetched_ahead(case: DivergenceCase) -> Cause | None:
-    """Check if the script requests the next batch before it trains this one: first steps have no gradient."""
+    """Check if the script requests the next batch before it has trained the present one."""
     start, first = case.reference_window(0, case.first.rank), case.first
     reference = case.reference_window(first.step, first.rank)
     if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
@@ -99,7 +99,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Check if the protected state differed from the saved state, that of rank 0, when the first step began."""
+    """Check if the protected state differed from the saved state when the first step after the kill began."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
@@ -155,19 +155,18 @@ def _unprotected(case: DivergenceCase, *kinds: str) -> Cause | None:
 
 
 def _thing(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected scheduler, optimizer or module buffer."""
     return _unprotected(case, "scheduler", "optimizer", "buffer")
 
 
 def _value(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected tensor or variable; if the batch differs, only for one of the dataset."""
+    """Check for an unprotected tensor or variable; if the batch differs, the dataset must have such a value."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Check for changes between the batch and the first gradient of a step that the resumed run did not make.
+    """Check for changes between a batch and its first gradient that only the reference made.
 
     Values that change there in most steps do not count: they depend on something else that was lost.
     """

@@ -1,4 +1,4 @@
-"""The comparison of two runs of the same script: the first step with a different result, and what differs. Pure."""
+"""The comparison of two runs of the same script: the first step with a different result, and what differs. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the windows by step and rank; for a step that was trained again, the last one."""
+    """Return the windows (observations of a step) by step and rank; for a step trained twice, the last one."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
@@ -90,7 +90,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values that a kill reset without an effect so far, except those in `apart_from`."""
+    """Return the unprotected values that a kill lost without an effect on results, but not those in `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}

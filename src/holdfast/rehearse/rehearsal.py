@@ -1,4 +1,4 @@
-"""Rehearses a script: runs it twice without a kill and once with kills, each in a folder of its own, and compares."""
+"""Rehearses a script: runs it twice without a kill and once with kills, and compares the states after each step."""
 
 import os
 import re
@@ -181,7 +181,7 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 
 
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Return a difference outside the observations, in `steps`, snapshots or fingerprints; an empty text if none."""
+    """Return a difference in last snapshots or fingerprints, or `steps` that one run lacks; an empty text if none."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
     saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]

@@ -1,4 +1,4 @@
-"""The result of a rehearsal, and its lines on the terminal. Pure."""
+"""The result of a rehearsal, and its lines on the terminal. No I/O."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

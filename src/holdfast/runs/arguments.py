@@ -1,4 +1,4 @@
-"""The arguments of a script, and how those of two commands differ. Pure.
+"""The arguments of a script, and how those of two commands differ. No I/O.
 
 An option begins with a dash: `--lr 0.1`, `--lr=0.1`, or a flag. Every other argument is identified by its position.
 """

@@ -138,7 +138,7 @@ class RunConfig:
     def check_world(self, nodes: int) -> None:
         """Raise BadInput if the run cannot work on `nodes` nodes.
 
-        The workers must fit into memory and be enough for live recovery, and injected failures must target existing
+        The workers must fit into memory and be enough to recover live, and injected failures must target existing
         ranks.
         """
         require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")

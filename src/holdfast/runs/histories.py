@@ -68,7 +68,7 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
 
 
 def read_facts(path: Where) -> RunFacts | None:
-    """Return the facts from the first readable run.json in the folders at `path`, or None if there is none."""
+    """Return the settings that an audit needs, from the first readable run.json in the folders at `path`, or None."""
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
     for folder in dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths):
         with suppress(OSError, ValueError):

@@ -45,7 +45,7 @@ class Lock:
 
 
 def hold(out: Path, node: int = 0) -> Lock:
-    """Lock a folder for one node, in this process and its future children; raise BadInput if it stays in use."""
+    """Lock the folder `out` for one node, in this process and its children; raise BadInput if it is in use."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -116,7 +116,7 @@ class FolderWatch:
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the path is no longer the same folder; check at once if `now`, otherwise every half second."""
+        """Return True if the folder was moved or removed; check at once if `now`, otherwise every half second."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before

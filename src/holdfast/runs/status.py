@@ -65,7 +65,7 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run: `trains` or how it ended, last step, committed steps per second, and size in bytes."""
+    """The status of a run: its state (`trains`, or how it ended), last step, committed steps per second, and size."""
 
     folder: Path
     state: str
@@ -210,7 +210,7 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the start and end events in the history `lead`; if it has no end, also the last event of all `files`."""
+    """Yield the start and end events in the history `lead`; if the run has not ended, also the last in `files`."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
@@ -221,7 +221,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the seconds that a run was active; pauses between a regular end and the next start do not count."""
+    """Return the active seconds of a run from its start and end events; pauses after a regular end do not count."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:

@@ -29,7 +29,11 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """The step of the newest snapshot at a place, the last attempt, and the verdict if that was completed."""
+    """The contents of a checkpoint place, as far as a new command needs them.
+
+    `newest` is the step of the newest snapshot, `attempt` the number of the last attempt (start of all workers) in the
+    histories there, and `completed` the verdict if that attempt was completed.
+    """
 
     newest: int | None
     attempt: int
@@ -81,20 +85,20 @@ class Checkpoints:
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
-        """Return the newest term, a numbered group of nodes that may write; None if there is none."""
+        """Return the newest term, a numbered group of nodes that may write checkpoints; None if there is none."""
         data = None if self.wrong else self._ask(lambda store: t.to_json() if (t := terms.newest(store)) else None)
         return Term.from_json(data) if data else None
 
     def take(self, term: Term) -> bool:
-        """Claim `term` for this group of nodes; return False if another group has claimed it or a later one."""
+        """Claim `term` (a numbered group of nodes) for these nodes; return False if it or a later one was claimed."""
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Remove `term` from the store again, because no node has started in it."""
+        """Remove `term` (a numbered group of nodes) from the store, because no node has started in it."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput if this node cannot find `term`, which another node just wrote: they do not share a store."""
+        """Raise BadInput if this node cannot find the `term` that another node wrote, as they use different stores."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -102,7 +106,7 @@ class Checkpoints:
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
-        """Start to send this node's histories to `place`, if given, in a child process, unless that is under way."""
+        """Start sending this node's histories to `place` in the background, unless it is None or that is under way."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
             self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))

@@ -47,7 +47,7 @@ class Tail:
 
     @property
     def bar(self) -> str:
-        """The text of an unfinished line that is overwritten with carriage returns, such as tqdm's; or empty."""
+        """The progress bar at the end of the file, an unfinished line overwritten with carriage returns; or empty."""
         _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
         return now.decode(errors="replace") if over else ""
 
@@ -83,13 +83,13 @@ class WorkersOutput:
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Follow more (stdout, stderr) pairs of files; those already followed are ignored."""
+        """Follow more files, given as pairs (stdout, stderr); those already followed are ignored."""
         shown = {tail.path for tail in self._tails}
         new = [pair for pair in printed if not shown & {*pair}]
         self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
     def remove(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the rest of these (stdout, stderr) pairs of files, and stop following them."""
+        """Show the rest of the files `printed`, given as pairs (stdout, stderr), and stop following them."""
         paths = {path for pair in printed for path in pair}
         for tail in self._tails:
             if tail.path in paths:
@@ -258,7 +258,7 @@ class Journal:
             self._display.warn(str(error))
 
     def launch(self, config: RunConfig, attempt: int, workers: int, nodes: int) -> None:
-        """Record that this command started workers, and which script arguments differ from the command before."""
+        """Record that this command started workers, and which script arguments differ from the previous command."""
         argv = (config.script, *config.args)
         launches = [event.what for event in recall(self._history.path, "launch")]
         last = next((what.argv for what in reversed(launches) if isinstance(what, Launch)), argv)

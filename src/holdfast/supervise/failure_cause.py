@@ -85,7 +85,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """The failure that caused all others, or the only one."""
+    """The failure of one worker that caused all other failures."""
 
     kind: Kind
     rank: int
@@ -130,7 +130,7 @@ class FirstFailure:
 
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
-    """Return the failure that caused all others; of several workers that raised, that of the earliest."""
+    """Return the failure that caused all others; if several workers raised exceptions, the earliest."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -178,7 +178,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks of running workers that are further behind than all peers that timed out."""
+    """Return the ranks of running workers that are further behind than all peers that timed out waiting."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT
@@ -287,9 +287,9 @@ def _origin(error: BaseException) -> Origin:
 class RestartPolicy:
     """Decides whether a run is restarted after a failure.
 
-    `limit` is the number of restarts without progress: each newer snapshot starts the count again. An error may be
-    transient (a GPU, a network, a disk) or a bug of the script; to find out, the run is tried once more. An error that
-    comes again from the same line at the same step is a bug; for an undefined name the same line is enough.
+    `limit` is the number of restarts allowed without progress: each newer snapshot starts the count again. An error may
+    be transient (a GPU, a network, a disk) or a bug of the script; to find out, the run is tried once more. An error
+    that comes again from the same line at the same step is a bug; for an undefined name the same line is enough.
     """
 
     def __init__(self, limit: int, newest: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Decides which workers hang: how long each may go without progress, and which one keeps the others waiting. Pure.
+"""Decides which workers hang: how long each may go without progress, and which one keeps the others waiting. No I/O.
 
 A worker that waits for a peer has passed more step boundaries, or begun more collectives, than that peer. So the worker
 that is furthest behind is the one that the others wait for. After a loss, they wait for the worker that has not joined
@@ -67,16 +67,16 @@ class RemoteProgress(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """A worker that hangs, identified by its `seat`, and the reason for this decision."""
+    """A worker that hangs, identified by the number `seat` of its process, and the reason for this decision."""
 
     seat: int
     because: str
 
 
 class Awaited(NamedTuple):
-    """A group of workers, one of which may keep the others waiting if all of the group are overdue.
+    """A group of workers, at least one of which may keep all others waiting.
 
-    `surely` is True if other workers are known to wait for the group.
+    If all workers of the group are overdue, the first one counts as hung. `surely` is True if others are known to wait.
     """
 
     workers: Sequence[WorkerLook]
@@ -96,18 +96,21 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
     return [*groups, *_behind([worker for worker in members if worker.phase is not Phase.JOINING], remote)]
 
 
-def _absent(members: list[WorkerLook], some_come: bool) -> Iterator[Awaited]:
-    """Yield each member that has not joined the recovery; if all have and none is starting, all as one group."""
+def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awaited]:
+    """Yield each member that has not joined the recovery; if all have joined, yield them as one group.
+
+    If `replacements_start`, the members may be waiting for those, so that group is left out.
+    """
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:
         yield from (Awaited([worker], surely=True) for worker in absent)
-    elif not some_come:  # otherwise they may wait for a replacement, which has a deadline of its own
+    elif not replacements_start:  # otherwise they may wait for a replacement, which has a deadline of its own
         yield Awaited(sorted(members, key=lambda worker: (worker.phase is Phase.RECOVERING, worker.seat)))
 
 
 def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited]:
-    """Yield the members that are furthest behind as one group, unless another node's worker is even further."""
+    """Yield the group of members that are furthest behind, unless one on another node is even further behind."""
     if not members:
         return
     last = min(worker.place for worker in members)
@@ -119,9 +122,10 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
 
 
 class HangDetector:
-    """Detects hanging workers on one node; the step times that it learns are kept from attempt to attempt.
+    """Detects hanging workers on one node; the step times that it learns are kept when the workers restart.
 
-    `timeout` is the user's deadline for a step in seconds, or None to learn it. `live` is True with live recovery.
+    `timeout` is the user's deadline for a step in seconds, or None to learn it. `live` is True if a lost worker is
+    replaced without a restart.
     """
 
     def __init__(self, timeout: float | None, *, live: bool = False) -> None:
@@ -136,7 +140,7 @@ class HangDetector:
         self._watches = {}
 
     def reset_waits(self) -> None:
-        """Restart the count of seconds that others have waited for each worker, because the membership has changed."""
+        """Restart the count of seconds that others have waited for each worker, because the members have changed."""
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
@@ -145,7 +149,8 @@ class HangDetector:
     ) -> list[Hang]:
         """Return the workers that hang, judged by their present progress and earlier calls.
 
-        `processor` returns the CPU seconds that the worker in a seat has used; `remote` is the progress on other nodes.
+        `processor` returns the CPU seconds used by a worker process, given its `seat` number; `remote` is the progress
+        on other nodes.
         """
         moved = remote.moved + sum(worker.moved for worker in workers)
         groups = awaited(workers, remote.place)
@@ -158,7 +163,7 @@ class HangDetector:
         return self._suspended(workers) or self._overdue(groups, processor)
 
     def idle(self, seat: int) -> float:
-        """Return the seconds since the last progress of the worker in `seat`."""
+        """Return the seconds since the last progress of the worker process number `seat`."""
         return self._watches[seat].idle if seat in self._watches else 0.0
 
     def is_overdue(self, worker: WorkerLook, processor: Processor) -> bool:
@@ -179,7 +184,7 @@ class HangDetector:
         return max(self._soon, TIMES * median_low(self._steps))
 
     def _learn(self, worker: WorkerLook, gap: tuple[float, int] | None) -> None:
-        """Learn the duration of steps from `gap`, the (seconds, steps) that just ended, if a step did."""
+        """Learn the usual duration of a step from `gap`: the seconds and the number of steps that just ended."""
         if gap is not None and worker.boundaries >= SETTLED:
             seconds, steps = gap
             self._steps.append(seconds / steps)
@@ -187,7 +192,7 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return the workers that were suspended by a signal for too long; the limit is longer if all are."""
+        """Return the workers that were suspended by a signal for too long; they have more time if all are suspended."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED
@@ -289,7 +294,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation; return (seconds, steps) since the previous boundary if a step ended, otherwise None."""
+        """Add an observation; if a step ended, return (seconds, steps) since the last step before, otherwise None."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -343,8 +348,7 @@ def _has_computed(before: tuple[float, float | None], now: tuple[float, float | 
 
 
 def _progress(worker: WorkerLook) -> tuple[int, Phase, int]:
-    """Return the values of which one must change before the deadline; they also change during an evaluation."""
-    return worker.boundaries, worker.phase, worker.evaluated
+    return worker.boundaries, worker.phase, worker.evaluated  # an evaluation may take as long as it needs
 
 
 def _signs(worker: WorkerLook) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio",
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import torch, the training code and `preload`, also from the folder `beside`; raise BadInput if that fails."""
+    """Import torch, the training code and the modules in `preload`, which may be in the folder `beside`."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
@@ -56,7 +56,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` begins with; return the newly imported ones.
+    """Import the slow libraries (`HEAVY`) that `script` imports first; return the newly imported ones.
 
     A library that raises an error is skipped here: the script will import it again and may expect the error.
     """
@@ -70,7 +70,7 @@ def import_heavy(script: Path) -> list[str]:
 
 
 def leading_imports(script: Path) -> list[str]:
-    """Return the modules that `script` imports before its first statement of another kind.
+    """Return the modules that `script` imports before its first statement that is not an import.
 
     Modules in the script's own folder are left out, because their code may change between two starts.
     """

@@ -62,7 +62,7 @@ def with_seed_of(out: Path, config: RunConfig) -> RunConfig:
 
 
 def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Sequence[str]) -> None:
-    """Raise BadInput with the differences if the config `mine` is not of the run `theirs`, which `out` holds."""
+    """Raise BadInput, listing the differences, if `mine` configures another run than `theirs`, found in `out`."""
     fields = [name for name in differing(mine, theirs) if name != "args"]
     different = [f"{name} was {_shown(theirs, name)}, not {_shown(mine, name)}" for name in fields]
     allowed = {plain(name) for name in may_change}

@@ -18,7 +18,7 @@ WITHIN = 60.0
 
 
 class ScaleRequests:
-    """The scale requests for the run in `out`, from now on, as its supervisor reads them."""
+    """A reader, for the supervisor, of the scale requests made from now on for the run in `out`."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / FILE
@@ -39,7 +39,10 @@ class ScaleRequests:
 
 
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
-    """Request that `workers` workers train in the run in `out`, wait until they do, and return the recorded event."""
+    """Request `workers` workers from the run in `out`, and wait until they train; return the recorded event.
+
+    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute.
+    """
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(

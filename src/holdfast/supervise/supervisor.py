@@ -266,7 +266,7 @@ class _Supervisor:
         return None
 
     def _continue_without_failed(self) -> RunVerdict | None:
-        """Let the surviving workers continue and start replacements; return a verdict if that failed too often."""
+        """Let the surviving workers continue and start replacements; return a verdict after too many failures."""
         self._display.output.remove(output_files(self._pool.failed))  # their last lines are stacks, for the logs
         reports = self._pool.remove_failed()
         was_member = self._membership.members.was_member
@@ -344,7 +344,7 @@ class _Supervisor:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the end of the run if a worker failed after its loop; wait a moment until it is recorded."""
+        """Return how the run ended, if a worker failed only after its training loop; otherwise None."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING
@@ -360,7 +360,7 @@ class _Supervisor:
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
         """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over.
 
-        `have_finished` is True if the workers of this node have. The run is completed once those of all nodes have.
+        `have_finished` is True if this node's workers have exited normally. The run ends once those of all nodes have.
         """
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):

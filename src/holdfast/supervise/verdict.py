@@ -1,4 +1,4 @@
-"""The verdict on a run: how it ended, and why. Pure."""
+"""The verdict on a run: how it ended, and why. No I/O."""
 
 import json
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class RunVerdict:
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:
-    """Return the verdict for a command whose run had ended before; `newest` is the step of its newest snapshot."""
+    """Return the verdict for a command on a run that was already complete; `newest` is its newest snapshot's step."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
@@ -59,7 +59,7 @@ def done_elsewhere(attempts: int, because: str) -> RunVerdict:
 
 
 def completion(events: Iterable[What]) -> Judged | None:
-    """Return the verdict `completed` from the supervisors' `events`, or None if a later attempt was started."""
+    """Return the verdict `completed` in the supervisors' `events`; None if it is missing, or a later attempt began."""
     newest, verdict = 0, None
     for event in events:
         match event:

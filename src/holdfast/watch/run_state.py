@@ -65,7 +65,7 @@ class Now(NamedTuple):
 
 @dataclass(slots=True)
 class RunState:
-    """The totals of all events of a run so far."""
+    """The progress, speed, failures, saves and latest events of a run, from all of its events so far."""
 
     lineage: Lineage = field(default_factory=Lineage)
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class RunState:
 
     @property
     def speed(self) -> float | None:
-        """The steps per second in the latest steps of the most advanced rank."""
+        """The steps per second in the latest steps of the most advanced rank; None if unknown."""
         lead = self._controller if self.served else max(self.ranks.values(), key=lambda rank: rank.step, default=Rank())
         if len(lead.latest) < 2:
             return None

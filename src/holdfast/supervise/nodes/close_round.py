@@ -37,7 +37,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeats:
-    """The time of each supervisor's last heartbeat, a counter that the supervisor increments while it lives."""
+    """The time at which the heartbeat counter of each supervisor last increased."""
 
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Heartbeats:
     _updated: float | None = None
 
     def update(self, counts: Mapping[str, int], now: float) -> None:
-        """Record heartbeat `counts`, by supervisor, read at time `now`; a pause between calls is not their silence."""
+        """Record the heartbeat `counts` by supervisor, read at time `now`; times when we did not listen are ignored."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -80,8 +80,9 @@ def starting(
 ) -> Sequence[Arrival] | None:
     """Return the arrivals that start now, or None to wait for more.
 
-    `members` has the supervisors of the last start and their node numbers, `of` is the number of all nodes, and `least`
-    the fewest that may start. Two arrivals with the same node number start together, so that the mistake is reported.
+    `members` has the supervisors that started last time and their node numbers, `of` is the number of all nodes, and
+    `least` the fewest that may start. Two arrivals with the same node number start together, so that the mistake is
+    reported.
     """
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
@@ -97,14 +98,14 @@ def starting(
 
 
 class RoundCloser:
-    """Closes the rendezvous rounds in the store that this node hosts, at the address `own`."""
+    """Closes the rendezvous rounds (meetings of nodes) in the store that this node hosts at the address `own`."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Close round `number` if it need not wait for more nodes; `last` are the nodes of the last start."""
+        """Close round `number` and name its nodes, unless it must wait for more; `last` are those that started last."""
 
         def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -141,7 +142,7 @@ class RoundCloser:
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
-        """Return the term in which `nodes` start: the last one if they are the same nodes, otherwise a new one.
+        """Return the term (numbered group) in which `nodes` start: the last one if it has the same nodes, or a new one.
 
         If all nodes are present, the new term follows the newest in the store. A part of the nodes must claim the term
         after its own. Return None if another group of nodes has claimed that term.

@@ -71,7 +71,7 @@ class Connection(threading.Thread):
     def ask(self, question: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
         """Call `question` with the store in the connection's thread, and return its result.
 
-        Raise Unreachable after `within` seconds. After the `last` question, the thread and its heartbeats end.
+        Raise Unreachable after `within` seconds. If `last`, the thread and its heartbeats end afterwards.
         """
         answer: Future[T] = Future()
         self._work.put((question, answer, last))
@@ -84,7 +84,7 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """Let the thread end after the questions that are queued, and stop its heartbeats; does not wait."""
+        """Tell the thread to end, with its heartbeats, after the queued questions; do not wait for it."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
@@ -120,7 +120,7 @@ class Connection(threading.Thread):
 
 
 def end_all(who: str, within: float) -> bool:
-    """End all connections of `who`, by force after `within` seconds; return True if their threads have ended."""
+    """End all connections of the supervisor `who`, by force after `within` seconds; return True if all ended."""
     connections = [thread for thread in threading.enumerate() if isinstance(thread, Connection) and thread.who == who]
     for connection in connections:
         connection.end()

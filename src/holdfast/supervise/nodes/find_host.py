@@ -30,7 +30,7 @@ class HostFinder:
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
         """Wait for a store in which the nodes meet, calling `meanwhile` repeatedly, and return a connection to it.
 
-        `last` are the nodes of the last start. Raise BadInput if no store is found within a minute.
+        `last` are the nodes that started last time. Raise BadInput if no store is found within a minute.
         """
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
@@ -54,7 +54,7 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the addresses where nodes may meet, the likeliest first; a token is that of a term required there."""
+        """Return (address, token) of stores where nodes may meet, likeliest first; None if no token is required."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

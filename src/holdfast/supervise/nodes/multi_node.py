@@ -73,7 +73,7 @@ class RunEndWatch:
             self._known.add(before)
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict of the other nodes if they have completed the run, as far as files can be read now."""
+        """Return the verdict if the other nodes have completed the run; None if not, or if it cannot be read now."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict
@@ -193,7 +193,6 @@ class MultiNodeRendezvous(Rendezvous):
         self._at, self._awaited, self._heartbeats, self._together = connection, 0, Heartbeats(), set()
 
     def _leave_store(self) -> None:
-        """Disconnect from the store in which the nodes met: its host is lost, or the others are elsewhere."""
         if self._at is not None:
             self._at.end()
         self._at = None
@@ -251,7 +250,7 @@ class MultiNodeRendezvous(Rendezvous):
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
     def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
-        """Send `reason` (None if there is no problem) to the nodes of this round; return that of each of `nodes`."""
+        """Send `reason` (None if there is no problem) to the nodes of this round; return the reasons of `nodes`."""
         connection, key = self._connection, f"round/{self._closed}/wrong"
         connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(reason)))
         keys = [f"{key}/{node}" for node in nodes]
@@ -329,7 +328,7 @@ def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int
 
 
 def _open_store(node: Node) -> tuple[TCPStore, str]:
-    """Open the store that this node hosts, and return it with its address: the endpoint, if that is ours.
+    """Open the store that this node hosts, and return it with its address: the endpoint, if possible.
 
     Only the machine that has the endpoint's address can listen there. If several nodes run on that machine, the first
     one gets the port, and the others listen on any free port.

@@ -1,6 +1,7 @@
-"""The settings of a node, the rendezvous of nodes before each start of the workers, and their contact while they train.
+"""Settings of a node, the rendezvous of all nodes before workers start, and communication between nodes in training.
 
-This module has the interfaces and their versions for a single node; `multi_node.py` and `peers.py` are for several.
+This module defines the interfaces and implements them for a single node; `multi_node.py` and `peers.py` implement them
+for several nodes.
 """
 
 import fcntl
@@ -51,7 +52,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The IP address at which other nodes can reach this one: that of its route to the endpoint."""
+        """The IP address at which other nodes can reach this one, found from its route to the endpoint."""
         if self.of == 1 or self.endpoint is None:
             return LOOPBACK
         family, kind, *_, target = _resolved(self.endpoint)
@@ -97,7 +98,8 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 class WorkerStatus:
     """A worker that has not failed.
 
-    `seat` is the unique number of its process. `membership` is the number of the group it trains in; None in reserve.
+    `seat` is the unique number of its process. `membership` is the number of the group that it trains in, or None if it
+    is a spare that waits to join.
     """
 
     seat: int
@@ -108,8 +110,8 @@ class WorkerStatus:
 class MembersReport(NamedTuple):
     """The status of the workers of one node, or of several.
 
-    `broken`: some workers have waited long for the next membership. `ended`: some workers have nothing left to train.
-    `goes_on`: all members are at a point where they can survive the loss of a peer.
+    `broken`: some workers have waited long to be told who their peers are. `ended`: some workers have nothing left to
+    train. `goes_on`: all training workers are at a point where they can survive the loss of a peer.
     """
 
     seen: tuple[WorkerStatus, ...] = ()
@@ -119,7 +121,7 @@ class MembersReport(NamedTuple):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The seats (process numbers) of the workers that are in a membership."""
+        """The process numbers (seats) of the workers that train, rather than wait to join."""
         return tuple(worker.seat for worker in self.seen if worker.membership is not None)
 
     @property
@@ -225,11 +227,11 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the deciding node; return the memberships that it published after number `known`."""
+        """Send `report` to the deciding node; return the memberships (groups of workers) it published after `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last reports of the other nodes, for the deciding node; None until all have reported."""
+        """Return the last report of each other node; None until all have sent one, empty if another node decides."""
         return {}
 
     def announce_end(self) -> None:
@@ -261,7 +263,7 @@ class Peers:
 
 
 class Rendezvous:
-    """The meetings of a supervisor with those of other nodes before each attempt (start of all workers)."""
+    """The rendezvous of the supervisors of all nodes before each attempt (start of all workers)."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt
@@ -269,7 +271,7 @@ class Rendezvous:
         self.peers = Peers()
 
     def meet(self, workers: int) -> RoundInfo:
-        """Wait for the other nodes and return the result; this node will start `workers` workers."""
+        """Wait for the other nodes, and return the result of the rendezvous; this node will start `workers` workers."""
         self.round = self._meet(workers)
         self.next_attempt = self.round.attempt + 1
         return self.round
@@ -278,7 +280,7 @@ class Rendezvous:
         raise NotImplementedError
 
     def drop(self, nodes: list[int]) -> bool:
-        """Let the remaining workers continue without the lost `nodes`; return False if this node may not decide so."""
+        """Let the remaining workers continue without the lost `nodes`; return False if that is not possible."""
         return False
 
     def waiting_nodes(self) -> int:

@@ -1,6 +1,6 @@
 """The entry point of a worker process: runs the user's script as if Python had started it.
 
-The script finds the process (arguments, import path, signals, threads, exit handlers) as torchrun would start it,
+For the script, the process (arguments, import path, signals, threads, exit handlers) is as torchrun would start it,
 except that torch is already imported.
 """
 
@@ -65,7 +65,7 @@ def main(task: Task) -> NoReturn:
 
 
 def die_with(supervisor: int) -> None:
-    """Make the kernel kill this process when the process `supervisor` dies, and lead a new process group."""
+    """Make the kernel kill this process when the process `supervisor` dies, and start a new process group."""
     process.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # the supervisor died before the request

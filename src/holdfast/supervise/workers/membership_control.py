@@ -32,7 +32,7 @@ SCALE_LOOK = 0.1  # seconds between two looks for a scale request
 
 
 class Members:
-    """The workers that train together in one attempt (start of all workers), which changes after losses.
+    """The workers that train together in one attempt (start of all workers); the group changes after losses.
 
     `size` is their number at the start, `wanted` the number that should train now, and `strategy` the way to recover.
     """
@@ -47,28 +47,28 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the present or last member number of `seat`; the seat itself if it was never a member."""
+        """Return the present or last member number of the worker process `seat`; `seat` itself if it never had one."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
-        """Return True if the worker in `seat` is a member, or was told to become one."""
+        """Return True if the worker process number `seat` is a member, or was told to become one."""
         return seat in self._seats.values()
 
     def was_member(self, seat: int) -> bool:
-        """Return True if the worker in `seat` is or was a member, and was not put to sleep since."""
+        """Return True if the worker process number `seat` is or was a member, and was not put to sleep since."""
         return seat in self._last and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the member numbers of all members that are not among `workers`."""
+        """Return the member numbers of the members that are no longer among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the member numbers of those `seats` that are members."""
+        """Return the member numbers of those worker processes, given by their numbers `seats`, that are members."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
-        """Make `membership` the current one."""
+        """Make `membership` (a group of training workers) the current one."""
         known = {**self._leaving, **self._seats}
         inside = {number: known[number] for number in membership.members if number not in membership.joining}
         self._leaving = {number: self._seats[number] for number in membership.asleep}
@@ -84,7 +84,7 @@ class Members:
         return together and len(inside) == len(self._seats) == self.wanted
 
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
-        """Adopt and return the next membership, or return None if none is due.
+        """Choose, adopt and return the next membership (group of training workers), or None if none is due.
 
         `broken` is True if a connection between members broke although none was lost.
         """
@@ -100,14 +100,14 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership of the workers left; None if lost ones must be replaced first, to replay the step."""
+        """Return a membership (group of workers) without lost ones; to replay a step, None until all are replaced."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership in which workers join or fall asleep, if more or fewer are wanted than train."""
+        """Return a membership (group of workers) of the wanted size, if it differs: some join, or some fall asleep."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -119,7 +119,7 @@ class Members:
         return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
 
     def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
-        """Assign `free` member numbers to `ready` seats, preferring each seat's last one; return seats by number."""
+        """Return the worker process (seat) for each `free` member number; a seat keeps its last number if possible."""
         seats: dict[int, int] = {}
         for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
             left = sorted(free - seats.keys())
@@ -135,7 +135,7 @@ class Members:
 
 
 class RankLog:
-    """The record of the ranks of this node's workers during one attempt.
+    """The record of which rank each worker of this node has, during one attempt (start of all workers).
 
     With live recovery the rank of a worker may change, but it keeps its log files. So each change of a rank is shown to
     the user, and is appended to a file beside the logs.
@@ -148,7 +148,7 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the ranks in a new membership; `names` has the log file names of workers, by member number."""
+        """Record the ranks in a new membership; `names` has the log file name of each worker, by member number."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
@@ -181,7 +181,7 @@ class Stranded(Exception):
 
 
 class MembershipController:
-    """Controls which workers train together in the attempt that begins with `round`; `wanted` is their number."""
+    """Controls which workers train together in the attempt that begins with `round`; `wanted` is how many should."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class MembershipController:
         )
 
     def _is_broken(self) -> bool:
-        """Return True if workers have long waited for a membership though none was lost: a connection broke."""
+        """Return True if workers waited long for a new membership although none was lost: a connection broke."""
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
         seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
@@ -234,22 +234,23 @@ class MembershipController:
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
-        """Return True if the others can continue at once without `nodes`, with enough spares to replay a step."""
+        """Return True if the remaining nodes can continue at once without `nodes`; replay needs enough ready spares."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers of the workers on `nodes`, which are other nodes."""
+        """Return the member numbers of the workers that run on `nodes`, which are other nodes."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Publish the next membership if one is due; on a node that does not decide, adopt those published.
+        """Publish the next membership (group of training workers) if one is due, or adopt the deciding node's.
 
-        One is due when members were lost, workers are ready to join, or more workers train than are wanted.
+        A new membership is due when members were lost, workers are ready to join, or more workers train than are
+        wanted.
         """
         if self._peers.decides:
             self._decide()
@@ -292,7 +293,7 @@ class MembershipController:
             self._start_missing()
 
     def fill_up(self) -> None:
-        """Start replacements for lost workers; they wait in reserve, and join once they are ready."""
+        """Start replacements for lost workers; they wait until they are ready to join."""
         with self._pool.starting():
             self._start_missing()
 
@@ -334,7 +335,7 @@ class Scaler:
         """The number of workers that should train, also after a restart; None before the first request."""
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if a request came; record and show it once that is done."""
+        """Put workers to sleep or wake them if a request came, and report when that is done."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now

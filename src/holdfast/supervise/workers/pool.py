@@ -51,7 +51,7 @@ class WorkerPool:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Wrap calls to `start`: at the end of the block, wait until the new processes have begun to run."""
+        """Enclose calls to `start`; at the end of the block, wait until the new processes have begun to run."""
         try:
             with held_back(), warnings.catch_warnings():
                 # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
@@ -87,7 +87,7 @@ class WorkerPool:
         self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
 
     def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
-        """Return the variables that torchrun sets, and those that holdfast adds: run folder, attempt, round and term."""
+        """Return the environment variables that torchrun sets, and those of holdfast, such as the run folder."""
         variables: dict[str, object] = {
             "RANK": rank,
             "LOCAL_RANK": local_rank,
@@ -135,10 +135,10 @@ class WorkerPool:
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally; then kill the workers in reserve.
+        """Return True if all training workers have exited normally; then kill the spares that wait to join.
 
-        A node with workers in reserve only has finished once `others_are_ending`: other nodes have nothing left to
-        train.
+        `others_are_ending` is True if workers of other nodes have finished. Otherwise a node without training workers
+        waits.
         """
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
         if not exits and not others_are_ending:
@@ -152,7 +152,7 @@ class WorkerPool:
         return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
-        """Return the progress of every running worker; `is_member(seat)` tells if a worker takes part in training."""
+        """Return the progress of every running worker; `is_member` tells if a worker process number is training."""
         return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
@@ -174,12 +174,12 @@ class WorkerPool:
                 workers[look.seat].kill()  # it counts as done
 
     def exit_reports(self) -> list[WorkerExit]:
-        """Return a report on the end of every worker, also of those that still run."""
+        """Return a report on each worker: how it ended, or that it still runs."""
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:
-        """Kill the workers that have failed and stop watching them; return the seat and exit report of each."""
+        """Kill the workers that have failed and stop watching them; return the process number and report of each."""
         failed = self.failed
         reports = [(w.seat, w.exit_report(self.hangs.idle(w.seat), self._out)) for w in failed]
         self._print_stacks([worker for worker in failed if worker.hung], STACKS_SOON)

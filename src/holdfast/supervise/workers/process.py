@@ -85,7 +85,7 @@ class WorkerProcess:
         return ended is not None
 
     def _set_exit(self, status: int | None) -> None:
-        """Set `exit`; if the script had ended, keep its own status, even if the process fails afterwards."""
+        """Set `exit` to `status`, or to the script's own status if the script had already ended."""
         progress = self.task.progress
         self.exit = progress.status if progress.phase is Phase.ENDED and progress.status is not None else status
 
@@ -96,7 +96,7 @@ class WorkerProcess:
 
     @property
     def membership(self) -> int | None:
-        """The number of the membership (group of workers that train together) it is in; None while in reserve."""
+        """The number of the group of workers (membership) in which this worker trains; None if it waits to join."""
         return number if (number := self.task.progress.membership) >= 0 else None
 
     @property
@@ -178,7 +178,7 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker ended, or that it runs and was idle for `idle` seconds; logs are relative to `out`."""
+        """Return how the worker ended, or that it was idle for `idle` seconds; its log path is relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -197,7 +197,7 @@ class WorkerProcess:
 def dying_status(pid: int) -> int | None:
     """Return the exit status of a killed process of which some threads still exist; otherwise None.
 
-    The supervisor cannot wait for such a process yet: to release a GPU takes it 0.2 s.
+    The supervisor cannot wait for such a process yet: releasing a GPU takes 0.2 s.
     """
     fields = _stat_fields(_PROC / str(pid))
     if len(fields) <= _EXIT or fields[0] != "Z" or not (status := int(fields[_EXIT])):
