@@ -47,7 +47,7 @@ class Family:
         return (self.array, *self.companions)
 
     def rows(self, ids: Ids) -> Ids:
-        """Return the positions along `dim` that the blocks `ids` cover, in the order of `ids`."""
+        """Return the positions along `dim` that the blocks `ids` cover, concatenated in the order of `ids`."""
         starts = self.bounds[ids]
         lengths = self.bounds[ids + 1] - starts
         if np.all(lengths == 1):
@@ -59,7 +59,11 @@ class Family:
 def whole(
     state: State, arrays: Sequence[str] | None = None, *, companions: Mapping[str, Sequence[str]] | None = None
 ) -> "Blocks":
-    """Divide `state` into one block per array; `companions` are further arrays in the block of an array."""
+    """Divide `state` into one block per array.
+
+    `arrays` limits this to some arrays. `companions` are further arrays that belong to an array's block, such as Adam's
+    moments.
+    """
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
@@ -134,11 +138,11 @@ class Blocks:
         return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
-        """Return a copy of the blocks `ids`: from each array, the rows of these blocks in the order of `ids`."""
+        """Return a copy of the blocks `ids`: of each array only the rows of these blocks, in the order of `ids`."""
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
-        """Write blocks that `pack` returned for the same `ids` into the arrays of `target` in place."""
+        """Write `packed` blocks, as returned by `pack` for the same `ids`, into the arrays of `target` in place."""
         for family, rows in self._split(ids):
             for name in family.members:
                 _put(target[name], family, rows, packed[name])

@@ -26,7 +26,7 @@ _EXPONENTS = 1024 - _SMALLEST + 1
 
 
 def exact_sum(values: Floats) -> Fraction:
-    """Return the sum of finite numbers without rounding."""
+    """Return the sum of finite numbers as a fraction, without rounding."""
     return sum((_chunk_sum(values[i : i + _CHUNK]) for i in range(0, len(values), _CHUNK)), Fraction(0))
 
 
@@ -37,7 +37,7 @@ def at_most(number: Fraction) -> float:
 
 
 def _chunk_sum(values: Floats) -> Fraction:
-    """Return the exact sum of up to 2**26 finite numbers, adding the integer mantissas of each exponent."""
+    """Return the exact sum of at most 2**26 numbers, by adding the integer mantissas of each exponent."""
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, 53).astype(np.int64)
     where = exponents - _SMALLEST
@@ -50,7 +50,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The input of a policy: for each block its distance from its saved value, norm, step of last save, and size."""
+    """The data that a policy ranks blocks by: each block's distance from its save, norm, last save and size."""
 
     distances: Floats
     norms: Floats
@@ -63,12 +63,12 @@ Ranking: TypeAlias = Callable[[BlockInfo, np.random.Generator], Ids]
 
 
 def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Return all blocks in the order of their numbers, as in a traditional checkpoint of the whole state."""
+    """Rank all blocks by number, to save the whole state as a traditional checkpoint does."""
     return np.arange(len(info.saved_at))
 
 
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by the root mean square change of their values since the last save, the largest first (SCAR).
+    """Rank blocks by the root mean square change of their values since the last save, largest first (SCAR).
 
     Ties go to the block saved longest ago, then to the lowest number. The budget is counted in values, so this choice
     removes most of the squared perturbation per written value.
@@ -77,18 +77,18 @@ def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def relative(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by their distance since the last save divided by their norm, the largest first."""
+    """Rank blocks by how far they moved since the last save, relative to their norm, largest first."""
     return _ranked(-relative_distance(info), info.saved_at)
 
 
 def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank the blocks that moved more than the average since their last save, the longest unsaved first."""
+    """Rank only the blocks that moved more than the average since their last save, longest unsaved first."""
     order = _ranked(info.saved_at)
     return np.asarray(order[info.distances[order] > mean([total_distance(info)], len(order))])
 
 
 def round_robin(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by the time since their last save, the longest unsaved first."""
+    """Rank blocks by the time since their last save, longest unsaved first."""
     return _ranked(info.saved_at)
 
 
@@ -103,18 +103,18 @@ def distance_per_value(info: BlockInfo) -> Floats:
 
 
 def relative_distance(info: BlockInfo) -> Floats:
-    """Return the distance of each block since its last save, divided by the norm of the block."""
+    """Return how far each block moved since its last save, relative to its norm."""
     with np.errstate(over="ignore"):  # a block with norm 0 has moved infinitely far, and comes first
         return info.distances / np.maximum(info.norms, np.finfo(np.float64).tiny)
 
 
 def total_distance(info: BlockInfo) -> Fraction | None:
-    """Return the exact sum of the distances of all blocks, or None if one of them is not finite."""
+    """Return the exact sum of how far all blocks moved since their saves, or None if a distance is not finite."""
     return exact_sum(info.distances) if np.isfinite(info.distances).all() else None
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean of `count` distances from their partial `sums`; infinity if a sum is None or `count` is 0."""
+    """Return the mean of `count` distances, given their partial sums; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -122,7 +122,7 @@ def mean(sums: Sequence[Fraction | None], count: int) -> float:
 
 
 def _ranked(*keys: Floats | Ids) -> Ids:
-    """Return the indices that sort by the first key in ascending order; further keys, then the index, break ties."""
+    """Return the indices that sort by the first key, ascending; ties are broken by the next keys, then by index."""
     return np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
 
 
@@ -151,7 +151,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rule by which blocks are saved: the fraction r of the state every r·C steps, where C is `interval`.
+    """A rule for saving blocks: every r·C steps, save the fraction r of the state, where C is `interval`.
 
     `ranking` names the function that orders the blocks by urgency. `saves` names the schedule of the first saves, a key
     of `SAVES`.
@@ -205,7 +205,7 @@ class Policy:
         return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
 
     def written(self, steps: int) -> Fraction:
-        """Return how many times the size of the state is written in `steps` steps, without the initial save."""
+        """Return how much is written in `steps` steps, in multiples of the state's size, without the initial save."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:

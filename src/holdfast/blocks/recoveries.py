@@ -22,7 +22,7 @@ def full(count: int, lost: Ids) -> Ids:
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return only the lost blocks: all others keep their newer values, which changes the state less (Theorem 4.1)."""
+    """Return only the lost blocks: all others keep their newer values, so less progress is lost (Theorem 4.1)."""
     return np.asarray(lost, dtype=np.int64)
 
 
@@ -42,9 +42,9 @@ def recovery(name: str) -> Recovery:
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the lost blocks to re-initialise because they were never saved (`saved_at` is 0).
+    """Return the lost blocks that must be re-initialised because they were never saved (`saved_at` is 0).
 
-    There are none unless `how` is `fresh`, or if all blocks are lost.
+    The result is empty unless `how` is `fresh`, and also if all blocks are lost.
     """
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
@@ -52,7 +52,7 @@ def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Copy the blocks that `how` chooses after the loss of `lost` from `saved` into `live`; return their numbers."""
+    """Restore in `live`, from `saved`, the blocks that `how` chooses if `lost` are lost; return their numbers."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

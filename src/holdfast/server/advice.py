@@ -33,7 +33,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in a run's history: seconds per iteration and per save of the whole state, and the rate."""
+    """The costs measured in a run's history: seconds per iteration and per full save, and the convergence rate."""
 
     workload: str
     nodes: int
@@ -61,7 +61,7 @@ class ServedPrice:
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
-    """Measure the costs of a run from its history."""
+    """Measure what iterations, saves and failures cost in the run with this history."""
     run = served_cost(history)
     lines = [event.what for event in history if event.who == "controller"]
     plan = next(what for what in lines if isinstance(what, Serve))
@@ -91,7 +91,10 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, by restore mode, the cost of a failure that loses a fraction of the blocks; `mtbf` is in seconds."""
+    """Return, for each restore mode, the cost of a failure that loses the fraction `lost` of the blocks.
+
+    `mtbf` is the mean time between failures in seconds.
+    """
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -121,16 +124,16 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if a fraction `lost` of the blocks goes back by `age` iterations.
+    """Return the expected delay in iterations if a fraction `lost` of the blocks goes back `age` iterations.
 
-    `c` is the contraction rate; the perturbation is taken to be orthogonal to the remaining distance.
+    `c` is the contraction rate; the perturbation is assumed to be orthogonal to the remaining distance.
     """
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest delay in iterations, by Theorem 3.2, if a fraction `lost` of the blocks goes back by `age`."""
+    """Return the longest delay by Theorem 3.2, in iterations, if a fraction `lost` of the blocks goes back by `age`."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
@@ -165,7 +168,7 @@ class ServedAdvice:
 
     @property
     def line(self) -> str:
-        """The advice in one line."""
+        """The recommended command line options in one line."""
         return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +176,7 @@ class ServedAdvice:
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
-    """Recommend options for the run with this history; `question` has assumptions of the user about failures."""
+    """Recommend options for the run with this history; `question` has the user's assumptions about failures."""
     question, costs = question or Question(), served_costs(history)
     if question.workers is not None:
         raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")

@@ -1,4 +1,4 @@
-"""The node's side of choosing the blocks to save: answer questions about its blocks, and apply the decision."""
+"""The node's side of choosing the blocks to save: it answers questions about its blocks and applies the decision."""
 
 from typing import TypeAlias
 
@@ -38,7 +38,7 @@ class Candidates:
         self._within: tuple[float, Span | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
-        """Return this node's answer to `question`."""
+        """Return this node's answer to a question about its blocks, such as a histogram of their ranking keys."""
         match question:
             case AskTotal():
                 return Total.of(len(self._ids), total_distance(self._info))
@@ -74,7 +74,7 @@ class Candidates:
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _inside(self, above: float, span: Span) -> Where:
-        """Return the indices of the candidates in `span`; the last result is cached, as spans usually get narrower."""
+        """Return the indices of the blocks in the range `span` of the ranking that moved further than `above`."""
         known_above, known, where = self._within
         if known_above != above or known is None or not known.contains(span):
             where = self._above(above)

@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """Raised if nodes did not answer; `missing` has the reason for each node, whose blocks are lost."""
+    """Raised if nodes did not answer, so that their blocks are lost; `missing` has the reason for each node."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -33,9 +33,9 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """The result of a save, without the blocks of nodes that were lost before they had written them.
+    """The result of a save; it lacks the blocks of nodes that were lost before they had written them.
 
-    `committed` is False if no block was written, or if the first save, which needs all blocks, is incomplete.
+    `committed` is False if no block was written, or if the initial save, which needs all blocks, is incomplete.
     """
 
     iteration: int
@@ -47,7 +47,7 @@ class ServerSave(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """The blocks that nodes chose for a save, and how far the other blocks of each node are from their last saves."""
+    """The blocks that nodes chose for a save, and how far each node's other blocks have moved since their saves."""
 
     blocks: Samples
     bytes: int
@@ -56,7 +56,7 @@ class Selected(NamedTuple):
 
 
 class CheckpointCoordinator:
-    """The controller's access to the running checkpoint of a run, with at most one save in progress."""
+    """The controller's interface to the run's incremental checkpoint, with at most one save in progress."""
 
     def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
@@ -72,7 +72,7 @@ class CheckpointCoordinator:
 
     @property
     def exists(self) -> bool:
-        """True if the store contains a committed save."""
+        """True if the checkpoint store contains a committed save."""
         return bool(generations(self._store))
 
     @property
@@ -81,7 +81,7 @@ class CheckpointCoordinator:
         return self._running.saved_at
 
     def select(self, step: int) -> Selected:
-        """Let nodes choose the blocks to save after iteration `step`, and keep copies of them for `write`."""
+        """Let nodes choose the blocks to save after iteration `step` and buffer copies of them for `write`."""
         policy = self._settings.policy.at(step)
         verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))
@@ -91,7 +91,7 @@ class CheckpointCoordinator:
         return Selected(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Start writing the blocks that nodes have kept, `size` bytes in total, as the save of iteration `step`."""
+        """Start writing the blocks that nodes have buffered, `size` bytes in total, as the save of iteration `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
@@ -118,7 +118,7 @@ class CheckpointCoordinator:
         return saved
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments (pieces of saves in the store) that nodes need to restore the blocks `ids`."""
+        """Return the segments (files of saved blocks) that nodes need to restore the blocks `ids`."""
         return self._running.holding(ids)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Start, check and stop Ray: on this machine, or a cluster at an address."""
+"""Start, check and stop Ray on this machine, or connect to a Ray cluster."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ OBJECTS = 512 << 20  # bytes of memory for messages between actors
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
-    """Start Ray on this machine, or connect to `address`, and disconnect at exit; a running Ray is used and kept."""
+    """Start Ray on this machine or connect to `address`, and stop it afterwards, unless Ray was already running."""
     ray = _ray()
     if address is not None:
         require_answer(address)

@@ -1,7 +1,7 @@
 """The controller of a run: an actor that drives rounds, checkpoints and recovery.
 
-It can be killed at any time. Another controller waits with everything loaded, and recovers the state of the run from
-the nodes (blocks and rounds), the store (saves) and the history (failures injected so far).
+It can be killed at any time. A standby controller then takes over, and recovers the state of the run from the nodes
+(blocks and rounds), the store (saves) and the history (failures injected so far).
 """
 
 import os
@@ -30,7 +30,7 @@ from holdfast.workloads.divided import When
 
 
 class Controller:
-    """The actor that drives a run from its current state to its end."""
+    """The actor that drives a training run from its current state to its end."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -46,9 +46,9 @@ class Controller:
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
-        """Train until the loss is below the workload's criterion, or for the allowed number of iterations.
+        """Train until the loss is below the workload's criterion, or for the maximum number of iterations.
 
-        `life` counts the earlier controllers of the run: 0 starts the run, and a higher number takes it over.
+        `life` is the number of earlier controllers of the run: 0 starts the run, a higher number resumes it.
         """
         # Until a controller trains, another controller may have the history and the store open.
         settings, members, record = self._settings, self._members, self._record
@@ -83,11 +83,11 @@ class Controller:
 
     @ray.method(concurrency_group="watch")
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
-        """Queue a new node or worker: it joins at the next iteration, or at once if recovery waits for new members."""
+        """Queue a new node or worker, which joins at the next iteration, or at once if recovery needs it."""
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Assign all blocks to nodes and save their initial values; try again if a node is lost meanwhile. Return 0."""
+        """Assign all blocks to nodes and save their initial values, repeating this if a node is lost. Return 0."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")
@@ -174,14 +174,14 @@ class Controller:
             self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
 
     def _record_dropped(self, nodes: list[int], when: When) -> None:
-        """Record that the blocks of the lost `nodes` may have missed the round `when`, which other nodes applied."""
+        """Record that blocks of the lost `nodes` may have missed the round `when`, which the other nodes applied."""
         ids = np.concatenate([np.zeros(0, np.int64), *(self._recovery.map.held_by(node) for node in nodes)])
         if len(ids):
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
-        """Write the blocks again that nodes count as saved but that were never committed to the store."""
+        """Write blocks again that nodes consider saved, but whose save was never committed."""
         saved_at = self._coordinator.saved_at
         arguments = {
             n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes
@@ -222,7 +222,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Train with staleness: input parts advance independently, and an iteration ends when all have done it."""
+        """Train while parts of the input advance independently; an iteration ends when all parts have done it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
@@ -310,7 +310,7 @@ class Controller:
         return came > 0
 
     def _strike_at(self, point: str) -> None:
-        """Inject the failures that are planned for this `point` of the current iteration, by killing their targets."""
+        """Inject the failures planned for this `point` of the current iteration, by killing nodes or workers."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
             if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:

@@ -54,7 +54,7 @@ class Served:
         return self.seconds["checkpoint"] / (sum(self.seconds.values()) or 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and the values derived from them, as JSON values."""
+        """Return all fields, and the values derived from them, as a dict for JSON."""
         rate = None if (fitted := contraction(self)) is None else asdict(fitted)
         derived = {"iterations": self.iterations, "checkpoint_share": self.checkpoint_share, "rate": rate}
         return {**asdict(self), **derived, "predicted_cost": prediction(self)}
@@ -161,7 +161,7 @@ def _distance(run: Served, c: float) -> float:
 
 
 def prediction(run: Served) -> float | None:
-    """Return the iterations that all failures cost at most by Theorem 3.2; None if a perturbation or c is unknown."""
+    """Return the largest number of iterations that the failures can cost by Theorem 3.2, or None if it is unknown."""
     perturbed = [outage for outage in run.failures if outage.restored]
     if not perturbed:
         return 0.0
@@ -175,7 +175,7 @@ def prediction(run: Served) -> float | None:
 def measured_cost(run: Served, reference: Served) -> float | None:
     """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses.
 
-    If one of the two never reached it, the lowest loss that both reached is used instead.
+    If one of the two never reached it, the lowest loss that both reached is compared instead.
     """
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
@@ -188,7 +188,7 @@ def measured_cost(run: Served, reference: Served) -> float | None:
 
 
 def _crossing(losses: Sequence[float | None], level: float) -> float:
-    """Return after how many iterations, interpolated, the loss first reached `level`; all of them if it never did."""
+    """Return the interpolated iteration at which the loss first reached `level`; the number of all if it never did."""
     for index, loss in enumerate(losses):
         if loss is not None and loss <= level:
             before = losses[index - 1] if index else None

@@ -1,4 +1,4 @@
-"""The driver of a run: starts the actors, watches them, replaces lost members, and ends everything."""
+"""The driver of a run: it starts the actors, watches them, replaces lost ones, and stops all at the end."""
 
 import time
 from collections.abc import Callable
@@ -31,9 +31,9 @@ LIVES = 20  # of the controller
 def serve(
     settings: Settings, address: str | None = None, report: "Callable[[Status], None]" = lambda status: None
 ) -> "ServerOutcome":
-    """Train a workload on a parameter server until it converges or reaches the iteration limit.
+    """Train a workload on a parameter server until it converges or reaches the maximum number of iterations.
 
-    Ray is started locally, or used at `address`. `report` is called regularly with the progress of the run.
+    Ray is started on this machine, unless `address` names a cluster. `report` is called regularly with the progress.
     """
     _check(settings)
     if address is None:
@@ -56,14 +56,14 @@ def _check(settings: Settings) -> None:
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
-    """Return `kind` as a Ray actor class that reserves no CPU cores, because nodes and workers share them."""
+    """Return `kind` as a Ray actor class that reserves no CPU cores."""
     import ray
 
     return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
 
 
 class _Driver:
-    """The owner of all actors of a run, which end when this process does."""
+    """The process that owns all actors of a run; the actors end when it does."""
 
     def __init__(self, settings: Settings, report: "Callable[[Status], None]") -> None:
         self._settings, self._report = settings, report
@@ -110,7 +110,7 @@ class _Driver:
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder.")
 
     def _look(self) -> None:
-        """Report the progress of the run, and start the members that the controller or a user requests."""
+        """Report the progress of the run, and start new nodes or workers that the controller or a user requests."""
         import ray
         from ray.exceptions import GetTimeoutError
 

@@ -20,7 +20,7 @@ AT_FIRST = 30.0  # as long as a member has yet to do each of its tasks once, whi
 
 
 class Detector(Generic[Member]):
-    """A heartbeat monitor: the times at which each member was last asked and last answered."""
+    """A heartbeat-based failure detector: it tracks when each member was last asked and last answered."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first
@@ -40,26 +40,26 @@ class Detector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """Use the short deadline for `member` from now on, because it has completed every kind of task once."""
+        """Use the short deadline for `member` from now on; the first execution of each task may take longer."""
         if member in self._heard:
             self._settled.add(member)
 
     def due(self, now: float) -> list[Member]:
-        """Return the members to ask at the time `now`; a member that still owes an answer is not asked again."""
+        """Return the members to send a heartbeat to now; those that have not answered the last one are left out."""
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:
-        """Record that `member` was asked at `now`."""
+        """Record that a heartbeat was sent to `member` at time `now`."""
         if member in self._asked:
             self._asked[member] = now
 
     def heard(self, member: Member, now: float) -> None:
-        """Record that `member` answered at `now`."""
+        """Record that `member` answered its heartbeat at time `now`."""
         if member in self._asked:
             self._asked[member], self._heard[member] = None, now
 
     def silent(self, now: float) -> dict[Member, str]:
-        """Return the members whose deadline for an answer has passed, with the reasons.
+        """Return the members that have not answered a heartbeat in time, with the reasons.
 
         Time in which the calling process itself was suspended does not count.
         """
@@ -79,7 +79,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Return False if the raylet of this process (Ray's daemon on the machine) has exited or is stopped."""
+    """Return True unless the raylet (Ray's daemon on this machine) of this process has exited or is stopped."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

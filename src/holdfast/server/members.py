@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The results of calls to actors, and for each call without a result the reason."""
+    """The results of remote calls, and the reason for each call that has no result."""
 
     results: dict[Any, Any]
     missing: dict[Any, str]
@@ -127,7 +127,7 @@ class ServerMembers:
         return self._of(member.kind).pop(member.number, None)
 
     def settle(self) -> None:
-        """Use the short heartbeat deadline for all members, because each has completed every kind of task once."""
+        """Use the short heartbeat deadline for all members; the first execution of each task may take longer."""
         for member in self.all():
             self._detector.settle(member)
 
@@ -137,7 +137,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> Answers:
-        """Call a method of the members in `arguments` and wait for the results; lost members are listed as missing."""
+        """Call `method` of each member in `arguments` and wait for the results; lost members are listed as missing."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -173,7 +173,7 @@ class ServerMembers:
         return dict(self._suspects)
 
     def announce(self, version: int) -> None:
-        """Tell all workers that a partition map of `version` exists, so that they abandon requests by an older map."""
+        """Tell all workers that partition map `version` exists, so that they abandon requests based on an older map."""
         self.newest = version
         for worker in self.workers.values():
             call(worker, "beat", version)
@@ -183,7 +183,7 @@ class ServerMembers:
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
-        """Kill the processes of the given members to inject a failure; wait up to `seconds` until they have exited."""
+        """Kill the processes of the given members to inject a failure; wait up to `seconds` for their exit."""
         actors = self._of(kind)
         calls = {number: call(actors[number], "die") for number in numbers if number in actors}
         gather(calls, dict, seconds)
@@ -199,7 +199,7 @@ class ServerMembers:
             self._suspect(member, "Ray on its machine was stopped or killed")
 
     def _suspect(self, member: Member, why: str) -> None:
-        """Mark a member as lost for good, and notify the workers if it is a node."""
+        """Mark a member as lost, even if it answers later, and notify the workers if it is a node."""
         if member in self._suspects:
             return
         self._suspects[member] = why

@@ -1,7 +1,7 @@
 """Recovery of a run after members are lost.
 
-Blocks of lost nodes go to the remaining nodes, or to new ones if none remain, which load them from the running
-checkpoint. Input parts of lost workers go to other workers. Any step can be repeated if another member is lost
+Blocks of lost nodes are assigned to the remaining nodes, or to new ones if none remain. These load the blocks from the
+running checkpoint. Input parts of lost workers go to other workers. Any step can be repeated if another member is lost
 meanwhile: it tells nodes which blocks to hold, and they load the blocks that they lack.
 """
 
@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round, and the number of the next round for blocks restored now."""
+    """The current iteration and round, and the number of the first round for blocks that are restored now."""
 
     iteration: int
     round: int
@@ -62,7 +62,7 @@ class ServerRecovery:
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
     def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
-        """Replace the `lost` members; return True if nodes were among them, so that the round must be repeated."""
+        """Remove the `lost` members and reassign their work; return True if the current round must be repeated."""
         nodes_lost = False
         while lost:
             for member, why in lost.items():
@@ -97,7 +97,7 @@ class ServerRecovery:
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
         """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold the same block.
 
-        `held` has the blocks of each node, and `recorded` the source and target nodes of moves in the history.
+        `held` has the blocks of each node. `recorded` has the moves in the history, as pairs of source and target node.
         """
         doubled = False
         for donor, ids in sorted(held.items()):
@@ -147,7 +147,7 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let every node drop and load blocks until it holds those that the map assigns to it; return lost members.
+        """Let every node load and drop blocks until it holds its blocks in the partition map; return lost members.
 
         With `everything`, nodes load all blocks from the checkpoint. `lost` are the nodes whose blocks are restored.
         """
@@ -173,7 +173,7 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return the summed summaries for blocks that were never saved (None if not needed), and lost members."""
+        """Return a summary of all surviving blocks, or None if it is not needed, and the members found to be lost."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))
@@ -187,13 +187,13 @@ class ServerRecovery:
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:
-    """Return the random initial assignment of `count` blocks to `nodes`, which depends only on them and `seed`."""
+    """Return the initial random assignment of `count` blocks to `nodes`, as a partition map with this version."""
     drawn = PartitionMap.random(count, nodes, np.random.default_rng((seed, 0)))
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return the map that describes the blocks that nodes hold, and True if some blocks have no owner.
+    """Return the partition map of the blocks that nodes hold, and True if some blocks have no owner.
 
     Blocks without an owner are assigned to the node number `missing`.
     """

@@ -1,4 +1,4 @@
-"""The report page about runs on the parameter server: parts of an iteration, losses, and the cost of failures."""
+"""The report page about runs on the parameter server: phases of an iteration, losses, and the cost of failures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
 
 
 def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Build the report page about `runs`; `facts` are the command, the date and the environment shown on it."""
+    """Return the report page about `runs`; `facts` are the command, date and environment shown on it."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs on the parameter server",

@@ -26,7 +26,7 @@ TRIES = 20  # of a round in which no lost member is found
 
 
 class Times:
-    """Seconds spent in the phases of an iteration; where workers or nodes run in parallel, the slowest counts."""
+    """Seconds spent in the phases of an iteration; of parallel workers or nodes, only the slowest counts."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -40,7 +40,7 @@ class Times:
 
 
 class Rounds:
-    """The training rounds of a run, carried out by its members, and the current position among them."""
+    """The training rounds of a run, and the number of the current round."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class Rounds:
         self.place = RoundPlace(0, 0, 0)
 
     def at(self, number: int) -> None:
-        """Set the current position to the start of round `number`, counted from the start of the run."""
+        """Set the current round to `number`, counted from the start of the run."""
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> When:
-        """Return round `number`, counted from the start of the run, as the `When` that members receive."""
+        """Return the iteration and the round within it of round `number`, counted from the start of the run."""
         return When(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
-        """Continue without the `lost` members; return True if nodes were lost, so that the round must be repeated."""
+        """Continue without the `lost` members; return True if the current round must be repeated."""
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: When, times: Times) -> None:
-        """Let workers compute and push all input parts, then let nodes apply the pushes; add the seconds to `times`."""
+        """Train one round: workers compute and push updates, then nodes apply them. Add the seconds to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
@@ -95,9 +95,9 @@ class Rounds:
         raise WorkerLost(f"{tried}, but no lost member was found.")
 
     def commit(self, when: When) -> float:
-        """Let nodes apply the pushes of the round `when`; return the seconds of the slowest node.
+        """Let nodes apply the pushed updates of the round `when`; return the seconds of the slowest node.
 
-        If a node is lost meanwhile, the pushes to its blocks are recorded as dropped, and its blocks are restored.
+        If a node is lost meanwhile, updates of its blocks are recorded as dropped, and its blocks are restored.
         """
         parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
@@ -109,13 +109,16 @@ class Rounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Ask workers for the losses of all input parts that are not in `known`; return the calls without waiting."""
+        """Start measuring the loss on workers, for all input parts not in `known`; return the calls without waiting."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Return the loss, measured by `asked` or new calls of workers, and the seconds of the slowest worker."""
+        """Wait until workers have measured the loss; return it with the seconds of the slowest worker.
+
+        `asked` are calls in progress from `measure`; if it is None, new calls are made.
+        """
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -160,8 +163,8 @@ class StaleRounds:
     ) -> StaleIteration:
         """Train until all input parts have completed one more iteration, and return that iteration.
 
-        `parts` returns the input parts of each worker, and `recover` handles lost members. No part begins iteration
-        `until`.
+        `parts` returns the input parts of each worker, and `recover` is called with lost members. No part begins
+        iteration `until`.
         """
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():

@@ -28,7 +28,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class Span(NamedTuple):
-    """A range of places in the ranking: those that start with `prefix` and continue with a number in `low`..`high`."""
+    """A range of the ranking: the positions that start with `prefix`, followed by a number in `low`..`high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -36,32 +36,32 @@ class Span(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The index, 0 to 2, of the number of a place that this span restricts to `low`..`high`."""
+        """The index (0 to 2) of the component of a ranking position that this span limits to `low`..`high`."""
         return len(self.prefix)
 
     def contains(self, other: "Span") -> bool:
-        """Return True if every place in `other` is also in this span."""
+        """Return True if this span contains all ranking positions in `other`."""
         if other.prefix[: self.level] != self.prefix or other.level < self.level:
             return False
         low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
         return self.low <= low and high <= self.high
 
     def shift(self, bins: int) -> int:
-        """Return how many low bits of a number to drop so that this span is divided into at most `bins` bins."""
+        """Return how many low bits to drop from numbers in this span so that they fall into at most `bins` bins."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "Span":
-        """Return the part of this span that falls into bin `number` of `bins` bins."""
+        """Return the part of this span that forms bin `number` of its `bins` histogram bins."""
         low = self.low + (number << self.shift(bins))
         return Span(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
 class AskTotal(NamedTuple):
-    """A question to nodes: the sum of the distances of all their blocks from the last saves."""
+    """A question to nodes: how far all of their blocks have moved since the last save, summed up."""
 
 
 class Total(NamedTuple):
-    """A node's answer: its number of blocks, and the exact sum of their distances as the bytes of a fraction."""
+    """A node's answer: its number of blocks, and the exact sum of their distances, encoded as a fraction."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]
@@ -83,9 +83,9 @@ class Total(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """A question to nodes: the number and the range of places of their blocks that moved further than `above`.
+    """A question to nodes: how many candidates (blocks that moved further than `above`) they have, and in what range.
 
-    A node with at most `few` such blocks lists them as well.
+    A node with at most `few` candidates also lists them.
     """
 
     above: float
@@ -93,7 +93,7 @@ class AskSurvey(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """A node's answer: the number of values in its blocks, and its candidates, listed only if they are few."""
+    """A node's answer: the total size of its blocks, and the number, range and (if few) list of its candidates."""
 
     values: int
     candidates: int
@@ -104,7 +104,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to nodes: how many candidates, and how many values in them, fall into each bin of `span`."""
+    """A question to nodes: how many candidates for saving, of what total size, fall into each bin of `span`."""
 
     above: float
     span: Span
@@ -112,21 +112,21 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A node's answer: for each bin, the number of candidates and the number of values in them."""
+    """A node's answer: for each bin, the number of candidates for saving and their total size in values."""
 
     counts: Ids
     values: Ids
 
 
 class AskBlocks(NamedTuple):
-    """A question to nodes: the candidates whose places in the ranking lie in `span`."""
+    """A question to nodes: all candidates for saving in the range `span` of the ranking."""
 
     above: float
     span: Span
 
 
 class CandidateBlocks(NamedTuple):
-    """A node's answer: for each candidate, the three numbers of its place in the ranking, and its size."""
+    """A node's answer: the three-part ranking key (`first`, `saved_at`, `ids`) and the size of each candidate block."""
 
     first: Codes
     saved_at: Ids
@@ -135,7 +135,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The decision sent to nodes: save all candidates up to the place `last` in the ranking, inclusive."""
+    """The decision sent to nodes: save all candidates up to position `last` of the ranking, inclusive."""
 
     above: float
     last: Place
@@ -146,7 +146,7 @@ Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
 
 
 def wire_bytes(message: Any) -> int:
-    """Return the size of `message` in bytes, counting 8 for every number outside its arrays."""
+    """Return the size of a message in bytes, counting 8 bytes for each number outside arrays."""
     if isinstance(message, np.ndarray):
         return int(message.nbytes)
     return sum(map(wire_bytes, message)) if isinstance(message, tuple) else 8
@@ -158,7 +158,7 @@ EVERYTHING = Span((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """The decision for nodes, and the unspent budget in values for the next save (negative if overspent)."""
+    """The decision on which blocks to save, and the unspent budget in values (negative if overspent)."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -181,7 +181,7 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Find the last block to save from histograms of at most `bins` bins per node, without listing all blocks."""
+    """Find the last block to save from histograms with at most `bins` bins per node, without listing all blocks."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)
@@ -209,7 +209,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Find the last block to save by listing the blocks of all nodes: the reference for `exchange`."""
+    """Find the last block to save by listing the blocks of all nodes: the reference implementation of `exchange`."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
@@ -219,7 +219,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the distance that candidates must exceed: the mean for the policy `threshold`, otherwise -infinity."""
+    """Return the distance that blocks must exceed to be saved: their mean for policy `threshold`, otherwise -inf."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(Total, (yield AskTotal()))
@@ -227,14 +227,14 @@ def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
 
 
 def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
-    """Return the cut if the budget covers all candidates or none of them, otherwise None."""
+    """Return the end of the selection if the budget covers all candidates or none of them, otherwise None."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the place of the first block in the ranking with which `limit` values are reached, and the sum there."""
+    """Return the ranking position at which the total size of blocks reaches `limit` values, and that total."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))

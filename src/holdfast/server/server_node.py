@@ -40,7 +40,7 @@ Method = TypeVar("Method")
 
 
 class Kept(NamedTuple):
-    """The blocks that a node has copied for a save, and how far its other blocks are from their last saves."""
+    """The blocks that a node has buffered for a save, and how far its other blocks have moved since their saves."""
 
     blocks: Samples
     bytes: int
@@ -103,7 +103,7 @@ class ServerNode:
 
     @_exclusive
     def begin(self, ids: Ids, map_version: int) -> None:
-        """Hold exactly the blocks `ids`, with their initial values, under the map of `map_version`."""
+        """Initialise the blocks `ids`, which partition map `map_version` assigns to this node, and hold only these."""
         values = cast(Arrays, self._workload.blocks.pack(self._start(), ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), map_version)
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
@@ -115,14 +115,17 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: When, part: int, push: Push) -> int:
-        """Keep the push of input part `part` until its round is committed; return how many blocks still need it."""
+        """Buffer an update computed from input part `part` until the round is committed.
+
+        Return the number of its blocks to which this round has not been applied yet.
+        """
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
     @_exclusive
     def commit(self, map_version: int, when: When, parts: Sequence[int]) -> float:
-        """Apply the kept pushes of the input parts `parts` for the round `when`; return the seconds that this took."""
+        """Apply the buffered updates from the input parts `parts` in the round `when`; return the seconds it took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
@@ -135,7 +138,7 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: When, part: int, push: Push) -> int:
-        """Apply the push computed from input part `part` immediately; return the number of changed blocks."""
+        """Apply an update computed from input part `part` immediately; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
@@ -145,7 +148,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
-        """Answer a question about this node's blocks, asked to find the blocks to save after iteration `step`."""
+        """Answer a question by which the controller chooses the blocks to save after iteration `step`."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             info = self._shard.block_info(policy.ranking)
@@ -155,7 +158,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> Kept:
-        """Mark the blocks that `verdict` selects as saved at iteration `step`, and keep their values for `write`."""
+        """Mark the blocks that `verdict` selects as saved at iteration `step`, and buffer their values for `write`."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates
@@ -172,13 +175,13 @@ class ServerNode:
 
     @_exclusive
     def keep(self, ids: Ids) -> None:
-        """Keep the last saved values of the blocks `ids` for `write`, because they may not have reached the store."""
+        """Buffer the last saved values of the blocks `ids` for `write`, because they may not have reached the store."""
         given = self._shard.give(ids)
         self._to_write = given.ids, given.saved_at, given.saved
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write the kept blocks to the store as segments, which become valid when the controller commits them."""
+        """Write the buffered blocks to the store as a part of save `sequence`, which the controller then commits."""
         if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:
@@ -201,7 +204,7 @@ class ServerNode:
         everything: bool,
         summaries: Arrays | None = None,
     ) -> FetchedBlocks:
-        """Hold exactly the blocks `ids` under the map of `map_version`, loading missing blocks from the checkpoint.
+        """Hold exactly the blocks `ids` of partition map `map_version`, loading missing ones from the checkpoint.
 
         With `everything`, all blocks are loaded. `version` is the next round of the loaded blocks. With `summaries` of
         the surviving nodes, blocks that were never saved get new values by the workload's rule.
@@ -228,7 +231,7 @@ class ServerNode:
 
     @_exclusive
     def give(self, map_version: int, ids: Ids) -> Holding:
-        """Return a copy of the blocks `ids` for another node, and refuse requests by maps older than `map_version`."""
+        """Return a copy of the blocks `ids` for another node; then refuse requests by older partition maps."""
         return self._shard.give(ids, map_version)
 
     @_exclusive
@@ -239,7 +242,7 @@ class ServerNode:
 
     @_exclusive
     def distance_from_saves(self) -> float:
-        """Return the total distance of this node's blocks from their saved values: the root of the sum of squares."""
+        """Return how far the blocks on this node have moved since their saves: the root of the sum of squares."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_exclusive
@@ -263,7 +266,7 @@ class ServerNode:
         self._history.flush()
 
     def _renew(self, holding: Holding, unsaved: Ids, summaries: Arrays) -> None:
-        """Give the never-saved blocks, at positions `unsaved` in `holding`, new values computed from `summaries`."""
+        """Re-initialise the never-saved blocks, at positions `unsaved` in `holding`, from summaries of other blocks."""
         iteration = int(holding.versions[0]) // self._workload.rounds
         fresh = rule_of(self._workload).fresh(holding.ids[unsaved], summaries, iteration, self._settings.seed)
         layout = BlockLayout(self._workload.blocks, holding.ids)

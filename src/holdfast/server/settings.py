@@ -1,4 +1,4 @@
-"""The settings of a run: the workload, the members, what is saved, and the failures to inject."""
+"""The settings of a run: the workload, the numbers of nodes and workers, the save policy, and failures to inject."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,7 @@ class Settings:
         return store_at(self.store)
 
     def announced(self, life: int, workload: Divided) -> Serve:
-        """Return the first event of a controller; `life` counts the earlier controllers of the run."""
+        """Return the event by which a controller records the settings; `life` is the number of earlier controllers."""
         return Serve(
             attempt=life,
             workload=workload.name,

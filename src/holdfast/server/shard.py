@@ -18,7 +18,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class BlocksMoved(Exception):
-    """Raised by a node that does not hold the requested blocks or knows a newer map; retry with a newer map."""
+    """Raised if a node does not hold the requested blocks or has a newer partition map than the caller."""
 
 
 class Holding(NamedTuple):
@@ -33,7 +33,7 @@ class Holding(NamedTuple):
 
 
 class AppliedCommit(NamedTuple):
-    """The effect of committing a round: the blocks that have it now, had it before, or lack an earlier round."""
+    """The effect of committing a round: the blocks that were updated, had it before, or lack an earlier round."""
 
     ids: Ids  # had this round now, with or without a push
     ignored: Ids  # had this round before
@@ -41,7 +41,7 @@ class AppliedCommit(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
-    """Return blocks with their saved values as a `Holding` that continues with round `version`."""
+    """Return blocks loaded from a save as a `Holding` whose next round is number `version`."""
     copies = {name: array.copy() for name, array in values.items()}
     return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
@@ -70,12 +70,12 @@ class Shard:
 
     @property
     def versions(self) -> Ids:
-        """For each block, the number of the round to apply next."""
+        """The number of the next round to apply to each block."""
         return self._versions.copy()
 
     @property
     def saved_at(self) -> Ids:
-        """For each block, the iteration of its last save."""
+        """The iteration of each block's last save."""
         return self._saved_at.copy()
 
     def number(self, when: When) -> int:
@@ -93,7 +93,7 @@ class Shard:
         return self._summary
 
     def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Keep a worker's push until its round is committed; return those of its blocks that still need this round."""
+        """Buffer a worker's update until its round is committed; return its blocks that still need this round."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -101,11 +101,11 @@ class Shard:
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: When) -> tuple[int, ...]:
-        """Return the workers whose pushes for the round `when` are kept and not applied yet."""
+        """Return the workers whose updates for the round `when` are buffered."""
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: When, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the sum of the kept pushes of `workers`, added in this order, to blocks whose next round is `when`."""
+        """Apply the sum of the buffered updates of `workers`, in this order, to the blocks that lack round `when`."""
         self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number
@@ -117,7 +117,7 @@ class Shard:
         return result
 
     def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's push immediately, once for each round and block, and return the changed blocks."""
+        """Apply a worker's update immediately, except to blocks that already have it; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -127,9 +127,9 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: Holding, map_version: int) -> None:
-        """Add the blocks in `holding`, or replace the values of present blocks, under the map of `map_version`.
+        """Add the blocks in `holding`, or replace their values, according to partition map `map_version`.
 
-        Pushes sent by older maps are discarded, because their round is repeated. A second call with the same version
+        Updates sent by older maps are discarded, because their round is repeated. A second call with the same version
         changes nothing, so blocks that have advanced meanwhile are not set back.
         """
         self._require_recent(map_version)
@@ -144,7 +144,7 @@ class Shard:
     def give(self, ids: Ids, map_version: int | None = None) -> Holding:
         """Return a copy of the blocks `ids`, with their saved values and round numbers.
 
-        With `map_version`, the blocks are about to move to another node: requests by older maps are then refused.
+        `map_version` is set if the blocks move to another node; requests by older partition maps are then refused.
         """
         if map_version is not None:
             self._require_recent(map_version)
@@ -153,7 +153,7 @@ class Shard:
         return _part(self._blocks, self._holding(), here)
 
     def drop(self, ids: Ids, map_version: int) -> None:
-        """Remove the blocks `ids`, which belong to other nodes under the map of `map_version`."""
+        """Remove the blocks `ids`, which partition map `map_version` assigns to other nodes."""
         self._require_recent(map_version)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():
@@ -167,7 +167,7 @@ class Shard:
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return the data by which the policy `ranking` ranks the blocks on this node; values it does not use are 0."""
+        """Return the data that save policy `ranking` needs about the blocks on this node; other values are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}

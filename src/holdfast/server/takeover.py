@@ -29,7 +29,7 @@ class ControllerPast:
         return joined | nodes | {Member("worker", number) for number in range(self._settings.workers)}
 
     def moves(self) -> set[tuple[int, int]]:
-        """Return the recorded moves of blocks as pairs of the source node and the target node."""
+        """Return the recorded moves of blocks between nodes, as pairs of source and target node."""
         return {(what.source, what.target) for what in self._all("moved") if isinstance(what, events.Moved)}
 
     def strikes(self) -> set[Strike]:

@@ -31,7 +31,7 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """The result of a worker's round: seconds, losses by input part, and the nodes that made the round fail, if any."""
+    """The result of a worker's round: seconds, losses by input part, and nodes that made the round fail, if any."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -45,7 +45,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon a round because `nodes` did not answer or, if there are none, because the map has changed."""
+    """Raised to abandon a round because `nodes` are lost or, if `nodes` is empty, the partition map has changed."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -79,13 +79,13 @@ class Worker:
         return os.getpid()
 
     def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
-        """Send requests by the map `partition` to the actors in `nodes` from now on."""
+        """Use the partition map `partition` and the node actors `nodes` for all further requests."""
         self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
     def compute(self, when: When, parts: Sequence[int]) -> WorkerRound:
-        """Pull, compute and push for the round `when`, for each of the input parts `parts`."""
+        """Pull blocks, compute updates and push them in the round `when`, for each of the input parts `parts`."""
         pull = compute = push = 0.0
         try:
             for part in parts:
@@ -134,7 +134,7 @@ class Worker:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _do_round(self, when: When, part: int, method: str) -> WorkerRound:
-        """Pull, compute and push for one input part; `method` is the node's method that receives the push."""
+        """Pull blocks, compute and push an update for one input part; `method` is the node method that receives it."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
         pulled_at = time.perf_counter()
@@ -183,7 +183,7 @@ class Worker:
         return answers.results
 
     def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
-        """Group the blocks `ids` by the node that holds them; the result is cached for each request, part and round."""
+        """Group the blocks `ids` by the node that holds them, reusing the last result for the same arguments."""
         known, routes = self._routes.get((what, part, round), (None, []))
         if known is None or not np.array_equal(known, ids):
             shares = self._map_now().split(ids).items()

@@ -1,9 +1,9 @@
 """Bounds on the cost of perturbing an iteration: the paper's theorems as functions of numbers.
 
 Iterations obey y[k+1] = f(y[k] + δ[k]) (2), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖ (3, 5). The
-iteration cost (4) is how many iterations later than the unperturbed run they come, and stay, within ε of x*. Equation
-numbers are those of Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018). This module runs no
-iteration; c and the distance come from `holdfast.theory.rate`.
+iteration cost (4) is how many more iterations than the unperturbed run they need to come, and stay, within ε of x*.
+Equation numbers are those of Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018). This
+module runs no iteration; c and the distance come from `holdfast.theory.rate`.
 """
 
 import math
@@ -24,9 +24,10 @@ Schedule: TypeAlias = Callable[[int], float]
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Return the most iterations that perturbations of norm `sizes` at iterations `steps` can cost (Theorem 3.2).
+    """Return the largest number of iterations that perturbations of norm `sizes` at iterations `steps` can cost.
 
-    The bound is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations δ[l].
+    By Theorem 3.2 it is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations
+    δ[l].
 
     The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
     broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
@@ -48,7 +49,7 @@ def iteration_cost_bound(
 
 
 def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
-    """Return the distance to the optimum that remains if each iteration is perturbed by norm `size`: c·size / (1-c)."""
+    """Return how far from the optimum an iteration stays if every step is perturbed by norm `size`: c·size / (1-c)."""
     rate = _contraction(c)
     return np.asarray(rate * _sizes(size) / (1 - rate))
 
@@ -131,7 +132,10 @@ def sgd_cost_bound(
     steps: Sequence[int],
     limit: int = 1_000_000,
 ) -> float:
-    """Return the bound on SGD's iteration cost (4): `sgd_iterations` with the perturbations minus that without them."""
+    """Return how many more iterations SGD needs with these perturbations than without them, by its error bound.
+
+    The arguments are those of `sgd_iterations`.
+    """
     without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
     if math.isinf(without):
         reached = f"the bound is not below {epsilon} after {limit} iterations"
@@ -166,7 +170,7 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
-    """Return the expectation of `partial_size` squared if each block is lost with probability `p` (Theorem 4.2)."""
+    """Return the expected square of `partial_size` if each block is lost with probability `p` (Theorem 4.2)."""
     if not 0 <= p <= 1:
         raise BadInput(f"The lost fraction p must be between 0 and 1 (got {p}).")
     return p * float(np.sum(np.square(distances)))

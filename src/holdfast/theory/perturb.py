@@ -27,7 +27,7 @@ def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: 
 
 
 def reduced_precision(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Return the rounding error of `y` in a format with `bits` mantissa bits (example 2.1 of the paper).
+    """Return the error of rounding `y` to a mantissa of `bits` bits (example 2.1 of the paper).
 
     For every nonzero element, the error is below 2^-(bits-1) times its absolute value.
     """

@@ -45,7 +45,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the smallest c with d[k+1] ≤ c·d[k] for all successive `distances` d[k], and its effective distance."""
+    """Return the largest ratio d[k+1]/d[k] of successive distances as the rate c, with its effective distance."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
@@ -73,7 +73,7 @@ class OnlineRate:
         self._sums = np.zeros(5)
 
     def observe(self, step_length: float) -> None:
-        """Add the length of the newest step; a length of 0 is ignored."""
+        """Add the length of the newest step of the iteration; a length of 0 is ignored."""
         if not 0 <= step_length < math.inf:
             allowed = "The length of a step must be finite and not negative"
             raise BadInput(f"{allowed} (got {step_length}): the iteration has diverged.")

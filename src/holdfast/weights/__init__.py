@@ -1,1 +1,1 @@
-"""Weights that enter or leave a run: initial weights, loading a run's states, and exporting them."""
+"""Weights that enter or leave a run: initialise a model, load the states of a run, and export them."""

@@ -1,4 +1,4 @@
-"""Read the tensors of a torch.distributed.checkpoint (DCP) folder from an untrusted source, without running its code.
+"""Read the tensors of a torch.distributed.checkpoint (DCP) folder that is not trusted, without running code in it.
 
 The index `.metadata` is a pickle. Torch unpickles it without limits; here it may name only the few classes that an
 index consists of. Tensors are read by torch's restricted reader; everything else in the folder is ignored.
@@ -36,7 +36,7 @@ _ALLOWED = {
 
 
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a DCP folder by name, unsharded; raise Corrupt if it is incomplete or unsafe to read."""
+    """Return all tensors of a DCP folder by name, unsharded; raise Corrupt if the folder is incomplete or unsafe."""
     try:
         index = _index(folder)
         entries = index.state_dict_metadata.items()

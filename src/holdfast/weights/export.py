@@ -35,7 +35,7 @@ def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
 
 
 def writer_for(to: str) -> Callable[[Mapping[str, Any], Path], None]:
-    """Return the function that writes the format selected by the suffix of `to`; raise BadInput if it is unknown."""
+    """Return the function that writes the format selected by the suffix of the path `to`; raise BadInput if unknown."""
     suffix = Path(to).suffix
     if to.endswith("/") or not suffix:
         return _write_folder
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path beside `target` to write to, and rename it to `target` afterwards."""
+    """Yield a temporary path beside `target` to write to; rename it to `target` if no exception occurs."""
     if os.path.lexists(target) and not force:
         raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")

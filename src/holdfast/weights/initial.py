@@ -32,7 +32,7 @@ _INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContent:
-    """The states of a run by name, or the content of a weights file, with a digest and the run's snapshot step."""
+    """The states of a run by name, or the content of a weights file, with its digest and the step of the snapshot."""
 
     content: Any
     of_a_run: bool
@@ -47,7 +47,7 @@ def resolve(source: WeightsSource) -> WeightsSource:
 
 
 def read_source(source: WeightsSource) -> SourceContent:
-    """Read the run, DCP folder or weights file that `source` names; raise BadInput or Corrupt if that is impossible."""
+    """Read the run, DCP folder or weights file that `source` names; raise BadInput or Corrupt if it has no weights."""
     path = Path(source.place)
     if path.is_dir():
         if not (path / INDEX).is_file():
@@ -101,7 +101,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The weights of a source that fit a model, by the model's keys, and the keys that do not fit."""
+    """The weights in a source that fit a model, by the model's keys, and the keys that are missing or do not fit."""
 
     values: dict[str, Any]
     missing: list[str]

@@ -14,7 +14,7 @@ from holdfast.runs.config import RUN, read_config
 def missing_commit(run: Path, store: Store) -> int | None:
     """Return the step of the last snapshot that the run committed if it is missing in `store`, otherwise None.
 
-    Cleaning up never removes the newest snapshot. A snapshot that was set aside still exists, so it is not missing.
+    A snapshot that was set aside still exists, so it does not count as missing.
     """
     try:
         step = last_commit(run / "history")
@@ -26,7 +26,7 @@ def missing_commit(run: Path, store: Store) -> int | None:
 
 
 def looks_like_run(folder: Path) -> bool:
-    """Return True if the folder contains a run.json or a history, as the folder of a run does."""
+    """Return True if `folder` contains a run.json or a history."""
     return (folder / RUN).is_file() or (folder / "history").is_dir()
 
 
@@ -47,7 +47,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Return the result of `missing_commit` for the run in the folder `place`; None if `place` is only a store."""
+    """Return the step of the run's last snapshot if that is missing; None if it exists or `place` is not a run."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

@@ -1,4 +1,4 @@
-"""Positions of blocks in packed arrays: take blocks out, put them in, and add to them.
+"""The positions of blocks in packed arrays, to extract, replace and add blocks.
 
 Workers and nodes exchange blocks packed as by `Blocks.pack`. Positions are computed once and used in every round. A
 packed dict may lack some arrays: a worker may push nothing for companions such as Adam's moments.
@@ -22,7 +22,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """The positions of the blocks `ids`, in ascending order, in arrays that hold only these blocks."""
+    """The layout of packed arrays that contain only the blocks `ids`, in ascending order."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)
@@ -34,14 +34,14 @@ class BlockLayout:
         return len(self.ids)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return the index in this layout of each of the blocks `ids`, or -1 if the block is not in it."""
+        """Return the index of each of the blocks `ids` in this layout, or -1 for a block that is not in it."""
         positions = np.searchsorted(self.ids, ids)
         present = positions < len(self)
         present[present] = self.ids[positions[present]] == np.asarray(ids)[present]
         return np.where(present, positions, -1)
 
     def places(self, positions: Ids) -> Places:
-        """Return the array rows of the blocks at the indices `positions`, which must be ascending."""
+        """Return the array rows of the blocks at the given indices of this layout; `positions` must be ascending."""
         if np.any(np.diff(positions) <= 0):
             raise BadInput("blocks are asked for in rising order of their numbers, each once: sort them")
         if len(positions) == len(self):
@@ -64,7 +64,7 @@ class Layouts:
         self._lately: deque[BlockLayout] = deque(maxlen=KEPT)
 
     def of(self, ids: Ids) -> BlockLayout:
-        """Return the layout of the blocks `ids`."""
+        """Return the layout of the blocks `ids`, from the cache if possible."""
         for known in self._lately:
             if np.array_equal(known.ids, ids):
                 return known
@@ -73,7 +73,7 @@ class Layouts:
 
 
 def take(values: Arrays, places: Places) -> Arrays:
-    """Return a copy of the rows at `places` of each array."""
+    """Return a copy of the rows `places` of the arrays in `values`."""
     return {
         name: values[name].copy() if isinstance(rows, slice) else values[name].take(rows, family.dim)
         for family, rows in places
@@ -107,7 +107,7 @@ def room(layout: BlockLayout, like: Arrays) -> Arrays:
 
 
 def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Merge packed blocks of several `parts`, which have no block in common, into one layout and its arrays."""
+    """Merge packed blocks of several parts, which have no block in common, and return their layout and arrays."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)
@@ -117,7 +117,7 @@ def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLa
 
 
 def require_fit(layout: BlockLayout, values: Arrays) -> None:
-    """Raise BadInput if `values` is not the packed form of the blocks of `layout`."""
+    """Raise BadInput if the arrays in `values` do not have the shapes for the blocks of `layout`."""
     shapes = {name: family for family in layout.blocks.families for name in family.members}
     for name, array in values.items():
         if name not in shapes:
@@ -141,7 +141,7 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockSlices:
-    """The positions of the blocks `wanted` in arrays that hold the blocks `packed`, computed once for many uses."""
+    """The rows of the blocks `wanted` in packed arrays of the blocks `packed`, computed once for many uses."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.layout = BlockLayout(blocks, packed)
@@ -161,7 +161,7 @@ class BlockSlices:
 
 
 def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
-    """Merge blocks from several sources; with `summed`, blocks that several sources have are added up in this order."""
+    """Merge packed blocks from several sources; with `summed`, add up blocks that several sources contain."""
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}

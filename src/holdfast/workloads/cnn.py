@@ -33,7 +33,7 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division: no test for zero, so that the loop runs in vectors
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do one step of Adam in place on parameters, moments and step counts; add the new parameters to `total`."""
+    """Do one step of Adam in place; the new parameters are also added to `total`. Row i is `bounds[i]:bounds[i+1]`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -85,7 +85,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return the initial state: He's uniform initialisation of weights, and zeros elsewhere."""
+        """Return the initial weights (He's uniform initialisation) and zero biases, moments and step counts."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
@@ -96,13 +96,13 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration without repetition, one batch in each row."""
+        """Draw the images of an iteration without repetition; each row of the result is a batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train every trial of the stack on the batches of one iteration."""
+        """Train the network of every trial on the batches of one iteration."""
         from holdfast.workloads.convnet import Network, one_thread  # here, because importing PyTorch takes a second
 
         with one_thread():
@@ -120,11 +120,11 @@ class ConvolutionalNetwork(DividedDefaults):
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty summary: surviving blocks contain no information about lost ones."""
+        """Return an empty summary: surviving blocks are not used to re-initialise lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return the initial values of the blocks `ids`, because units that start at zero would not learn."""
+        """Return the initial values of the blocks `ids`, because units that start from zero would not learn."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
@@ -140,7 +140,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return self._everything
 
     def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient on the worker's images of this round, weighted by their share of the batch."""
+        """Return the gradient for the worker's images in this round, weighted by their share of the batch."""
         which = part.images(when)
         if not len(which):
             return Push(np.zeros(0, np.int64), {})
@@ -152,7 +152,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Do a step of Adam, and update the average of the parameters over the rounds of this iteration."""
+        """Do a step of Adam, and update the mean of the parameters over this iteration."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
@@ -163,7 +163,7 @@ class ConvolutionalNetwork(DividedDefaults):
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
-        """Return the contribution of the worker's images to the mean cross-entropy."""
+        """Return the contribution of the worker's images to the mean cross-entropy loss."""
         with part.network(self.batch) as network:
             return self._evaluate(network, pulled, part.evaluated)
 
@@ -224,7 +224,7 @@ class _Part:
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
     def images(self, when: When) -> Ids:
-        """Return the worker's images of the round `when`; the images of an iteration are drawn once and cached."""
+        """Return the indices of the worker's images in the round `when`."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, self._workload.samples(*key)
@@ -257,7 +257,7 @@ PARTITIONS = ("layer", "shard")
 
 
 def cnn(partition: str, data: Path | None = None, *, dataset: str = "mnist") -> ConvolutionalNetwork:
-    """Return the network with the settings of `dataset`, whose blocks are layers or shards, as `partition` says."""
+    """Return the workload for `dataset`; `partition` is "layer" or "shard", the parts of the model that form blocks."""
     if partition not in PARTITIONS:
         raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
     if dataset not in SETTINGS:

@@ -53,7 +53,7 @@ Reals: TypeAlias = npt.NDArray[np.float32]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread inside the context, because the number of threads changes the last bits."""
+    """Limit PyTorch to one thread inside the context, so that results are the same to the last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -205,7 +205,7 @@ def _unfold(image: Any, patches: Any, stride: int) -> None:
 
 @njit(cache=True)
 def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
-    """Add patches back to the pixels they came from (col2im), the transpose of `_unfold`, without the padding."""
+    """Add patches back to the pixels they came from (col2im), without the padding; the transpose of `_unfold`."""
     inputs, kernel, _, _, _, pooled, _, batch = patches.shape
     side = image.shape[1]
     image[...] = 0
@@ -229,7 +229,7 @@ def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
 
 @njit(cache=True)
 def _pool(sums: Any, bias: Any, output: Any, winner: Any) -> None:
-    """Compute ReLU(max of four + bias), and store which of the four was largest, or 4 where the result is 0."""
+    """Compute 2×2 max pooling, bias and ReLU; store in `winner` which value was largest, or 4 if ReLU gives 0."""
     for c in range(len(sums)):
         a, b, d, e = sums[c, 0], sums[c, 1], sums[c, 2], sums[c, 3]
         shift, out, won = bias[c], output[c], winner[c]

@@ -85,7 +85,7 @@ STORIES = 1510
 
 
 def _newsgroups(locate: Locate) -> Corpus:
-    """Read the training posts of 20 Newsgroups without headers, footers, quotes, stop words and rare words."""
+    """Return the training posts of 20 Newsgroups without headers, footers, quotes, stop words and rare words."""
     path = locate(NEWSGROUPS)
 
     def read() -> Corpus:
@@ -96,7 +96,7 @@ def _newsgroups(locate: Locate) -> Corpus:
 
 
 def _reuters(locate: Locate) -> Corpus:
-    """Read titles and bodies of the first stories in Reuters-21578's training split, without stop and rare words."""
+    """Return the first training stories (title and body) of Reuters-21578, without stop words and rare words."""
     path = locate(REUTERS)
 
     def read() -> Corpus:
@@ -108,7 +108,7 @@ def _reuters(locate: Locate) -> Corpus:
 
 
 def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
-    """Return the corpus that `read` makes of the file `path`, cached on disk."""
+    """Return the corpus that `read` builds from the file `path`, from a cache on disk if possible."""
 
     def make() -> Named:
         corpus = read()
@@ -120,7 +120,7 @@ def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
 
 
 def _generated(_: Locate) -> Corpus:
-    """Draw a corpus from the topic model itself, with few topics per document and few words per topic."""
+    """Return a random corpus drawn from the LDA model, with few topics per document and few words per topic."""
     rng = np.random.default_rng(0)
     documents, vocabulary, topics = 200, 1000, 20
     lengths = rng.integers(100, 200, documents)
@@ -188,14 +188,17 @@ _PART = re.compile(r"<(TITLE|BODY)>(.*?)</\1>", re.DOTALL)
 
 
 def training_stories(sgml: str) -> Iterator[str]:
-    """Yield the title and body of each story of the ModApte training split in the text of an SGML file."""
+    """Yield the title and body of each training story (ModApte split) in the text of a Reuters SGML file."""
     for attributes, content in _STORY.findall(sgml):
         if 'TOPICS="YES"' in attributes and 'LEWISSPLIT="TRAIN"' in attributes:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
 def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
-    """Return the path of the archive or its extracted folder in `data`, $HOLDFAST_DATA or the cache, or download it."""
+    """Return the path of the corpus (archive or extracted folder) in `data`, $HOLDFAST_DATA or the cache.
+
+    If it is in none of them, download the archive into the cache.
+    """
     for folder in (data_folder(data), cache_folder()):
         if folder is None:
             continue

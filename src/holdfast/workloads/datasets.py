@@ -89,7 +89,7 @@ def _mnist(images: Path, labels: Path) -> LabeledData:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an array of bytes with this number of dimensions from a file in MNIST's IDX format."""
+    """Return the array of bytes in a file of MNIST's IDX format; raise Corrupt if it has other dimensions."""
     with unpacked(path) as stream:
         content = stream.read()
     start = 4 + 4 * dimensions

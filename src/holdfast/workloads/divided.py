@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class When(NamedTuple):
-    """A round of an iteration, and the seed of the run's random numbers (`stream`)."""
+    """An iteration, a round within it, and the random seed of the run (`stream`)."""
 
     iteration: int
     round: int
@@ -38,23 +38,23 @@ class Push(NamedTuple):
 
 
 class Divided(Workload, Protocol):
-    """A workload that the parameter server can run; its rounds compute the same as one iteration of the simulator."""
+    """A workload that the parameter server can run. Its rounds compute the same as `advance` does in the simulator."""
 
     @property
     def rounds(self) -> int:
         """The number of rounds in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """Return the part of the input that worker number `worker` of `workers` processes, loaded in its process."""
+        """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the blocks that a worker needs in `round`, ascending; round number `rounds` measures the loss."""
+        """Return the blocks that a worker needs in `round`, ascending; the extra last round measures the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of its blocks, which is added up over all nodes; empty for most workloads."""
+        """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
 
     def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's update; the updates of all workers for a block are added up in the order of the workers."""
+        """Return a worker's update; the updates of all workers for the same block are added up."""
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
@@ -63,7 +63,7 @@ class Divided(Workload, Protocol):
         """Return the loss on this worker's part of the input."""
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the loss of the whole input, from the losses of all workers in the order of the workers."""
+        """Combine the losses of all workers, in the order of the workers, into the total loss."""
 
 
 class DividedDefaults:
@@ -78,7 +78,7 @@ class DividedDefaults:
 
 
 def share(length: int, worker: int, workers: int) -> slice:
-    """Return the slice of `length` items for one worker; the slices of all workers differ by at most one item."""
+    """Return the slice of `length` items for one worker; all slices have equal length, to within one item."""
     return slice(length * worker // workers, length * (worker + 1) // workers)
 
 

@@ -31,7 +31,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of a data set, with the folders and names under which it may be stored; the official copy's come first."""
+    """A file of a data set: its checksum and URLs, and the folders and names under which it may be stored."""
 
     dataset: str
     folders: tuple[str, ...]  # below a data folder; "." is the data folder itself
@@ -44,7 +44,7 @@ class DataFile:
 
 
 class _Refused(Exception):
-    """Raised if a server did not deliver the file; another server may."""
+    """Raised if a server did not deliver the file; another server may be tried."""
 
 
 def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
@@ -64,7 +64,7 @@ def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress:
 
 
 def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder `data`, or else $HOLDFAST_DATA; None if neither is set. Raise BadInput if it does not exist."""
+    """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset; raise BadInput if it does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:
         return None
@@ -75,7 +75,7 @@ def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloaded files, by the XDG convention."""
+    """Return the folder for downloaded files, $XDG_CACHE_HOME/holdfast or ~/.cache/holdfast."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holdfast"
 
 
@@ -139,7 +139,7 @@ def _download(url: str, out: BinaryIO, progress: Progress) -> str:
 
 
 def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the response body in pieces, each with the Content-Length; raise _Refused for every network error."""
+    """Yield the response body in pieces, each with the total length if known; raise _Refused on network errors."""
     request = urllib.request.Request(url, headers={"User-Agent": "holdfast"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:

@@ -111,7 +111,7 @@ def _open(state, document, share, reciprocal, first, last, width):  # type: igno
 
 @njit(cache=True, inline="always")
 def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
-    """Add the token at index `at` to all counts of its topic, or subtract it if `sign` is -1, in every chain."""
+    """Add the token at index `at` to the counts of its topic, or remove it if `sign` is -1, in every chain."""
     topics, counts, totals = state
     for lane in range(width):
         k = np.uint64(topics[at + lane]) * width + lane
@@ -157,7 +157,7 @@ def _draw_topics(
 
 
 def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int) -> list[Vector]:
-    """Return the cumulative sums of the probabilities of all topics, added in groups for speed."""
+    """Return the cumulative sums of the topics' probabilities; groups of topics are summed independently for speed."""
     sums: list[Vector] = []
     for first in range(0, topics, _GROUP):
         group = [probability(first)]
@@ -168,7 +168,7 @@ def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int)
 
 
 def _how_many(build: Any, conditions: list[Vector], width: int) -> Vector:
-    """Return the number of conditions that hold in each chain, added in groups for speed."""
+    """Return, for each chain, how many of the conditions hold."""
     kind = ir.VectorType(_INT, width)
     groups = []
     for first in range(0, len(conditions), _GROUP):

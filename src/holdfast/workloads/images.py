@@ -58,7 +58,7 @@ RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, it
 
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
-    """Return the first `train` images of the first training batch and the first `test` images of the test batch."""
+    """Return the first images of CIFAR-10's first training batch and of its test batch (`train` and `test` images)."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "cifar10", folder]
     arrays = next((place for place in places if (place / "labels.npz").is_file()), None)
@@ -72,14 +72,14 @@ def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tup
 
 
 def cifar100(data: Path | None, *, train: int = 10_000) -> LabeledImages:
-    """Return the first `train` training images with their 100 fine-grained classes."""
+    """Return the first `train` training images of CIFAR-100 with their fine-grained classes."""
     path = obtain(CIFAR100, data)
     records = _records(path, "cifar-100-binary/train.bin", RECORD_100, train)
     return LabeledImages(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
 
 
 def tiny_imagenet(data: Path | None) -> tuple[LabeledImages, LabeledImages]:
-    """Return 12,500 training and 1,250 validation images of the first 25 classes."""
+    """Return the training and the validation images of the first 25 classes of Tiny ImageNet."""
     path = obtain(TINY_IMAGENET, data)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -24,13 +24,13 @@ LANES = 16
 
 
 def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return, for each document, how many tokens must change topic to turn `a` into the topic counts of `b`."""
+    """Return, for each document, half the sum over topics of the difference of its token counts in `a` and `b`."""
     one, other = (writable(np.ascontiguousarray(state["topics"])) for state in (a, b))
     return np.asarray(parted(blocks.families[0].bounds, one, other) / 2)
 
 
 class _Part(NamedTuple):
-    """A worker's part of the input: documents, their words, the index of the first token, and some vocabulary."""
+    """A worker's share: documents with their words, the index of their first token, and a slice of the vocabulary."""
 
     worker: int
     documents: Ids
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """LDA with both priors 1; the loss is −log p(words, topics), with all parameters integrated out."""
+    """Latent Dirichlet allocation with both priors 1; the loss is −log p(words, topics)."""
 
     data: Corpus
     criterion: float
@@ -68,7 +68,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one sweep of every trial; random numbers depend only on token, stream and iteration."""
+        """Do one Gibbs sweep for every trial; random numbers depend only on token, stream and iteration."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
@@ -89,11 +89,11 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Count how often each word has each topic in the surviving documents."""
+        """Return how often each word has each topic in the surviving documents."""
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Draw new topics for the documents `ids`, by the topics that their words have in surviving documents."""
+        """Draw new topics for the documents `ids`, by how often their words have each topic in other documents."""
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
@@ -106,11 +106,11 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """One: workers sample their documents, given all counts at the beginning of the sweep."""
+        """One round: workers sample their documents, given all counts at the beginning of the sweep."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return consecutive documents with about as many tokens as the other workers get."""
+        """Return a range of documents with about as many tokens as the other workers get."""
         documents = balanced_share(np.diff(self.data.bounds), worker, workers)
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
@@ -122,7 +122,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return part.documents
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Count how often each word has each topic in the documents of a node."""
+        """Return how often each word has each topic in the documents of a node."""
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
@@ -153,7 +153,7 @@ class LatentDirichletAllocation(DividedDefaults):
         self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
 
     def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
-        """Count how often each word has each topic in `documents`, given the packed topics of their tokens."""
+        """Return how often each word has each topic in `documents`, given the packed topics of their tokens."""
         counts = np.zeros((self.data.vocabulary, self.topics), dtype=self._count_type)
         if topics:
             tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
@@ -172,7 +172,7 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def _by_word(self) -> npt.NDArray[np.int32]:
-        """The indices of all tokens sorted by word, so that the counts of a word stay in the CPU cache."""
+        """The indices of all tokens, sorted by word."""
         return np.argsort(self.data.words, kind="stable").astype(np.int32)
 
     @cached_property
@@ -214,7 +214,7 @@ SETTINGS: dict[str, tuple[str, float, int]] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    """Return the model with the corpus, the criterion and the number of topics called `name`."""
+    """Return the workload with the corpus, criterion and number of topics of the settings called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     corpus, criterion, topics = SETTINGS[name]

@@ -35,7 +35,7 @@ class _Delivery(NamedTuple):
 
 
 class InRounds:
-    """A workload run by simulated workers and nodes; `owners` is the node of each block, by default node 0."""
+    """A workload run in one process by simulated workers and nodes; `owners` is the node that holds each block."""
 
     def __init__(self, workload: Divided, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:
@@ -50,7 +50,7 @@ class InRounds:
         self._deliveries: dict[int, tuple[list[Ids], list[_Delivery]]] = {}
 
     def advance(self, state: Arrays, iteration: int, stream: int = 0) -> Arrays:
-        """Return the state after one iteration."""
+        """Return the state after one iteration; `stream` is the random seed."""
         held = self._dealt(state)
         for round in range(self._workload.rounds):
             when, summed = When(iteration, round, stream), self._summed(held)

@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """A worker's part of the input: the blocks of its users and items, and the ratings by and of them."""
+    """A worker's users and items, as block numbers, and the ratings by these users and of these items."""
 
     users: Ids
     items: Ids
@@ -71,19 +71,19 @@ class MatrixFactorization(DividedDefaults):
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Solve for L given R, then for R given the new L, one factor after the other."""
+        """Do one iteration of every trial: solve for L given R, then for R given the new L."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return ‖A − LR‖ of every trial."""
+        """Return the loss ‖A − LR‖ of every trial, where A are the ratings."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         square = _square_residual(self._square, self._matrix, left, right)
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return the sum of squares of all surviving values."""
+        """Return the sum of squares of all values in the surviving blocks."""
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
@@ -95,7 +95,7 @@ class MatrixFactorization(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """Two: the first solves for L given R, the second for R given the new L."""
+        """Two rounds: the first solves for L given R, the second for R given the new L."""
         return 2
 
     def part(self, worker: int, workers: int) -> _Part:
@@ -109,7 +109,7 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the blocks of one factor that the worker solves for, and all blocks of the other factor."""
+        """Return the worker's own rows of the factor that this round solves for, and the whole other factor."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
@@ -125,7 +125,7 @@ class MatrixFactorization(DividedDefaults):
             held[name][...] = solution
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return ‖A − LR‖² over the rows of the worker's users."""
+        """Return the squared residual ‖A − LR‖² over the rows of the worker's users."""
         left, right = self._factors(pulled)
         return float(_square_residual(part.square, part.by_user, left, right)[0])
 
@@ -147,7 +147,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """The weights of the distances of L and R, measured after the first iteration and then fixed."""
+        """The norms by which `norm` multiplies distances in L and in R, measured after the first iteration."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
@@ -178,7 +178,7 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
 
 
 def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
-    """Return `x` after one pass of coordinate-wise least squares, which brings `x` times `other` closer to `matrix`."""
+    """Return `x` after one coordinate-wise least squares pass that fits the product of `x` and `other` to `matrix`."""
     return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
 
 
@@ -195,7 +195,7 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """Solve (x·gram)[:, k] = target[:, k] for one column k of x after the other; skip columns where gram[k, k] is 0."""
+    """Solve x·gram = target for one column of x at a time, keeping columns whose diagonal entry in `gram` is 0."""
     rows, factors, trials = x.shape
     out = x.copy()
     step = np.empty(trials)

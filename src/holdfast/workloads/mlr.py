@@ -36,7 +36,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of every batch, followed by all its samples as one batch, and the features needed for each."""
+    """A worker's slice of each batch, then all its samples as one batch; and the features that each batch needs."""
 
     batches: list[_Batch]
     pulls: list[Ids]
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(DividedDefaults):
-    """The regression as a workload, with gradients summed over a batch; the loss is the total cross-entropy."""
+    """Multinomial logistic regression with gradients summed over a batch; the loss is the total cross-entropy."""
 
     data: LabeledData
     batch: int
@@ -61,14 +61,14 @@ class LogisticRegression(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks: one for each row of the weight matrix, which belongs to a feature."""
+        """The blocks: one for each row of the weight matrix, that is, for each feature."""
         return along(self.start(), "weights")
 
     def start(self, stream: int = 0) -> Arrays:
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one pass over the data, batch by batch in a fixed order."""
+        """Train every trial for one pass over the data, batch by batch in a fixed order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
             weights -= np.float32(self.rate) * self._gradient(weights, batch)
@@ -80,7 +80,7 @@ class LogisticRegression(DividedDefaults):
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty summary: surviving blocks contain no information about lost ones."""
+        """Return an empty summary: surviving blocks are not used to re-initialise lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
@@ -89,7 +89,7 @@ class LogisticRegression(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """The number of batches: there is one round for each."""
+        """The number of rounds in an iteration: one for each batch."""
         return len(range(0, len(self.data.y), self.batch))
 
     def part(self, worker: int, workers: int) -> _Part:
@@ -104,11 +104,11 @@ class LogisticRegression(DividedDefaults):
         return parts
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the features that are nonzero in some of the worker's samples of this round."""
+        """Return the features (as block numbers) that are nonzero in some of the worker's samples of this round."""
         return part.pulls[round]
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient on the worker's samples of this round; it is zero for features that are not pulled."""
+        """Return the gradient for the worker's samples in this round; features that are not pulled have gradient 0."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 

@@ -48,16 +48,16 @@ class Model(DividedDefaults):
         return euclidean
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the numbers of all blocks."""
+        """Return the numbers of all blocks: by default, workers need all of them in every round."""
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial in the stack, each with a single simulated worker."""
+        """Do one iteration of every trial, each in this process with a single worker."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial in the stack, as measured by a single simulated worker."""
+        """Return the loss of every trial."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 

@@ -86,7 +86,7 @@ def generated(
 
 
 def tables(data: Path | None) -> tuple[Expression, Expression] | None:
-    """Read CANDLE's own tables from the data folder or its subfolder `nt3`; return None if they are absent."""
+    """Return CANDLE's own training and test tables from the data folder or its subfolder `nt3`; None if absent."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "nt3", folder]
     for place in places:

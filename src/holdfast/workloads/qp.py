@@ -11,7 +11,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack
 
 @dataclass(frozen=True, eq=False)
 class QuadraticProgram:
-    """Gradient descent on ½xᵀAx − bᵀx as a workload; the loss is the distance to the optimum.
+    """Gradient descent on the quadratic function ½xᵀAx − bᵀx; the loss is the distance to the optimum.
 
     `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures).
     """

@@ -138,7 +138,7 @@ RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
 
 
 def _lines(path: Path, member: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the number (from 1) and the content of every line of a file, or of the file `member` in a zip archive."""
+    """Yield each line of a plain file, or of `member` in a zip archive, with its number counted from 1."""
     with unpacked(path, member) as stream:
         for number, line in enumerate(stream, start=1):
             yield number, line.rstrip(b"\r\n")

@@ -71,7 +71,7 @@ def as_workload(model: Any, whose: str) -> Workload:
 
 
 def own_error(traceback: str, workload: str) -> str | None:
-    """Return a one-line message if the user's file `workload` appears in `traceback`, otherwise None."""
+    """Return a one-line message if the error in `traceback` came from the user's file `workload`, otherwise None."""
     if not workload.endswith(".py"):
         return None
     file = re.escape(Path(workload).name)
@@ -84,7 +84,7 @@ def own_error(traceback: str, workload: str) -> str | None:
 
 @contextmanager
 def own_errors(workload: str) -> Iterator[None]:
-    """Convert an exception raised in the user's file `workload` to a BadInput with a one-line message."""
+    """Convert exceptions raised in the user's file `workload` to BadInput with a one-line message."""
     try:
         yield
     except HoldfastError:
@@ -96,7 +96,7 @@ def own_errors(workload: str) -> Iterator[None]:
 
 
 class _FromFile:
-    """A workload defined by a Python file; it is pickled as the path of the file."""
+    """A workload defined by a Python file; pickling stores only the path of the file."""
 
     def __init__(self, path: Path, data: Path | None) -> None:
         self._path, self._data = path, data

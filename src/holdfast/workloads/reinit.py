@@ -1,4 +1,4 @@
-"""New values for blocks that are lost before they were ever saved, by a rule of the workload.
+"""New values for blocks that are lost before their first save, by a rule of the workload.
 
 The checkpoint has only the initial value of such a block. If that is random, the surviving blocks must unlearn it,
 which can cost more than starting over. A workload can do better: zeros, or values derived from the surviving blocks.
@@ -17,22 +17,22 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class Fresh(Protocol):
-    """A workload with a rule for new values of lost blocks that were never saved."""
+    """A workload that can compute new values for lost blocks that were never saved."""
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a summary of the surviving blocks `ids`; the summaries of all nodes are added up, array by array."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values of the lost blocks `ids`, packed, from `summary`; `iteration` is the next iteration."""
+        """Return new values of the lost blocks `ids`, packed, computed from `summary` for the next iteration."""
 
 
 def has_rule(workload: Workload) -> bool:
-    """Return True if `workload` has a rule for new values of lost blocks that were never saved."""
+    """Return True if `workload` can compute new values for lost blocks that were never saved."""
     return hasattr(workload, "survivors") and hasattr(workload, "fresh")
 
 
 def rule_of(workload: Workload) -> Fresh:
-    """Return `workload` as its rule for blocks that were never saved; raise BadInput if it has none."""
+    """Return `workload` if it can compute new values for blocks that were never saved, otherwise raise BadInput."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "
@@ -42,7 +42,7 @@ def rule_of(workload: Workload) -> Fresh:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values of the blocks `ids`, packed, derived from the blocks of `live` that are not in `lost`."""
+    """Return new values of the blocks `ids`, packed, computed from all blocks of `live` that are not `lost`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

@@ -52,17 +52,17 @@ class OneState(Protocol):
         """The loss below which the model has converged."""
 
     def start(self, rng: np.random.Generator) -> Arrays:
-        """Return the arrays before the first iteration."""
+        """Return the initial arrays, drawing random numbers from `rng` only."""
 
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
-        """Return the arrays after one iteration."""
+        """Return the arrays after one more iteration; `state` may be modified."""
 
     def loss(self, state: Arrays) -> float:
         """Return the loss of a state."""
 
 
 class Stacked:
-    """An adapter that makes a model for one state a workload, by advancing the states of a stack one by one."""
+    """An adapter that makes a workload of a model for one state: it advances the states of trials one by one."""
 
     def __init__(self, model: OneState) -> None:
         self._model = model
@@ -78,17 +78,17 @@ class Stacked:
 
     @property
     def lanes(self) -> int:
-        """The number of trials in one stack: by default 1."""
+        """The number of trials that are advanced together: by default 1."""
         return int(getattr(self._model, "lanes", 1))
 
     @property
     def steady(self) -> bool:
-        """True if the model declares that its loss falls more and more slowly."""
+        """True if the model declares that its loss falls more and more slowly, so it need not be computed each time."""
         return bool(getattr(self._model, "steady", False))
 
     @cached_property
     def stochastic(self) -> bool:
-        """The model's own declaration; without one, True if its start or first step draws random numbers."""
+        """True if the model says so or, by default, if its start or first step draws random numbers."""
         declared = getattr(self._model, "stochastic", None)
         if declared is not None:
             return bool(declared)

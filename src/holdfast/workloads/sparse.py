@@ -1,4 +1,4 @@
-"""Products of a sparse matrix with stacks: the matrix is read once for all trials of the stack.
+"""Products of a sparse matrix with the stacked states of many trials; the matrix is read once for all trials.
 
 The terms of a trial are always added in the same order, so its result is the same to the last bit, whatever other
 trials are in the stack.
@@ -14,7 +14,7 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A matrix stored by rows if it is `tall`, otherwise by columns; line i has the entries `starts[i]:starts[i+1]`."""
+    """A sparse matrix stored by rows if it is `tall`, else by columns; line i has entries `starts[i]:starts[i+1]`."""
 
     shape: tuple[int, int]
     tall: bool
@@ -24,7 +24,7 @@ class Sparse:
 
     @property
     def transposed(self) -> "Sparse":
-        """The same entries with rows and columns exchanged."""
+        """The transposed matrix, which shares its entries with this one."""
         return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
 
     def times(self, x: Floats) -> Floats:
@@ -36,7 +36,7 @@ class Sparse:
 
 
 def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> Sparse:
-    """Return the matrix of this shape that has `values[i]` at `rows[i]` and `columns[i]`, and zeros elsewhere."""
+    """Return the sparse matrix with the entries `values[i]` at row `rows[i]` and column `columns[i]`."""
     tall = shape[0] >= shape[1]
     along, across = (rows, columns) if tall else (columns, rows)
     order = np.lexsort((across, along))

@@ -51,7 +51,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Add the topics of each group of tokens, such as the tokens of a word, to the counts of the group."""
+    """Count topics by group of tokens: tokens `groups[g]:groups[g+1]` of `tokens` are added to `counts[g]`."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)
@@ -61,7 +61,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add the topics of `documents` to the counts of their words; `topics` has only the tokens of these documents."""
+    """Add the tokens of `documents` to the topic counts of their words; `topics` holds only these tokens."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)
@@ -73,7 +73,7 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count the topics of each group of tokens; return the sum of `table[count + 1]`, and the size of each topic.
+    """Count topics in each group of tokens; return the sum of `table[count + 1]`, and the total size of each topic.
 
     Both results are computed for each chain, the last axis of `topics`; `number` is the number of topics.
     """
@@ -95,7 +95,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """Return, for each group of tokens, the sum over topics of the absolute difference of its counts in two states."""
+    """Return, for each group of tokens, the sum over topics of the difference of its counts in `one` and `other`."""
     differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):
@@ -112,7 +112,7 @@ def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
 
 @njit(cache=True, inline="always")
 def _add(tokens, topics, counts, first, width):  # type: ignore[no-untyped-def]
-    """Add the topics of `tokens`, in every chain, to the counts from index `first` on."""
+    """Count the topics of `tokens`, in every chain, in `counts` from index `first` on."""
     for i in range(len(tokens)):
         later = np.uint64(tokens[min(i + _AHEAD, len(tokens) - 1)])
         prefetch(topics, later * width)  # type: ignore[call-arg]  # the first parameter is not for callers

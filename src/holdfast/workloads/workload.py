@@ -19,7 +19,7 @@ Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
-    """The next iteration of each trial of a stack, and the number of its random stream (its seed).
+    """For each trial, the number of its next iteration and its random seed (`stream`).
 
     The draws of an iteration depend on these two alone, so a trial draws the same numbers with and without a failure.
     """
@@ -41,15 +41,15 @@ class Workload(Protocol):
 
     @property
     def stochastic(self) -> bool:
-        """True if runs with different random streams differ, so that every trial needs its own run without failures."""
+        """True if runs with different random seeds differ, so that each trial needs its own run without failures."""
 
     @property
     def steady(self) -> bool:
-        """True if the loss falls more and more slowly, so that its slope tells how long it need not be computed."""
+        """True if the loss falls more and more slowly, so that it need not be computed after every iteration."""
 
     @property
     def lanes(self) -> int:
-        """The number of trials in one stack, which is fixed, because rounding may depend on the shape of a matrix."""
+        """The fixed number of trials in a stack (rounding may depend on it)."""
 
     @property
     def blocks(self) -> Blocks:
@@ -60,17 +60,17 @@ class Workload(Protocol):
         """The function that returns the distance of each block between two states."""
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return the initial state of a run with this random stream."""
+        """Return the initial state of a run with the random seed `stream`."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial; the result of a trial must not depend on other trials in the stack."""
+        """Do one iteration of every trial in the stack; the result of a trial must not depend on the other trials."""
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial."""
+        """Return the loss of every trial in the stack."""
 
 
 def norm_order(workload: Workload) -> float:
-    """Return the order of the norm that combines the distances of blocks: the workload's `order`, by default 2."""
+    """Return the order of the norm that combines the distances of blocks: the workload's `order`, or 2 by default."""
     return float(getattr(workload, "order", 2))
 
 
@@ -80,5 +80,5 @@ def stacked(states: Sequence[Arrays]) -> Stack:
 
 
 def unstacked(stack: Stack, lane: int) -> Arrays:
-    """Return a copy of the state of trial number `lane` in the stack."""
+    """Return a copy of the state of trial number `lane` of a stack."""
     return {name: values[..., lane].copy() for name, values in stack.items()}

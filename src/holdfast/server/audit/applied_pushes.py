@@ -13,7 +13,7 @@ from holdfast.server.audit.stale_rounds import applied_as_they_came, pushed_as_t
 
 
 def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every round to exactly its blocks, except blocks recorded as dropped."""
+    """Check that each node applied every round to all its blocks, except blocks recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -34,7 +34,7 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that held blocks in round `number` and did not record that they applied the round."""
+    """Return the nodes that held blocks in round `number` but did not record that they applied the round."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -43,7 +43,7 @@ def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
 
 
 def _out_of_order(ledger: ServedLedger) -> str | None:
-    """Return a message if a node applied a round after a later one, otherwise None."""
+    """Return a message if a node applied rounds out of order, otherwise None."""
     for writer in ledger.writers:
         rounds = [what for what in ledger.events_of(*writer) if isinstance(what, Applied) and writer.kind == "node"]
         for before, after in pairwise(rounds):
@@ -73,7 +73,7 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """Return a message if blocks missed the round and are not recorded as dropped, otherwise None."""
+    """Return a message if blocks missed round `number` without being recorded as dropped, otherwise None."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -90,7 +90,7 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_f
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every push that it received exactly once, or that it is recorded as dropped."""
+    """Check that each node applied every received push exactly once, unless the push is recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -113,7 +113,7 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that input part i was computed by worker i, and by other workers only after worker i was lost."""
+    """Check that part i of the input was processed by worker i, and by others only after worker i was lost."""
     taken: set[int] = set()
     for (number, part), pushes in ledger.pushed.items():
         if part >= ledger.plan.workers:
@@ -128,7 +128,7 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return the last push of round `number` for each input part, up to the map version by which it was applied."""
+    """Return, for each part of the input, the push of round `number` that was finally applied."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}
@@ -157,7 +157,7 @@ def _wrong_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mappi
 
 
 def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
-    """Return a message if a push cannot have gone exactly to the owners of its blocks, otherwise None."""
+    """Return a message if `push` was sent to nodes that do not own its blocks, otherwise None."""
     held, count = tenure.together(tuple({*push.nodes})), push.blocks.count
     if len({*push.nodes}) < len(push.nodes) or not len(push.nodes) <= count <= held.count:
         return f"part {push.part} was pushed for {count} blocks to {len(push.nodes)} nodes that hold {held.count}"
@@ -167,7 +167,7 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
 
 
 def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    """Return a message if a node did not apply exactly the pushes it received, and none is recorded as dropped."""
+    """Return a message if a push was neither applied by its receivers nor recorded as dropped, otherwise None."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)

@@ -17,30 +17,30 @@ NOBODY = -1
 
 
 class Tenure:
-    """The owners of all blocks from round `start` on, by the partition map of `version`."""
+    """A period in which blocks do not change owners: the owners from round `start` on, by partition map `version`."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """A digest of the blocks of each node."""
+        """The count and digest of the block numbers that each node owns."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
     def together(self, nodes: tuple[int, ...]) -> Samples:
-        """Return a digest of all blocks that `nodes` hold."""
+        """Return the count and digest of all block numbers that `nodes` own."""
         return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
-        """Return the numbers of all blocks that `nodes` hold."""
+        """Return the numbers of all blocks that `nodes` own."""
         return np.flatnonzero(np.isin(self.owners, list(nodes)))
 
 
 class Ownership:
     """The owners of all blocks while a run's history is replayed: blocks are assigned, lost, restored and moved.
 
-    A change of owners becomes a `Tenure` only when `close` is called, before the run continues.
+    Changes of owners become a new `Tenure` only when `close` is called, before the run continues.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -64,7 +64,7 @@ class Ownership:
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
     def restore(self, node: int, ids: Blocks, version: int) -> None:
-        """Make `node` the owner of the blocks `ids`, which were restored from saves under the map of `version`."""
+        """Make `node` the owner of the blocks `ids`, restored from saves under partition map `version`."""
         self.owners[ids] = node
         self.is_declared_lost[ids] = False
         self.has_come_back[ids] = True
@@ -76,7 +76,7 @@ class Ownership:
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """Add a tenure if owners have changed; unless `keep_all`, it replaces a tenure that covers no round."""
+        """Start a new tenure if owners have changed; without `keep_all`, drop the last tenure if it covers no round."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -86,17 +86,17 @@ class Ownership:
 
 
 def in_force(tenures: Sequence[Tenure], number: int) -> Tenure:
-    """Return the tenure (the owners of all blocks) that was valid in round `number`."""
+    """Return the tenure (period with fixed block owners) that contains round `number`."""
     return next(tenure for tenure in reversed(tenures) if tenure.start <= number)
 
 
 def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
-    """Return the tenure of map `version`, or of the last earlier map that changed an owner."""
+    """Return the tenure (period with fixed block owners) in which partition map `version` was valid."""
     return next((tenure for tenure in reversed(tenures) if tenure.version <= version), tenures[0])
 
 
 def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
-    """Return `blocks` as an array, or None if a number is repeated or outside 0..count-1."""
+    """Return block numbers as an array, or None if a number is repeated or not below `count`."""
     ids = np.asarray(blocks, np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) < len(ids)):
         return None
@@ -104,7 +104,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all of `always` and of some subset of `perhaps`."""
+    """Return True if `total` is the sum of all digests in `always` and of some of those in `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

@@ -1,4 +1,4 @@
-"""The checks of a run on the parameter server, in the order in which findings are shown."""
+"""The audit checks of a run on the parameter server, in the order in which findings are shown."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
 def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that iterations are recorded without gaps, and none after the run was done."""
+    """Check that iterations are recorded without gaps, and that none is recorded after the end of the run."""
     replay = ledger.replay
     if wrong := replay.wrong["ends"]:
         return "fail", wrong[0]
@@ -32,7 +32,7 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every recorded restore and move of blocks agrees with the owners of the blocks before it."""
+    """Check that every recorded restore and move of blocks agrees with their recorded owners."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)
@@ -42,7 +42,7 @@ def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that lost blocks, or with full recovery all blocks, were restored before the run continued."""
+    """Check that lost blocks were restored before the run continued; full recovery must restore all blocks."""
     replay = ledger.replay
     if wrong := replay.wrong["losses"]:
         return "fail", _first(wrong)
@@ -54,7 +54,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes chose blocks whenever a save was due, and that these were committed unless the node was lost."""
+    """Check that nodes chose blocks whenever a save was due, and that the blocks of living nodes were committed."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
@@ -65,7 +65,7 @@ def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every block was restored from its newest committed save, as both controller and node recorded."""
+    """Check, in the histories of controller and nodes, that blocks were restored from their newest committed save."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["restores"]:
@@ -84,7 +84,7 @@ def _first(wrong: list[str]) -> str:
 
 
 def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every event has the fields of its kind, and is in the file of a process that writes this kind."""
+    """Check that every event has the required fields, and that its process may write events of this kind."""
     if wrong := ledger.wrong:
         more = ["and more"] if len(wrong) > SHOWN else []
         return "fail", f"{counted(len(wrong), 'wrong line')}: {'; '.join([*wrong[:SHOWN], *more])}"

@@ -28,21 +28,21 @@ class CommittedSaves:
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
     def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
-        """Record which blocks nodes chose to save after `iteration`; those of `lost` nodes need not be committed."""
+        """Record the blocks that nodes chose to save after `iteration`; blocks of `lost` nodes need no commit."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 
     def lose(self, node: int) -> None:
-        """Stop expecting commits of the blocks that the lost `node` chose."""
+        """Stop expecting commits of blocks that `node` chose, because the node is lost."""
         for waiting in self._waiting.values():
             waiting.discard(node)
 
     def waiting(self) -> tuple[int, int] | None:
-        """Return an iteration and a node whose chosen blocks were never committed, or None if there are none."""
+        """Return an iteration and a node whose chosen blocks were never committed, or None if all were."""
         return next(((iteration, min(nodes)) for iteration, nodes in self._waiting.items() if nodes), None)
 
     def commit(self, iteration: int, ids: Blocks) -> str | None:
-        """Record that the blocks `ids` were saved after `iteration`; return a message if nodes chose other blocks."""
+        """Record a save of the blocks `ids` after `iteration`; return a message if nodes chose other blocks."""
         choice = self.choices.get(iteration)
         self.committed.add(iteration)
         if choice is None:

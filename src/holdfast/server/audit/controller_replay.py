@@ -22,7 +22,7 @@ Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
 class Recorded:
-    """The choices and restores in the histories of the controller and of every node, for comparison in a replay."""
+    """Choices of blocks to save and restores of blocks, as recorded by the controller and by every node."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
         self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
@@ -38,7 +38,7 @@ class Recorded:
 
 
 class ReplayedMembers:
-    """The nodes and workers that take part at some point of a replay, and the members that were killed on purpose."""
+    """The nodes and workers that take part at the current point of a replay, and members killed on purpose."""
 
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def tenures(self) -> list[Tenure]:
-        """The owners of all blocks over time, from the first partition map to the last."""
+        """The periods in which blocks did not change owners, in order of time."""
         return self.ownership.tenures
 
     @property
@@ -80,7 +80,7 @@ class Replay:
         return self.loss is not None and self.loss < self.plan.criterion
 
     def take(self, what: What, lost_soon: set[int]) -> None:
-        """Replay the next line; `lost_soon` are the nodes recorded as lost before the iteration of the line ends."""
+        """Replay the next event; `lost_soon` are nodes that are recorded as lost before the current iteration ends."""
         if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):
@@ -166,7 +166,7 @@ class Replay:
         return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
     def _restore(self, what: Restored) -> None:
-        """Replay a restore that the controller recorded, and complain unless the node recorded the same."""
+        """Replay a restore recorded by the controller, and report a contradiction if the node's record differs."""
         if not self._restore_to(what.node, what):
             return
         own = [restore for restore in self._recorded.restores_of[what.node] if restore.version == what.version]
@@ -301,7 +301,7 @@ class Replay:
             self._complain("losses", f"{kind}-{number} was killed on purpose, but its loss is not recorded")
 
     def _continue(self) -> None:
-        """Complain if recovery is incomplete, because the run continues here; then accept the changed owners."""
+        """Report a contradiction if recovery is incomplete although the run continues; then accept the new owners."""
         if not self.tenures:
             self._complain("owners", "the run continued before all blocks were saved for the first time")
             return
@@ -345,7 +345,7 @@ HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
 
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
-    """Replay the controller's `lines`, comparing them with the events that each node in `nodes` recorded."""
+    """Replay the controller's events `lines`, comparing them with the events that each node recorded."""
     try:
         fraction = Fraction(plan.fraction)
         policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
@@ -358,7 +358,7 @@ def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Se
 
 
 def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
-    """Return, for each line, the nodes that are recorded as lost after it and before the next finished iteration."""
+    """Return, for each event, the nodes recorded as lost after it but before the next iteration is finished."""
     lost: set[int] = set()
     result = []
     for what in reversed(lines):

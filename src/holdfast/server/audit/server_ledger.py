@@ -73,7 +73,7 @@ class ServedLedger:
         self._events: defaultdict[ServerWriter, list[events.What]] = defaultdict(list)
 
     def take(self, event: events.Event, file: str | None = None) -> None:
-        """Add an event; `file` is the name of the history file from which it was read, or None."""
+        """Add an event; `file` is the name of the history file that contained it, if known."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):
@@ -116,7 +116,7 @@ class ServedLedger:
 
     @cached_property
     def applied(self) -> Mapping[int, Mapping[int, Sequence[events.Applied]]]:
-        """The `Applied` events, by the number of the round and by node."""
+        """The recorded `Applied` events (a node has applied updates), by round number and node."""
         applied: defaultdict[int, defaultdict[int, list[events.Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
             for what in self._events[writer]:
@@ -126,7 +126,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """The `Pushed` events by round number and input part, each with the number of the worker that pushed."""
+        """The records of workers that they pushed updates, by round number and input part, each with the worker."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
@@ -135,13 +135,13 @@ class ServedLedger:
         return pushed
 
     def require_nodes(self) -> None:
-        """Raise CannotTell if the history of a node that held blocks is missing."""
+        """Raise CannotTell if a node that held blocks has no history."""
         held = {node for tenure in self.replay.tenures for node in tenure.held}
         if absent := held - {writer.number for writer in self.writers if writer.kind == "node"}:
             raise CannotTell(f"there is no history of node-{min(absent)}")
 
     def number(self, what: events.Applied | events.Pushed | events.Dropped) -> int:
-        """Return the number of the event's round, counted from the start of the run."""
+        """Return the number of the round that an event belongs to, counted from the start of the run."""
         return what.iteration * self.plan.rounds + what.round
 
     @cached_property

@@ -18,7 +18,7 @@ Applications: TypeAlias = Sequence[tuple[int, Applied]]
 
 
 def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that no input part was ahead of another by more iterations than the staleness allows."""
+    """Check that no part of the input was ahead of another by more iterations than `staleness` allows."""
     plan, replay = ledger.plan, ledger.replay
     if not plan.staleness:
         return "pass", "workers wait for each other after every round"
@@ -48,7 +48,7 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes applied the push of each input part separately, and only to blocks that they held."""
+    """Check that each node applied every push on its own (not summed), and only to blocks that the node held."""
     rounds, count = ledger.plan.rounds, 0
     for number, by_node in sorted(ledger.applied.items()):
         for node, events in by_node.items():
@@ -71,7 +71,7 @@ def _misplaced(ledger: ServedLedger, node: int, what: Applied) -> str | None:
 
 
 def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every push was applied once to each of its blocks, or again after the block was restored."""
+    """Check that every push was applied once to each of its blocks, and again only after the block was restored."""
     replay, rounds, count = ledger.replay, ledger.plan.rounds, 0
     ledger.require_nodes()
     applied: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
