@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins at the snapshot of step `restored` (None: from the start), at this position in the data.
+    """Event: a rank begins with the snapshot of step `restored`, or None, at `cursor` of `epoch` in the data.
 
     `state` is a digest of the protected state in memory when the first step begins. `fingerprint` is its fingerprint,
     as the previous step recorded it. `weights` is a digest of the initial weights, if nothing was restored.

@@ -70,6 +70,6 @@ class Lineage:
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt whose result for `step` counts or would count; None if no attempt began early enough."""
+        """Return the attempt whose training of `step` counts, even if that is still to come; None if there is none."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

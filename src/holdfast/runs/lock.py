@@ -109,7 +109,7 @@ def _drop() -> None:
 
 
 class FolderWatch:
-    """Detects that the folder of a run was moved or removed while the run trains."""
+    """A check whether the folder of a run was moved or removed while the run trains."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._looked, self._is_gone = folder, 0.0, False

@@ -285,7 +285,7 @@ def _origin(error: BaseException) -> Origin:
 
 
 class RestartPolicy:
-    """Decides whether a run is restarted after a failure.
+    """The rules that decide whether a run is restarted after a failure.
 
     `limit` is the number of restarts allowed without progress: each newer snapshot starts the count again. An error may
     be transient (a GPU, a network, a disk) or a bug of the script; to find out, the run is tried once more. An error

@@ -122,7 +122,7 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
 
 
 class HangDetector:
-    """Detects hanging workers on one node; the step times that it learns are kept when the workers restart.
+    """A detector of hanging workers on one node; the step times that it learns are kept when workers restart.
 
     `timeout` is the user's deadline for a step in seconds, or None to learn it. `live` is True if a lost worker is
     replaced without a restart.
@@ -294,7 +294,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation; if a step ended, return (seconds, steps) since the last step before, otherwise None."""
+        """Add an observation; if a step ended, return the (seconds, steps) since the last one, otherwise None."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now

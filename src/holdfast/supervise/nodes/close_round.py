@@ -45,7 +45,10 @@ class Heartbeats:
     _updated: float | None = None
 
     def update(self, counts: Mapping[str, int], now: float) -> None:
-        """Record the heartbeat `counts` by supervisor, read at time `now`; times when we did not listen are ignored."""
+        """Record the heartbeat `counts` of all supervisors at time `now`.
+
+        After a long pause between two calls, the time of the pause does not count as silence.
+        """
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -98,14 +101,14 @@ def starting(
 
 
 class RoundCloser:
-    """Closes the rendezvous rounds (meetings of nodes) in the store that this node hosts at the address `own`."""
+    """The part of a node that closes rendezvous rounds (meetings of nodes) in its own store, at address `own`."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Close round `number` and name its nodes, unless it must wait for more; `last` are those that started last."""
+        """Close round `number` by announcing which nodes start, unless it must wait; `last` are those of last time."""
 
         def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -144,8 +147,8 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
         """Return the term (numbered group) in which `nodes` start: the last one if it has the same nodes, or a new one.
 
-        If all nodes are present, the new term follows the newest in the store. A part of the nodes must claim the term
-        after its own. Return None if another group of nodes has claimed that term.
+        If all nodes are present, the new term follows the newest in the store. If only some are present, they must
+        claim the term that follows their own. Return None if another group of nodes has claimed that term.
         """
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term

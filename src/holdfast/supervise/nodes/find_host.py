@@ -20,7 +20,7 @@ _SOON = 5.0
 
 
 class HostFinder:
-    """Finds the store in which the nodes meet, for the supervisor `who`, which hosts a store itself at `own`."""
+    """The search for the store in which the nodes meet, by the supervisor `who` with its own store at `own`."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints

@@ -52,7 +52,7 @@ _LOOK = 0.02
 
 
 class RunEndWatch:
-    """Detects that the other nodes completed the run while this one waited for them.
+    """A watch for the end of the run, which other nodes may complete while this one waits for them.
 
     Nodes that share the run's folder find its histories in `out`. Otherwise supervisors send their histories to the
     place of the checkpoints when they end.

@@ -88,7 +88,7 @@ class OtherNodes(Peers):
         return self._is_ending
 
     def continue_without(self, nodes: list[int], term: Term) -> None:
-        """Tell the remaining nodes and their workers that `term` is their new group, without the lost `nodes`."""
+        """Tell the remaining nodes and their workers to continue as the group `term`, without the lost `nodes`."""
         assert self._server is not None, "only the node that keeps the workers' store drops others"
         self._dropped = sorted({*self._dropped, *nodes})
         for node in self.present:  # so that their workers accept the term as theirs, and save

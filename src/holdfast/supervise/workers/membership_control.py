@@ -47,7 +47,7 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the present or last member number of the worker process `seat`; `seat` itself if it never had one."""
+        """Return the member number (rank while no worker is lost) of process `seat`; `seat` if it never had one."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
@@ -59,12 +59,12 @@ class Members:
         return seat in self._last and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the member numbers of the members that are no longer among `workers`."""
+        """Return the member numbers (ranks while no worker is lost) of members that are not among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the member numbers of those worker processes, given by their numbers `seats`, that are members."""
+        """Return the member numbers (ranks while no worker is lost) of the processes `seats`, if they are members."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
@@ -148,7 +148,7 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the ranks in a new membership; `names` has the log file name of each worker, by member number."""
+        """Record the ranks in a new membership; `names` maps member numbers to log file names, for this node."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
@@ -168,7 +168,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages about rank changes since the last call; `all_train` is the number of workers if all train."""
+        """Return messages about rank changes since the last call; `all_train` is 0, or the worker count if all train."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False
@@ -181,7 +181,10 @@ class Stranded(Exception):
 
 
 class MembershipController:
-    """Controls which workers train together in the attempt that begins with `round`; `wanted` is how many should."""
+    """The controller of the workers that train together, in the attempt that begins with `round`.
+
+    `wanted` is the number of workers that should train; None for all.
+    """
 
     def __init__(
         self,
@@ -241,7 +244,7 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers of the workers that run on `nodes`, which are other nodes."""
+        """Return the member numbers (ranks while no worker is lost) of the workers on the other nodes `nodes`."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
@@ -324,7 +327,7 @@ class MembershipController:
 
 
 class Scaler:
-    """Carries out the scale requests in a run on a single node: `wanted` workers train, and the others sleep."""
+    """The handler of scale requests in a run on a single node: `wanted` workers train, and the others sleep."""
 
     def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
         self._requests, self._workers = ScaleRequests(out), workers
