@@ -169,7 +169,7 @@ class Blocks:
 
 
 Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
-"""A function from two states to the distance of each block; every workload has its own."""
+"""A function that returns the distance of each block between two states; every workload defines one."""
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:

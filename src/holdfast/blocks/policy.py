@@ -139,7 +139,7 @@ SAVES = {
     "early": "after steps 1, 2, 4, ... and C an equal part, longest unsaved first: the bytes of one interval, and no more",
     "early-full": "after steps 1, 2, 4, ... before C everything: up to log2(C) states more, once",
 }
-"""The ways to begin saving; after step C all are the same."""
+"""The schedules of the first saves; after step C they do not differ."""
 
 
 class Choice(NamedTuple):

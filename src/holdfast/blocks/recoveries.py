@@ -13,7 +13,7 @@ from holdfast.blocks.division import Blocks, Ids, State
 from holdfast.errors import BadInput
 
 Recovery: TypeAlias = Callable[[int, Ids], Ids]
-"""A function from the number of blocks and the lost blocks to the blocks to restore."""
+"""A function that returns the blocks to restore, given the number of blocks and the lost blocks."""
 
 
 def full(count: int, lost: Ids) -> Ids:

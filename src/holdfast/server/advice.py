@@ -27,7 +27,7 @@ from holdfast.server.cost import contraction, served_cost
 RECOVERIES = ("partial", "full")
 # A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
 OUTAGE = Estimate(1.5, 0.05, 15.0, BENCHMARK)
-SLOW = 1 - 1e-6  # stands for an unknown rate, which then hardly matters
+SLOW = 1 - 1e-6  # used if the rate is unknown; so close to 1 it hardly affects the result
 FEW = 4  # iterations needed for an estimate
 
 

@@ -41,7 +41,7 @@ class Controller:
         self._status = Status()
         self._requests = 0
         self._clocks = dict.fromkeys(range(settings.workers), 0)
-        self._chosen = -1  # the last iteration that nodes had chosen a save for when the controller was lost
+        self._chosen = -1  # the last save for which nodes had chosen blocks when the previous controller was lost
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
@@ -120,7 +120,7 @@ class Controller:
         accounts: dict[int, Account] = answers.results
         joined = self._past.joined()
         for node in [number for number, account in accounts.items() if not len(account.ids)]:
-            if (member := Member("node", node)) not in joined:  # it joined the lost controller: let it join again now
+            if (member := Member("node", node)) not in joined:  # its joining was not recorded: it joins again
                 del accounts[node]
                 if (actor := members.dismiss(member)) is not None:
                     self._arrivals.put((member, actor))
@@ -155,7 +155,7 @@ class Controller:
             if len(versions) and versions.max() > open_round:
                 self._record_dropped(nodes, self._rounds.when(open_round))
                 self._rounds.commit(self._rounds.when(open_round))
-            elif open_round > self._past.iterations() * self._workload.rounds:  # the others applied the round before
+            elif open_round > self._past.iterations() * self._workload.rounds:  # others applied the round before
                 self._record_dropped(sorted(answers.missing), self._rounds.when(open_round - 1))
         self._save_again(accounts)
         self._rounds.recover(lost)
@@ -255,7 +255,7 @@ class Controller:
     ) -> None:
         began, step = time.perf_counter(), iteration + 1
         self._coordinator.poll()
-        if selected is not None:  # nodes write what they have set aside, while training continues
+        if selected is not None:  # nodes write the blocks that they buffered, while training continues
             self._coordinator.write(step, selected.bytes)
             self._strike_at("checkpoint")
             lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
@@ -310,7 +310,7 @@ class Controller:
         return came > 0
 
     def _strike_at(self, point: str) -> None:
-        """Inject the failures planned for this `point` of the current iteration, by killing nodes or workers."""
+        """Inject the failures planned for this `point` of the current iteration, by killing the targeted processes."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
             if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:

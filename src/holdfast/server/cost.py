@@ -122,7 +122,7 @@ def _add(outage: Outage, what: What) -> None:
         outage.restored += len(what.blocks)
         outage.ages += [max(0, what.iteration - saved_at) for saved_at in what.saved_at]
         known = [size for size in (outage.size, what.size) if size is not None]
-        outage.size = max(known, default=None)  # every node records the size of all of them
+        outage.size = max(known, default=None)  # every node records the size for all nodes together
     elif isinstance(what, Dropped):
         outage.dropped = True
 

@@ -25,7 +25,7 @@ START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
 STARTS = 20  # restarts of all members together before training begins
 SILENT_FOR = 30.0  # seconds without an answer of the controller, after which it is replaced
-LIVES = 20  # of the controller
+LIVES = 20  # controllers that a run may use up
 
 
 def serve(

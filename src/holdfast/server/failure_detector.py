@@ -16,7 +16,7 @@ Member = TypeVar("Member", bound=Hashable)
 
 INTERVAL = 0.25  # seconds between an answer and the next question
 DEADLINE = 1.25  # seconds for an answer
-AT_FIRST = 30.0  # as long as a member has yet to do each of its tasks once, which may mean to compile it
+AT_FIRST = 30.0  # seconds for an answer until `settle`: a task may compile code when it first runs
 
 
 class Detector(Generic[Member]):
@@ -24,7 +24,7 @@ class Detector(Generic[Member]):
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first
-        self._asked: dict[Member, float | None] = {}  # when it was asked what it has not answered yet
+        self._asked: dict[Member, float | None] = {}  # the time of the heartbeat that a member has not answered yet
         self._heard: dict[Member, float] = {}
         self._settled: set[Member] = set()
         self._looked: float | None = None

@@ -17,7 +17,7 @@ from holdfast.server.failure_detector import Detector, raylet_lives
 from holdfast.server.shard import BlocksMoved
 
 Who = TypeVar("Who", bound=Hashable)
-TICK = 0.05  # seconds between two looks for lost members during a wait
+TICK = 0.05  # seconds between two checks for lost members during a wait
 
 
 class Member(NamedTuple):

@@ -47,7 +47,7 @@ class ServerRecovery:
         self._settings, self._members, self._coordinator = settings, members, coordinator
         self._record, self._reinforce, self._strike = record, reinforce, strike
         self.map: PartitionMap
-        self.distances: dict[int, float] = {}  # by node, the last known distance of its blocks from their saves
+        self.distances: dict[int, float] = {}  # by node: how far its blocks had moved since their saves
         self.failures = 0
 
     @property

@@ -166,11 +166,11 @@ class Selection(NamedTuple):
 
 Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
 Cut: TypeAlias = tuple[Place, int]
-"""The place of the last block taken, and the number of values up to there."""
+"""The position of the last block to save in the ranking, and the total size of the blocks up to it."""
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Pass the questions of `conversation` to `ask`, and the answers back to it, until it returns the selection."""
+    """Pass each question of `conversation` to `ask` and send the answers back, until it returns a selection."""
     try:
         question = next(conversation)
         while True:

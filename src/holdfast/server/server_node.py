@@ -35,7 +35,7 @@ from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
 THREADS = {"health": 1, "disk": 1, "choose": 1}
-"""Ray's concurrency groups of a node, and how many threads run the methods of each. All other methods share one thread."""
+"""The number of threads in each of a node's Ray concurrency groups; methods outside these groups share one thread."""
 Method = TypeVar("Method")
 
 

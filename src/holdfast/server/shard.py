@@ -35,8 +35,8 @@ class Holding(NamedTuple):
 class AppliedCommit(NamedTuple):
     """The effect of committing a round: the blocks that were updated, had it before, or lack an earlier round."""
 
-    ids: Ids  # had this round now, with or without a push
-    ignored: Ids  # had this round before
+    ids: Ids  # have this round applied now, with or without a push
+    ignored: Ids  # had this round applied before
     behind: Ids  # miss an earlier round, and are unchanged
 
 
@@ -55,7 +55,7 @@ class Shard:
         self._layouts = Layouts(self._blocks)
         self._layout = self._layouts.of(np.zeros(0, np.int64))
         self._values: Arrays = {}
-        self._summary: Arrays | None = None  # of these values, once a worker has asked
+        self._summary: Arrays | None = None  # of the current values, once a worker has requested it
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
         self.changed = -1  # the version of the map with which the holdings last changed
@@ -93,7 +93,7 @@ class Shard:
         return self._summary
 
     def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer a worker's update until its round is committed; return its blocks that still need this round."""
+        """Buffer a worker's update until its round is committed; return the blocks in it that still need the round."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):

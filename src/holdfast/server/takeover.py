@@ -9,7 +9,7 @@ from holdfast.history.log import recall
 from holdfast.server.members import Member
 from holdfast.server.settings import Settings
 
-Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # the iteration, who, and the point of the iteration
+Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # iteration, kind and numbers of the targets, point
 
 
 class ControllerPast:

@@ -41,7 +41,7 @@ class WorkerRound(NamedTuple):
 
 
 THREADS = {"health": 1}
-"""Ray's concurrency groups of a worker, and how many threads run the methods of each."""
+"""The number of threads in each of a worker's Ray concurrency groups."""
 
 
 class _BrokenOff(Exception):
@@ -70,7 +70,7 @@ class Worker:
         self._nodes: Mapping[int, ActorHandle[Any]] = {}
         self._newest = -1
         self._gone: dict[int, str] = {}  # nodes of the map that are lost, and why
-        self._has_summaries = True  # whether nodes have something to say of all blocks that they hold
+        self._has_summaries = True  # False once nodes have returned no summaries
         self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
 
     def ready(self) -> int:

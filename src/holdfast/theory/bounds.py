@@ -18,7 +18,7 @@ from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
 Schedule: TypeAlias = Callable[[int], float]
-"""The α[k] of (15), by iteration."""
+"""A function that returns the step size α[k] of equation (15) for iteration k."""
 
 
 def iteration_cost_bound(
@@ -61,16 +61,17 @@ def endless_cost_bound(
 
     The result is infinite if the perturbations keep the run from coming within `epsilon` of the optimum.
 
-    Let e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below
-    ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs
-    log(D/ε) / log(1/c) iterations, so the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) has
-    lost ε. If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
+    Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D +
+    e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε -
+    e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most log((1 - e/D) / (1
+    - e/ε)) / log(1/c). The printed (14) has lost ε. If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the
+    start and never leave: the cost is 0.
 
     The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
     """
     rate, error = _contraction(c), irreducible_error(c, size)
     far, near = _positive("distance to the optimum", distance), _positive("epsilon", epsilon)
-    with np.errstate(divide="ignore", invalid="ignore"):  # where e ≥ D or e ≥ ε the formula is not the answer
+    with np.errstate(divide="ignore", invalid="ignore"):  # where e ≥ D or e ≥ ε the formula does not apply
         cost = (np.log1p(-error / far) - np.log1p(-error / near)) / -np.log(rate)
     return np.where(near <= error, np.inf, np.where(far <= near, 0.0, cost))
 

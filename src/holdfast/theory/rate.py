@@ -53,7 +53,7 @@ def worst_rate(distances: npt.ArrayLike) -> Rate:
     return _rate(slope, float(np.min(logs - slope * np.arange(len(logs)))))
 
 
-# The sums of 1, t, t², log s and t log s, where t ≤ 0 counts steps from now, as they become when now is one step later.
+# Updates the sums of 1, t, t², log s and t log s, where t ≤ 0 counts steps back from now, when one step has passed.
 _ONE_STEP_ON = np.array([[1, 0, 0, 0, 0], [-1, 1, 0, 0, 0], [1, -2, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, -1, 1]])
 
 

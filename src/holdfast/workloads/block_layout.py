@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.workloads.workload import Arrays
 
 Places: TypeAlias = list[tuple[Family, Ids | slice]]
-"""For some blocks of a layout the rows that they cover, family by family."""
+"""The array rows that some blocks of a layout cover, for each family (array)."""
 
 KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker pushes in each kind of round
 

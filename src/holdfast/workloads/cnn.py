@@ -31,7 +31,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 
-@njit(cache=True, error_model="numpy")  # numpy's division: no test for zero, so that the loop runs in vectors
+@njit(cache=True, error_model="numpy")  # numpy's division does not test for zero, so the loop can be vectorised
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
     """Do one step of Adam in place; the new parameters are also added to `total`. Row i is `bounds[i]:bounds[i+1]`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)

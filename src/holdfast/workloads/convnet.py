@@ -158,7 +158,7 @@ class Network:
             torch.mm(slope, value.T, out=gradient[f"{layer}.weight"])
             torch.sum(slope, 1, out=gradient[f"{layer}.bias"])
             slope = self.parameters.parts[f"{layer}.weight"].T @ slope
-            if layer != "full1":  # the convolution below full1 knows itself where its ReLU is zero
+            if layer != "full1":  # below full1, the backward pass of the convolution handles its ReLU
                 _silence(slope.numpy(), value.numpy())
         of_two, of_one = slope.numpy().reshape(self._two.output.shape), self._between.reshape(self._one.output.shape)
         self._two.backward(of_two, gradient["conv2.weight"], gradient["conv2.bias"])

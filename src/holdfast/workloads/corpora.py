@@ -164,7 +164,7 @@ def _numbered(name: str, words: NDArray[np.int64], lengths: NDArray[np.int64]) -
     """Build a corpus in which words are numbered by descending frequency, and drop empty documents."""
     _, first, index, count = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(count), dtype=np.int32)
-    rank[np.lexsort((first, -count))] = np.arange(len(count), dtype=np.int32)  # equals: by their first appearance
+    rank[np.lexsort((first, -count))] = np.arange(len(count), dtype=np.int32)  # ties: by their first appearance
     return Corpus(name, rank[index], np.append(0, np.cumsum(lengths[lengths > 0])), len(count))
 
 
@@ -218,7 +218,7 @@ def _texts(path: Path, wanted: Callable[[PurePosixPath], bool]) -> Iterator[tupl
         for name, content in _files(path, wanted):
             yield name, content.decode("latin-1")
     except _DAMAGE as error:
-        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every form of archive that it is not
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists all formats that it tried
         raise Corrupt(f"{path} cannot be unpacked ({reason}): it was cut off or changed. Fetch it again.") from error
     except OSError as error:
         raise StorageFailed(f"cannot read {path}: {error.strerror or error}.") from error

@@ -48,7 +48,7 @@ class Divided(Workload, Protocol):
         """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the blocks that a worker needs in `round`, ascending; the extra last round measures the loss."""
+        """Return the blocks, ascending, that a worker needs in `round`; `round == rounds` means measuring the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
@@ -86,7 +86,7 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
     """Return the slice of items for one worker, so that all workers get about the same total weight."""
     ends = np.cumsum(weights)
     targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
-    cuts = np.searchsorted(ends - weights / 2, targets)  # a place goes where its middle is
+    cuts = np.searchsorted(ends - weights / 2, targets)  # an item belongs to the worker in whose range its middle lies
     first, last = np.concatenate(([0], cuts, [len(weights)]))[[worker, worker + 1]]
     return slice(int(first), int(last))
 

@@ -157,7 +157,7 @@ def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
 
 
 Named = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.int32]]
-WORTH = 1 << 20  # bytes of a file: a smaller one is read at once
+WORTH = 1 << 20  # bytes; a smaller file is not worth caching
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:

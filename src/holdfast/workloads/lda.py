@@ -71,7 +71,7 @@ class LatentDirichletAllocation(DividedDefaults):
         """Do one Gibbs sweep for every trial; random numbers depend only on token, stream and iteration."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
-        if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
+        if topics.shape[1] in (1, LANES):  # the widths for which the sampler is compiled
             self._sweep(topics, keys.copy())
             return {"topics": topics}
         for lane in range(topics.shape[1]):
@@ -99,7 +99,7 @@ class LatentDirichletAllocation(DividedDefaults):
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
         bounds = self.data.bounds
         tokens = np.concatenate([np.zeros(0, np.int64), *(np.arange(bounds[d], bounds[d + 1]) for d in ids)])
-        rng = np.random.default_rng((stream, iteration, 2))  # by token, whichever document is where
+        rng = np.random.default_rng((stream, iteration, 2))  # one draw for each token, wherever its document is held
         rows = up_to[self.data.words[tokens]]
         drawn = rng.random(len(self.data.words))[tokens] * rows[:, -1]
         return {"topics": (rows < drawn[:, None]).sum(axis=1).astype(np.uint8)}
@@ -198,11 +198,11 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
 
 
-# A corpus, the criterion and the number of topics of each name. The criterion: the paper's where it has one. The paper's runs get there in roughly 60 iterations; with
-# our tokenisation a hundred take 18 to 43 (newsgroups20, 26 on average) and 17 to 37 (reuters, 22), because chance decides
-# early which topics form, while the loss still falls by 0.1 to 0.3 % an iteration. Runs that part half way end 0.4 to 1.3
-# iterations apart (standard deviations), so what comes after the first full checkpoint is measured well, what comes before
-# it poorly. Where the paper's number meets ours depends on the corpus: see `corpora`.
+# The corpus, criterion and number of topics of each name. The criterion is the paper's where it has one. The paper's runs
+# reach it in roughly 60 iterations. With our tokenisation, a hundred runs take 18 to 43 (newsgroups20, 26 on average) and
+# 17 to 37 (reuters, 22), because chance decides early which topics form. Runs that differ only in their second half end 0.4
+# to 1.3 iterations apart (standard deviations), so the cost of failures after the first full checkpoint is measured well,
+# and that of earlier ones poorly. `corpora` explains how the corpus affects these numbers.
 #
 # With 200 topics and priors of 1 newsgroups20 ends at 1.174e7 after some 40 iterations; the criterion is passed in about 28.
 SETTINGS: dict[str, tuple[str, float, int]] = {

@@ -96,7 +96,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
     """Return, for each group of tokens, the sum over topics of the difference of its counts in `one` and `other`."""
-    differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
+    differs = np.zeros(256, np.int64)  # one for each value of a byte
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):
         first, last = np.uint64(groups[g]), np.uint64(groups[g + 1])
