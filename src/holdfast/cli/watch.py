@@ -80,7 +80,7 @@ def _follow_on_terminal(watcher: "RunWatcher", console: Console) -> None:
 
 
 def _follow_in_lines(watcher: "RunWatcher", console: Console) -> None:
-    """Print the state as a line every ten seconds, and the whole screen at the end; for stdout without a terminal."""
+    """Print a status line every ten seconds, and the full status at the end; used if stdout is not a terminal."""
     from holdfast.watch.screen import line, screen
 
     run, now = watcher.look()

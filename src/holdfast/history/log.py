@@ -101,7 +101,7 @@ class HistoryWriter:
             raise self._failed("sync", error) from error
 
     def close(self) -> None:
-        """Flush, sync and close; the file is closed even if that fails."""
+        """Flush, sync and close the file; it is closed even if the flush fails."""
         if self._file.closed:
             return
         with self._file:

@@ -66,7 +66,7 @@ IDENTITY = ("script", "args", "seed", "recovery", "source")
 class RunConfig:
     """The settings of a run, as `holdfast run` and `holdfast.supervise.supervise` take them.
 
-    A setting that cannot work raises BadInput.
+    The constructor raises BadInput if a setting cannot work.
     """
 
     script: str

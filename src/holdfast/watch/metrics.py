@@ -10,7 +10,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metric(NamedTuple):
-    """A metric with a single value, or with one value for each label."""
+    """A Prometheus metric with a single value, or with one value for each label."""
 
     name: str
     kind: str
