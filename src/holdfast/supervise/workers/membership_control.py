@@ -168,7 +168,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages about rank changes since the last call; `all_train` is the worker count if all train, or 0."""
+        """Return messages about rank changes since the last call; `all_train` is the count if all train, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False
