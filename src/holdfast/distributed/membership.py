@@ -32,8 +32,8 @@ POLL_SECONDS = 0.001
 class Membership(NamedTuple):
     """The workers that train together until the next membership is published.
 
-    `joining` names the worker processes that replace lost members. Workers in `asleep` are suspended: they were members
-    and left at a step boundary, so none of their work is lost.
+    `joining` maps the number of each lost member to the worker process that replaces it. Workers in `asleep` are
+    suspended: they were members and left between two steps, so none of their work is lost.
     """
 
     number: int = 0
@@ -142,7 +142,7 @@ class Coordination:
         self.is_joining, self.members = True, ()
 
     def next(self) -> Membership:
-        """Wait for the next membership and return it. Raise Asleep if it suspends this worker; exit if it expels it."""
+        """Wait for and return the next membership. Raise Asleep if this worker is suspended; exit if it is removed."""
         while self.newest.number == self.number:
             time.sleep(POLL_SECONDS)
         with self.gate.lock:

@@ -35,15 +35,15 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def ours(token: str, node: int) -> str:
-    """Return the store key that exists if `node` belongs to the group of nodes (term) identified by `token`."""
+    """Return the store key that exists if `node` is in the group of nodes (the term) that `token` identifies."""
     return f"term/{token}/{node}"
 
 
 class BoundaryGate:
-    """The gate at the next step boundary, between two steps: training passes unless another thread asks it to stop.
+    """The gate between two steps, which training passes unless another thread has asked it to wait there.
 
-    Other threads do so when a worker is lost or wants to join, or when the run should stop. They tell the peers which
-    boundary this rank reaches next. Hold `lock` to read or change `next` and `waiting`.
+    Threads ask for this when a worker is lost or wants to join, or when the run should stop. `next` is the first
+    step whose gate training has not passed. Hold `lock` to read or change `next` and `waiting`.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class BoundaryGate:
         self.waiting: set[object] = set()
 
     def passes(self, step: int) -> bool:
-        """Pass the boundary before `step` and return True; return False if a thread has asked to stop there."""
+        """Pass the gate before `step` and return True; return False if a thread has asked training to wait there."""
         with self.lock:
             if self.waiting:
                 return False
@@ -60,13 +60,13 @@ class BoundaryGate:
             return True
 
     def wait(self, owner: object) -> int:
-        """Make training stop at its next boundary, on behalf of `owner`; return the step that follows this boundary."""
+        """Make training wait at the next gate, on behalf of `owner`; return the step that follows this gate."""
         with self.lock:
             self.waiting.add(owner)
             return self.next
 
     def leave(self, owner: object) -> None:
-        """Withdraw the request of `owner` to stop at the next boundary."""
+        """Withdraw the request of `owner` that training wait at the next gate."""
         with self.lock:
             self.waiting.discard(owner)
 
@@ -109,7 +109,7 @@ class Ranks:
         self.store.set(topic, value)
 
     def wait_for(self, topic: str) -> str:
-        """Wait for the message under `topic` and return it. While rank 0 reports that it is busy, no limit applies."""
+        """Wait for the message under `topic` and return it. There is no time limit while rank 0 says it is busy."""
         pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
         while not self.is_posted(topic):
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:

@@ -47,12 +47,12 @@ ENDING = ("exit", "kill", "hang")  # kinds that end a process
 
 
 def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", targets: tuple[int, ...] = ()) -> Schedule:
-    """Return one failure of the given kind at each of `steps`, sorted by step."""
+    """Return a failure with the given kind, point and targets for each of `steps`, sorted by step."""
     return tuple(Failure(step=step, kind=kind, point=point, targets=targets) for step in sorted(steps))
 
 
 def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]) -> Ids:
-    """Return `count` random steps in 1..end-1, geometrically distributed with `mean`; later steps are redrawn."""
+    """Return `count` random steps from a geometric distribution with `mean`; a step >= `end` is drawn again."""
     if mean < 1 or end < 2:
         raise BadInput(f"No failure fits: the mean is {mean} (at least 1) and the end is step {end} (at least 2).")
     rng = np.random.default_rng(seed)

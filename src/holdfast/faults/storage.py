@@ -110,7 +110,7 @@ class Faulty:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault that is due at `point`: raise an error, or sleep. Return its kind; None if none is due."""
+        """Inject the fault due at `point`: raise, sleep, or leave it to the caller. Return its kind, or None."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -87,7 +87,7 @@ class LiveRecovery:
             self._set_weight(self.window.basis)
 
     def watch(self, peers: Ranks) -> Ranks:
-        """Return a copy of `peers` whose waits for messages end when a member is lost."""
+        """Return a copy of `peers` whose waits for messages raise Changed when a member is lost."""
         coordination = self.coordination
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
@@ -164,7 +164,7 @@ class LiveRecovery:
         """Recover at the boundary before `step` until this rank has entered the newest membership.
 
         At the `last` boundary, after the final step, no worker joins. Return True if the samples are divided among
-        other members than before, and the last step in which members recovered (None if they did not).
+        other members than before, and the last step in which members recovered (None without a recovery).
         """
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
@@ -243,7 +243,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> Settlement:
-        """Do one round of recovery and return its plan; raise Broken if another member is lost meanwhile."""
+        """Recover once and return the Settlement (the plan of the recovery); raise Broken if another member is lost."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
@@ -264,7 +264,7 @@ class LiveRecovery:
         return plan
 
     def _stand(self, group: RecoverableGroup | None) -> Stand:
-        """Return this rank's position in the training, as the report for the other members."""
+        """Return this rank's `Stand`: the report of its position in the training that the other members get."""
         if self.is_joining:
             return Stand(step=NOWHERE)
         window = self.window
@@ -285,7 +285,7 @@ class LiveRecovery:
         )
 
     def _apply(self, plan: Settlement, stands: dict[int, Stand], group: RecoverableGroup | None, began: float) -> None:
-        """Carry out this rank's part of `plan`; `began` is when the recovery began."""
+        """Carry out this rank's part of `plan`. `stands` are the members' reports; `began` is a perf_counter time."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.
@@ -381,7 +381,7 @@ class LiveRecovery:
                 state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
 
     def _set_weight(self, basis: tuple[int, ...]) -> None:
-        """Set the weight of this rank's gradients for steps whose samples are divided among `basis`."""
+        """Set the weight of this rank's gradients for steps whose samples are divided among the members `basis`."""
         weight = self._training.losses.weight(self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:

@@ -19,11 +19,14 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """The position of one member in the training when a recovery begins; every member sends its own to all others."""
+    """The report of one member about its position in the training, sent to all members when a recovery begins.
+
+    `basis` are the members among whom the step's samples are divided. `buckets` says which gradient sums are complete.
+    """
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False
-    basis: tuple[int, ...] = ()  # the members among whom the step's samples are divided
+    basis: tuple[int, ...] = ()
     members: tuple[int, ...] = ()  # the last membership that this member has recorded
     boundaries: int = 0  # with `posted`, the numbers by which the supervisor compares members (see progress.py)
     posted: int = 0
@@ -31,7 +34,7 @@ class Stand:
     model: int = 0  # the number of the model whose backward was interrupted
     passes: int = 0  # the backward passes of this step whose sums are complete
     whole: int = 1  # the backward passes of the step before
-    buckets: tuple[bool, ...] | None = None  # in a backward: True for each bucket whose sum is done
+    buckets: tuple[bool, ...] | None = None  # None outside of a backward
     exchanges: bool = False  # the script calls torch.distributed itself
 
     def to_json(self) -> dict[str, Any]:
@@ -49,15 +52,18 @@ class Stand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The plan of a recovery, the same on all members. All of them continue in `step`."""
+    """The plan of a recovery, the same on all members. They continue in `step`, divided among members `basis`.
+
+    `giver` sends its whole state to the workers `joining`, and its parameters to the members `behind`, one step back.
+    """
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
     basis: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     asleep: tuple[int, ...] = ()
-    joining: tuple[int, ...] = ()  # workers that take over the whole state of `giver`
-    behind: tuple[int, ...] = ()  # members that take over the parameters of `giver`
+    joining: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
     giver: int = -1
     synced: tuple[int, ...] = ()  # members that get rank 0's buffers from `syncer`
     syncer: int = -1
@@ -73,10 +79,10 @@ class Settlement:
 
 
 def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
-    """Return the recovery plan, or a string that says why the run must restart instead.
+    """Return the plan of the recovery, or a string that says why the run must restart instead.
 
-    `stands` has the positions of all members. Workers in `asleep` were suspended at the boundary that all members have
-    reached.
+    `stands` are the reports of all members by member number. `asleep` are workers that were suspended at the boundary
+    which all members have reached.
     """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
@@ -152,7 +158,7 @@ class WindowState(NamedTuple):
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: Settlement) -> "WindowState":
-        """Return the state after the recovery `plan`. Only windows that begin later are divided among new members."""
+        """Return the state after the recovery `plan`. A window that has begun stays divided among its old members."""
         return self._replace(
             divides_at=plan.step + plan.begun,
             settled=max(self.settled or 0, plan.step),
@@ -160,7 +166,7 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state at the next boundary, and True if samples are divided among `members` from there on."""
+        """Return the state for the next window, and True if that is the first one divided among `members`."""
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:

@@ -78,7 +78,7 @@ class SamplePlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps in an epoch, each with a whole batch."""
+        """The number of steps in an epoch. Samples that do not fill a last batch are left out."""
         return self.samples // self.batch
 
     @property
@@ -119,7 +119,7 @@ class SamplePlan:
         return at.epoch * self.steps_per_epoch + at.cursor
 
     def window(self, at: Position) -> Ids:
-        """Return the ids of all samples that the step at position `at` trains, in order."""
+        """Return the ids of all samples that the step at position `at` trains, in the shuffled order."""
         return self._ids(at, range(self.batch))
 
     def share(self, at: Position, rank: int, world: int) -> Ids:

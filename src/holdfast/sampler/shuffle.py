@@ -21,7 +21,7 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Return the image of each index under the permutation of 0..size-1 selected by `key`, which may be an array."""
+    """Return the image of each index under the permutation of 0..size-1 selected by `key` (one, or one per index)."""
     if not 1 <= size <= LARGEST:
         raise BadInput(f"A permutation must have 1 to {LARGEST} elements (got {size}).")
     places = np.asarray(indexes, dtype=np.int64)
@@ -44,7 +44,7 @@ def mixed(words: npt.ArrayLike) -> _Words:
 
 
 def _through(x: _Words, size: int, keys: _Words) -> _Words:
-    """Pass each element through all rounds of the network once; the result may lie outside of 0..size-1."""
+    """Apply all rounds of the Feistel network once to each element; results may lie outside of 0..size-1."""
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)
@@ -68,7 +68,7 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
 
 
 def _distance(numbers: _Words, keys: _Words) -> _Words:
-    """Mix row or column numbers with a round's keys into 64-bit numbers, whose high bits are mixed best."""
+    """Return pseudorandom 64-bit distances for row or column `numbers` under `keys`; the high bits are the best."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)

@@ -65,12 +65,12 @@ def attach(
     timeout: float = 1800.0,
     extend: bool = False,
 ) -> Run:
-    """Return the run that this process belongs to. Under `holdfast run`, its options override the parameters below.
+    """Return the run that this process belongs to. Options of the command `holdfast run` override the parameters.
 
     By default the run saves every 50 steps with the writer `overlapped`, at most 2 saves are under way, and 2 are kept.
     All random generators are seeded, so every rank and attempt draws the same initial weights. The seed is that of
-    `holdfast run --seed`, otherwise `seed`, otherwise the one that the script passed to `torch.manual_seed` before,
-    otherwise 0.
+    `holdfast run --seed`, otherwise the one recorded in the run's folder, otherwise `seed`, otherwise the one that the
+    script passed to `torch.manual_seed` before, otherwise 0.
 
     Under `holdfast run` the supervisor finds hanging workers; without it, collectives fail after `timeout` seconds.
     `extend` allows a finished or saved run to be trained for longer than it was planned.
@@ -96,7 +96,7 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """Return the seed of the run, which rank 0 determines and sends to the other ranks."""
+    """Return the seed of the run on every rank. Rank 0 chooses it with `seed_of_run`; `out` is the run's folder."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None
@@ -112,8 +112,8 @@ def seed_of_run(
 ) -> tuple[int, str | None]:
     """Return the seed of the run, and a warning about given seeds that have no effect (None if all agree).
 
-    The first that is not None counts: the command's, the one that the run's folder has recorded, that of attach(), and
-    the script's. If all are None the seed is 0.
+    The seed is the first of these that is not None: `command` (--seed), `recorded` (in the run's folder),
+    `attached` (the argument of attach()), `script` (given to torch.manual_seed). If all are None it is 0.
     """
     if command is None and recorded is not None and attached not in (None, recorded):
         raise BadInput(
@@ -141,7 +141,7 @@ def seed_of_run(
 
 
 def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> str | None:
-    """Return a warning about arguments of attach() that the command's options override; None if there are none."""
+    """Return a warning about arguments `given` to attach() that options of the command override, or None."""
     lost = {name: value for name, value in given.items() if value is not None and value != command[name]}
     if not lost:
         return None

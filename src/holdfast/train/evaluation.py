@@ -31,7 +31,7 @@ from holdfast.train.data.loader import MapDataset, divided, size
 
 
 class DatasetShard(TorchDataset[Any]):
-    """A dataset that is this rank's contiguous part of another one. `place` returns the rank and world size."""
+    """A contiguous part of another dataset, for this rank. The function `place` returns the rank and world size."""
 
     def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)

@@ -35,7 +35,7 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """The failures planned for this rank, and those of other ranks that wait until this rank reaches the same point."""
+    """The injection of planned failures into this rank. In backward and optimizer it first waits for all ranks."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Injection:
         self._models: Sequence[nn.Module] = ()
 
     def set_rank(self, rank: int) -> None:
-        """Become `rank`: inject its failures from now on, except those injected in that rank's previous process."""
+        """Inject the failures planned for `rank` from now on, except those that were injected into it before."""
         self._rank = rank
         if self._schedule and self._folder:
             self._select(struck(self._folder))
@@ -70,12 +70,12 @@ class Injection:
         ]
 
     def _open_targets(self, failure: Failure) -> list[int]:
-        """Return the target ranks of `failure` in which it has not been injected yet."""
+        """Return the target ranks of `failure` into which it has not been injected yet."""
         targets = failure.targets or (0,)
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
     def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
-        """Register the models in which failures are injected; raise BadInput if a failure needs a missing one."""
+        """Register the models in which failures are injected; raise BadInput if a failure needs one but none exists."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
         inside = [failure.point for failure in due if points.name(failure) == "backward"]
         if inside and not replicas:
@@ -93,7 +93,7 @@ class Injection:
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
-        """Inject the failures planned just before `step`, and prepare those inside it. May end the process."""
+        """Inject the failures planned just before `step`, and set up those planned within it. May end the process."""
         for failure in [failure for failure in self._joint if failure.step == step]:
             self._joint.remove(failure)
             if points.name(failure) == "backward":
@@ -108,7 +108,7 @@ class Injection:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
-        """Inject failures in backward that are due when the sums `works`, out of `buckets` in all, have started."""
+        """Inject the failures due in backward once `works`, the sums of some of `buckets` buckets, have started."""
         for failure in [cut for cut in self._in_backward if points.summed_buckets(cut, buckets) == len(works)]:
             self._in_backward.remove(failure)
             self._strike_jointly(failure, works)
@@ -146,7 +146,7 @@ class Injection:
         hook = register_optimizer_step_pre_hook(on_step)
 
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
-        """Report that this rank has reached the failure's point. If it is a target, wait for all ranks, then fail."""
+        """Report that this rank has reached `failure`. If it targets this rank, wait for all ranks, then inject it."""
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)
@@ -175,7 +175,7 @@ class Injection:
 
     @staticmethod
     def _meet(peers: Ranks, failure: Failure, word: str, ranks: Iterable[int]) -> None:
-        """Report that this rank has reached the failure, and wait until all `ranks` have reported the same."""
+        """Post the message `word` about `failure`, and wait until all `ranks` have posted the same message."""
         topic = f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}"
         peers.post(f"{topic}/{peers.rank}", "")
         for rank in ranks:
@@ -197,7 +197,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Raise BadInput for failures after the end of a run of `steps` steps. A last save follows the last step."""
+    """Raise BadInput for failures after the end of a run of `steps` steps; the save at its end may still fail."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(
@@ -206,7 +206,7 @@ def check(schedule: Schedule, steps: int) -> None:
 
 
 def _record(folder: Path, name: str, strike: Strike) -> None:
-    """Append an injected failure to a small history file of its own, which the next start of the run reads."""
+    """Append `strike`, an injected failure, to a history file for `name`, so that later attempts do not repeat it."""
     with HistoryWriter(folder, f"{INJECTED}{name}") as history:
         history.append(strike)
 

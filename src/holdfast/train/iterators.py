@@ -77,7 +77,7 @@ def moved(value: Any, *args: Any, **options: Any) -> Any:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Opening:
-    """A marker before the batches of an epoch. `step` is the first to train: after a restart, one inside the epoch."""
+    """A marker that precedes the batches of `epoch`. `step` is the first step of the epoch that is not trained yet."""
 
     epoch: int
     step: int

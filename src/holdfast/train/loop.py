@@ -46,10 +46,10 @@ _hook: Any = None
 
 
 def watch() -> None:
-    """Warn on rank 0 if the first optimizer step comes before any loop of a run.
+    """Warn on rank 0 if the script makes an optimizer step before it iterates over `run.batches` or its variants.
 
-    Then holdfast only restarts the script, which may be all that is wanted, for example with a trainer that keeps its
-    own checkpoints. But a user should not find out after a month that nothing was saved.
+    For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
+    own checkpoints, but other users must learn of it at once.
     """
     global _hook
     if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
@@ -57,7 +57,7 @@ def watch() -> None:
 
 
 def begun() -> None:
-    """Note that a loop of the run has begun, so that optimizer steps belong to it and cause no warning."""
+    """Cancel the warning of `watch`, because the script has begun a training loop of the run."""
     progress.here.set_checked()
     _remove_hook()
 
@@ -78,8 +78,8 @@ def _remove_hook() -> None:
 class FirstBatchCheck:
     """A check that the script does something with the first batch before it asks for the second.
 
-    The boundary of a step is where the next batch is requested. A script that fetches a batch ahead trains the first
-    one after its boundary, so the step would be saved untrained and lost in a restart.
+    A step ends when the script requests the next batch, and may be saved then. If the script fetched batches ahead, it
+    would train a batch only after this save, and a restart would lose the batch.
     """
 
     def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
@@ -117,7 +117,7 @@ class StateKeeper:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Return a context at whose end changes of the protected state are undone."""
+        """Return a context manager that restores the protected state on exit if it has changed."""
         before = self._mark()
         yield
         if self._mark() != before:
@@ -129,7 +129,7 @@ class StateKeeper:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Boundary:
-    """The actions between two steps: membership changes, saves, a stop, injected failures."""
+    """The actions between two steps: changes of the members (workers), saves, a stop, injected failures."""
 
     plan: SamplePlan
     end: int  # the step at which the loop ends: that of the plan, except in a rehearsal
@@ -164,7 +164,7 @@ class Boundary:
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
-        """Do all that is due before `step`, at position `at`; return the seconds that training waited for a save."""
+        """Do everything that is due before `step` at position `at`; return the seconds that a save delayed training."""
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
         if step < self._free_until and not self.stopping.wanted and self.gate.passes(step):
             stall = 0.0
@@ -189,7 +189,7 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """Close all records after the script left the loop early. Its last step may be half trained and is left out."""
+        """Close log, saves and history after the script left the loop early. The step under way is not recorded."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
@@ -215,7 +215,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """Continue with the present members if some were lost or want to join; at the `last` boundary none joins."""
+        """If members were lost or join, divide the samples among those present. After the `last` step none joins."""
         live = self.live
         if live is None:
             return
@@ -254,7 +254,7 @@ class Boundary:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
-        """Save the state with which `step` begins, and return the seconds it took. A requested stop is saved too."""
+        """Save the state before `step` and return the seconds it took. The snapshot says if run.stop() was called."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own
@@ -297,7 +297,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield the batches of every step, with a boundary before each; if `by_epoch`, an Opening before each epoch."""
+        """Yield the batches of all steps, and an Opening before each epoch if `by_epoch`. Save and recover meanwhile."""
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)
@@ -331,7 +331,7 @@ class Loop:
                 self.boundary.close()
 
     def while_summing(self) -> None:
-        """Do some work of the next boundary early, during backward, while the ranks sum gradients."""
+        """Write step records and compute the next sample ids during backward, while the ranks sum gradients."""
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded
@@ -374,5 +374,5 @@ class Loop:
 
     @property
     def _is_own_process(self) -> bool:
-        """False in a process that the script has forked from the worker."""
+        """True in the worker, and False in a process that the script has forked from it."""
         return os.getpid() == self.pid

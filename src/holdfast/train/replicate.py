@@ -63,7 +63,10 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Have every backward call `posted(sums, total)`: before its first bucket sum, and after each sum has begun."""
+        """Call `posted(works, buckets)` in every backward: once before the first sum, then after each sum has started.
+
+        `works` are the bucket sums started so far, `buckets` is the number of gradient buckets.
+        """
         if self._group:
             self._group.watch = posted
             return
@@ -107,7 +110,7 @@ class Replica:
         self._is_hooked = True
 
     def _before_forward(self, is_summed: bool) -> None:
-        """Prepare for the backward of this forward; `is_summed` says if its gradients will be summed over the ranks."""
+        """Prepare for the next backward. `is_summed` is True if its gradients will be summed over the ranks."""
         self._is_next_summed = is_summed
         if not (is_summed or self._is_hooked):
             self._hook_last_gradient()
@@ -232,7 +235,7 @@ DistributedDataParallel._get_active_ddp_module = classmethod(_active_module)  # 
 
 
 def holding_back(replicas: Iterable[Replica]) -> ExitStack:
-    """Return a context in which backward adds up gradients on this rank without summing them over the ranks."""
+    """Return a context manager in which gradients accumulate on this rank and are not summed over the ranks."""
     with ExitStack() as stack:
         for replica in replicas:
             stack.enter_context(replica.ddp.no_sync())

@@ -367,7 +367,7 @@ class Session:
 
 
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
-    """Return the writer of snapshots, with the planned storage faults and a fence against outdated nodes."""
+    """Return the writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )
@@ -378,7 +378,7 @@ def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Wri
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`; in a run on several nodes, made to refuse writes once other nodes continue without this one."""
+    """Return `store`. On several nodes it is wrapped to refuse writes once other nodes continue without this one."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store

@@ -45,10 +45,13 @@ TOGETHER = 16  # requests made together: each takes a quarter of its time alone 
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """A request to load one rank's share of a step: the sample ids, and the seed for loading and training them."""
+    """A request to load the samples `ids` of one rank in one step. `key` seeds the random generators for them.
+
+    `numbers` are the same ids as Python integers, `samples` their count and digest.
+    """
 
     ids: Ids
-    numbers: list[int]  # the same, as a dataset takes them
+    numbers: list[int]
     samples: Samples
     key: int
 
@@ -57,7 +60,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class Loads(Protocol):
-    """An object that loads the samples of a request and returns them as `parts` micro-batches."""
+    """An object that loads the samples of a request and collates them into `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -65,7 +68,7 @@ class Loads(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return the position of the data source; None if the step number determines it."""
+        """Return the data source's position, which a snapshot must hold; None if the step number determines it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +124,8 @@ def probe(dataset: MapDataset, count: int, seed: int) -> str:
     """Return a digest of a few of the dataset's `count` samples, to recognise the dataset.
 
     A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
-    the same. The digest shows that before anything is trained on it. Random generators are seeded from `seed` for each
-    sample.
+    the same. Comparing digests reveals this before the training begins. The random generators are seeded from `seed`
+    before each sample.
     """
     hasher = xxhash.xxh3_64()
     for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
@@ -257,11 +260,11 @@ def load(
     except (ValueError, TypeError) as error:
         raise BadInput(f"torch's DataLoader refuses the options of the run: {error}.") from error
     with preemption.held_back():  # signals, until the loader processes can ignore them
-        return map(_taken_over, iter(loader)) if num_workers else iter(loader)
+        return map(_with_generators, iter(loader)) if num_workers else iter(loader)
 
 
-def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
-    """Return the loaded share, and set the generators of this process to their states after loading."""
+def _with_generators(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
+    """Return the loaded share, and set this process's random generators to their states after loading."""
     share, states = loaded
     rng.set_all(share[0].key)
     if states is not None:
@@ -270,16 +273,16 @@ def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
 
 
 def _context(given: Any) -> Any:
-    """Return the multiprocessing context for loader processes; a fork context is replaced by `Loaders`."""
+    """Return the multiprocessing context for loader processes: `Loaders` if they are forked, otherwise `given`."""
     chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     name = chosen if isinstance(chosen, str) else chosen.get_start_method()
     return Loaders() if name == "fork" else given
 
 
 class _Serve:
-    """The initialisation of a loader process: ignore stop signals, which the worker handles, and die with the worker.
+    """A worker_init_fn that makes a loader process ignore stop signals and die with the training process.
 
-    After that it calls the script's own worker_init_fn, which sees the script's own dataset.
+    Then it calls `then`, the script's own worker_init_fn, which finds the script's own dataset in get_worker_info().
     """
 
     def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
@@ -300,7 +303,7 @@ class _Serve:
 
 
 class _Killed(popen_fork.Popen):
-    """A process handle that kills where torch and Python send SIGTERM, which loader processes ignore."""
+    """A process handle whose `terminate` sends SIGKILL, because loader processes ignore SIGTERM."""
 
     def terminate(self) -> None:
         self.kill()
@@ -313,7 +316,7 @@ class _Loader(ForkProcess):
 
 
 class Loaders(ForkContext):
-    """A fork context whose processes are killed instead of terminated."""
+    """A fork context whose processes are ended by SIGKILL instead of SIGTERM."""
 
     Process = _Loader
 

@@ -23,7 +23,7 @@ LONG = 1 << 20  # steps in an epoch, more than a run has, so that it can be exte
 
 
 class Draws:
-    """A stand-in for a dataset whose `count` samples holdfast does not know: it returns the indexes themselves."""
+    """A placeholder for `count` samples that the script obtains itself: the item at each index is the index."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -127,8 +127,8 @@ class Feed:
 class Streamed:
     """A source that takes the next `parts` batches of this rank's loader for every step.
 
-    The random generators are seeded before loading, for a loader that draws from them, and again before training: a
-    loader that was just restored has drawn other numbers to reach its position.
+    The random generators are seeded before loading, because the loader may draw from them. They are seeded again before
+    training, because a restored loader draws other numbers than one that was not interrupted.
     """
 
     dataset: Draws
@@ -148,9 +148,8 @@ class Streamed:
 def _check_sampler(loader: Any) -> None:
     """Raise BadInput if the loader's sampler would not continue in the same order after a restart.
 
-    PyTorch's random samplers do not save their position. And where loader and sampler share a generator, the loader
-    draws a seed between two shuffles but not after it was restored, so the next epoch would differ. torchdata checks
-    neither.
+    PyTorch's random samplers do not save their position. And if loader and sampler share a generator, a restored loader
+    leaves out one of its draws, so the next epoch would differ. torchdata checks neither.
     """
     if not isinstance(loader, DataLoader):
         return

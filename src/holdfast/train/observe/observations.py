@@ -27,13 +27,13 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return the number of steps that a rehearsal trains: `asked`, or 2.5 epochs up to LONGEST; at most `steps`."""
+    """Return how many of `steps` steps a rehearsal trains: `asked`, or by default 2.5 epochs but at most LONGEST."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the kills of a rehearsal: around ends of epochs, at a save and after it, and at some random steps."""
+    """Return the kills of a rehearsal: near ends of epochs, in the middle of one, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
@@ -63,7 +63,7 @@ Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprotectedValue:
-    """A value that the script holds and that is not protected, so a restart loses it."""
+    """A value in the script's memory that is not protected, so a restart loses it. `mark` is a digest of it."""
 
     kind: str  # generator, scheduler, optimizer, buffer, tensor or value
     type: str
@@ -72,7 +72,10 @@ class UnprotectedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The observations of one rank in one step, from its batch until the script requests the next batch."""
+    """The state of one rank when it got a step's batch, at the first gradient, and when it requested the next batch.
+
+    The state is held as marks (digests for comparison). `held` and `kept` are unprotected values of the script.
+    """
 
     rank: int
     attempt: int
@@ -92,7 +95,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The backward passes and optimizer steps of a rank after its last recorded step."""
+    """The numbers of backward passes (`backwards`) and optimizer steps (`stepped`) of a rank after its last Window."""
 
     rank: int
     attempt: int

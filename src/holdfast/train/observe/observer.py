@@ -65,7 +65,7 @@ class SavingAt(CheckpointSaver):
 
 
 class StepObserver:
-    """An observer that writes the state of one rank's script in every step to a file."""
+    """An observer that writes digests of the state of one rank's script to a file, for every step."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
         self._protected, self._dataset, self._rank, self._attempt = protected, dataset, rank, attempt
@@ -100,7 +100,7 @@ class StepObserver:
         self._midway = None
 
     def ends(self) -> None:
-        """Observe the state after the step and write both observations: the script has requested the next batch."""
+        """Observe the state after the step, and write it to the file with the state that `begins` observed."""
         self._observed |= {"backwards": self._backwards, "stepped": self._stepped, "midway": self._midway}
         after = value_digests.marks(self._protected.capture())
         self._write(Window(**self._observed, after=after, kept=self._held()))

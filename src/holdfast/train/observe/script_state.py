@@ -55,7 +55,7 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return by path every value that has state, is not protected, and is reachable from the other arguments."""
+    """Return, by path, the unprotected values with state that are reachable from `frames`, `roots` or `protected`."""
     search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))

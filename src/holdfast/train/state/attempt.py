@@ -38,8 +38,8 @@ class Recorder(Protocol):
 class Enrolled:
     """The recorder of a worker under live recovery, whose member number may change.
 
-    Each time the worker becomes a member (of the workers that train) it starts a new part of that member's history.
-    Before that it only remembers its plan event, to be recorded once the worker is a member.
+    Members are the workers that train. Each time the worker becomes a member, it starts a new part of that member's
+    history. Events are discarded while the worker is no member, except the plan, which is recorded later.
     """
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
@@ -113,7 +113,7 @@ class AttemptContext:
     lock: Lock | None = None  # on the run's folder; under a supervisor, the supervisor holds it
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records that the snapshot of `step`, the newest one, was committed."""
+        """Return True if the history records the commit of the newest snapshot, which is that of `step`."""
         return has_commit(self.folder, step)
 
     @property

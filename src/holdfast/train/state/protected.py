@@ -128,7 +128,7 @@ class Protected:
             )
 
     def check_replicated(self, replicated: Iterable[nn.Module]) -> None:
-        """Raise BadInput if an optimizer trains parameters that are not in `replicated`: other ranks lack them."""
+        """Raise BadInput if an optimizer trains a model that is not `replicated`: its weights would differ by rank."""
         shared = {id(parameter) for model in replicated for parameter in model.parameters()}
         for name, thing in self.things.items():
             if isinstance(thing, torch.optim.Optimizer) and any(
@@ -302,7 +302,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> N
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy of a state. The tensors of a snapshot share one buffer, and keeping one would keep all."""
+    """Return a deep copy of a state, so that no tensor keeps the snapshot's large common buffer in memory."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:

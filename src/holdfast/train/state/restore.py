@@ -36,7 +36,10 @@ RESTORED = "restored"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoredState:
-    """Information about the snapshot that was restored, if any, and about damaged snapshots that were passed over."""
+    """Facts about the restored snapshot (`step` is None without one), and the damaged newer snapshots `passed_over`.
+
+    `loaded` is a digest of the state as read, `committed` the digest in the history, `weights` that of --init-from.
+    """
 
     step: int | None = None
     world: int = 0
@@ -46,13 +49,13 @@ class RestoredState:
     positions: tuple[Any, ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
     seconds: float = 0.0
-    loaded: str = ""  # a digest of the state as it was read
-    committed: str | None = None  # the digest that the history records for its commit
-    weights: str | None = None  # the digest of --init-from, if the run began with those weights
+    loaded: str = ""
+    committed: str | None = None
+    weights: str | None = None
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the digest recorded for the snapshot if memory still equals it, otherwise the digest of memory."""
+        """Return the snapshot's recorded digest if the protected objects still equal it, otherwise their own digest."""
         if self.step is None:
             return None
         in_memory = protected.digest()

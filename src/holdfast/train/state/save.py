@@ -96,7 +96,7 @@ class Saves(Protocol):
         """Save the state with which `step` begins; return the seconds it took. `stops` marks the run as stopped."""
 
     def regroup(self, settled: int | None) -> None:
-        """Continue with the present ranks after a recovery. No save is made at step `settled`: some have begun it."""
+        """Save with the present ranks from now on. Skip the save before step `settled`, which some ranks have begun."""
 
     def collect(self) -> None:
         """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
