@@ -25,9 +25,9 @@ def per_trial(progress: Progress) -> TrialDone:
 class Options:
     """The options of `holdfast lab run`.
 
-    If `trials` is None, the experiment chooses the number. If `panels` (a model on a data set each) is empty, all of
-    them run. `workload` is the user's own model, measured instead. Trials run in `jobs` local processes, or on
-    `cluster`.
+    If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set; if it is
+    empty, all pairs run. If `workload` is given, this model of the user is measured instead of the panels. `interval`
+    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`.
     """
 
     seed: int = 0
@@ -56,7 +56,7 @@ class Options:
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Return the outcome of `work` for each item, run locally or on the cluster; `on_report` gets its reports."""
+        """Return the outcome of `work` for each item, run locally or on the cluster; `on_report` gets all reports."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)

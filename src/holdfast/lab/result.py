@@ -144,7 +144,7 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command for readers; absolute paths are cut to their last component, to hide user names."""
+    """Return the `holdfast` command to show in reports; absolute paths lose all but the last part, to hide user names."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 

@@ -150,7 +150,6 @@ def _counts(verdicts: Sequence[str]) -> list[Number]:
 
 
 def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return the title, the caption and the alternative text of the figure called `name`."""
     caption = captions.get(name, "")
     title = name.replace("-", " ").replace("_", " ")
     return title[:1].upper() + title[1:], caption, caption or f"Figure: {title}."
@@ -199,5 +198,4 @@ def _read(folder: Path) -> tuple[Result, Row]:
 
 
 def _number(value: float | None) -> float:
-    """Return a number that was read from JSON as a float; null becomes NaN."""
     return math.nan if value is None else float(value)

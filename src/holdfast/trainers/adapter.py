@@ -39,15 +39,15 @@ class RunLoader:
         self._gather: Callable[[], None] | None = None
 
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
-        """Use `batches` as the source from now on, and call `gather` before every step boundary."""
+        """Use `batches` as the source from now on, and call `gather` before each request for its next batch."""
         self._batches, self._gather = batches, gather
 
     def collate(self, collate: Collate) -> Collate:
-        """Return a collate function that splits a rank's samples of a step into `parts` batches."""
+        """Return a collate function that splits a rank's samples of a step into one batch per backward pass."""
         return CollateParts(collate, self.parts)
 
     def end(self, run: Run) -> None:
-        """Finish the trainer's last step, so that it can be saved; stop the run if the trainer stopped early."""
+        """Tell the run that the trainer's last step is complete; stop the run if the trainer stopped early."""
         if self._batches is not None and self.last is not None and self.last.step + 1 < len(self._batches):
             run.stop()
         self._next()

@@ -24,9 +24,9 @@ from holdfast.train.run import Run
 
 
 def attach(fabric: Any, **options: Any) -> Run:
-    """Return the run of this process, as `holdfast.attach` does, and let it replicate the models that Fabric sets up.
+    """Return the run of this process, as `holdfast.attach` does; the run replicates the models that Fabric sets up.
 
-    Call it before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies other than
+    Call this function before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies other than
     DDP and a single device, because every rank must hold the whole state.
     """
     strategy = fabric.strategy

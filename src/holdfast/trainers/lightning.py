@@ -207,7 +207,7 @@ class _StatefulRunLoader(RunLoader):
 
 
 class LightningProgress:
-    """The Trainer's progress as saveable state: its loops, running sums, callbacks and data module."""
+    """The Trainer's progress as saveable state: its loops, callbacks, data module and sums of logged values."""
 
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
@@ -216,7 +216,7 @@ class LightningProgress:
         self._loops: Mapping[str, Any] | None = None  # the restored loops, in the middle of an epoch
 
     def gather(self) -> None:
-        """Gather the running sums of all ranks; called before every step boundary."""
+        """Gather the running sums of logged values from all ranks; called between two steps."""
         self._ranks.gather()
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,11 +257,9 @@ class LightningProgress:
 
 
 def _clear_restarting(loop: Any) -> None:
-    """Clear the loops' restart flags, so that they continue as if training had never stopped."""
     loop._restarting = False  # with `max_steps` the outer loop has no public way to do this
     loop.epoch_loop.restarting = False
 
 
 def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
-    """Return `things` as a dict with the keys `name`, `name_1`, `name_2` and so on."""
     return {name if not number else f"{name}_{number}": thing for number, thing in enumerate(things)}

@@ -13,7 +13,7 @@ METRIC, LOGGED, COUNT = "metric", "logged", "_update_count"
 
 
 class RunningSums:
-    """The running sums of one rank, as one flat row of numbers and a list of names."""
+    """The sums of logged values and metrics that one rank accumulates during an epoch, as a flat row of numbers."""
 
     def __init__(self, module: Any) -> None:
         self._device = module.device
@@ -22,7 +22,7 @@ class RunningSums:
         self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """Return a replacement for Lightning's collection of logged values, `before`, that continues restored sums."""
+        """Return a replacement for `before`, Lightning's collection of logged values, that continues restored sums."""
         continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -34,7 +34,7 @@ class RunningSums:
         return self._logged
 
     def names(self) -> list[list[str]]:
-        """Return the kind, owner and name of each sum, in the order of the numbers that `take` returns."""
+        """Return the kind (metric or logged), owner and name of each sum, in the order of the numbers from `take`."""
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:
@@ -76,7 +76,6 @@ class RunningSums:
 
 
 def _tensors(metric: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the names and values of a metric's tensor states, without its list states."""
     states = [(name, getattr(metric, name)) for name in metric._defaults]
     return [(name, value) for name, value in states if isinstance(value, torch.Tensor)]
 

@@ -204,7 +204,7 @@ class _Protection:
         return self._prepared
 
     def _batch_samples(self, batches: Iterator[Any], count: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Return the next `count` batches, or none for a step of this epoch that was trained before the restart."""
+        """Return the next `count` batches, or no batches if this step was already trained before the restart."""
         if self._trained:
             self._trained -= 1
             return [], None
@@ -235,7 +235,7 @@ class _Protection:
 
 
 class TransformersProgress:
-    """The Trainer's progress as saveable state: its counters, logs, running sums and the state of its callbacks."""
+    """The Trainer's progress as saveable state: its counters, logs, running loss and the state of its callbacks."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
@@ -245,11 +245,11 @@ class TransformersProgress:
         """The number of steps that were trained before the last restart."""
 
     def gather(self) -> None:
-        """Gather the running losses of all ranks; called before every step boundary."""
+        """Gather the running losses of all ranks; called between two steps."""
         self._ranks.gather()
 
     def begin(self) -> None:
-        """Restore the running sums after the Trainer has set them to zero."""
+        """Restore the running loss and operation count (FLOPs) after the Trainer has set them to zero."""
         trainer, state = self._trainer, self._restored
         if state is None:
             return
@@ -274,7 +274,7 @@ class TransformersProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore saved progress, except for the running sums, which `begin` restores."""
+        """Restore saved progress, except for the running loss and operation count, which `begin` restores."""
         self._restored = state
         self.begun = state["global_step"]
         for name in (*_PROGRESS, "log_history"):
@@ -295,13 +295,13 @@ class TransformersProgress:
 
 
 class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
-    """The first callback of the Trainer: it restores running sums, corrects the epoch and records losses."""
+    """The first callback of the Trainer: it restores the running loss, corrects the epoch and records losses."""
 
     def __init__(self, progress: TransformersProgress, trained_epochs: Callable[[], float], run: Run) -> None:
         self._progress, self._trained_epochs, self._run = progress, trained_epochs, run
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Restore the running sums, which the Trainer has just set to zero."""
+        """Restore the running loss, which the Trainer has just set to zero."""
         self._progress.begin()
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:

@@ -118,7 +118,7 @@ def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
 
 
 def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
-    """Yield remarks on how wide the predicted intervals are; an interval that contains everything is worthless."""
+    """Yield for each unit a remark on the width of the predicted intervals and the error of the predicted values."""
     for unit in ("seconds", "iterations"):
         chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
@@ -150,7 +150,7 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
 
 
 def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":
-    """Draw the predicted intervals with the measured costs, and the goodput over save intervals."""
+    """Draw the predicted intervals with the measured costs, and goodput as a function of the save interval."""
     drawn = new_figure(13, 4.6)
     seconds, iterations, over = drawn.subplots(1, 3)
     _draw_cases(seconds, [case for case in real_cases if case.unit == "seconds"], "cost of a kill, seconds")

@@ -34,7 +34,7 @@ Execute = Callable[["RunConfig", Path], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """The predicted and measured costs of all kills, and the costs of each run without failures (`calm`)."""
+    """The costs of all kills (`cases`), and by workload the costs without failures (`calm`) and the restart times."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]

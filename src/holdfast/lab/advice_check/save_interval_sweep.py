@@ -25,13 +25,13 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Goodput at the save intervals `every` (in steps), relative to training without saves and failures."""
+    """Goodput by repeat and save interval (`every`, in steps), relative to training without saves and failures."""
 
     workload: str
-    how: str
+    how: str  # simulated or measured
     mtbf: float
     every: list[int]
-    goodput: Floats  # (repeats, intervals)
+    goodput: Floats
 
     @property
     def means(self) -> Floats:
@@ -45,7 +45,7 @@ class Sweep:
 
 
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
-    """Return a mean time between failures in seconds, and save intervals around the one recommended for it."""
+    """Return a mean time between failures (seconds), and save intervals (steps) around the one recommended for it."""
     question = Question()
     restart, stall = restart_time(costs, question).value, save_delay(costs, question).value
     mtbf, durable = OFTEN * restart, costs.durable.value if costs.durable else 0.0
@@ -78,10 +78,11 @@ def _useful_share(
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """Measure goodput in real runs at each interval: by wall-clock time, and by the share of it spent on training.
+    """Measure goodput in real runs at each interval, and return two sweeps that define goodput differently.
 
-    All intervals of a repeat have the same failures. On a shared machine wall-clock time varies from run to run. The
-    share hardly varies, but does not show that steps are slower while a save is written.
+    The first sweep divides the time that the steps take without saves and failures by the time of the run; on a shared
+    machine this ratio varies from run to run. The second one divides the run's own training time by the time of the
+    run; this ratio hardly varies, but does not show that steps are slower while a save is written.
     """
     from holdfast.lab.advice_check.run_driver import start_driver
 

@@ -23,7 +23,7 @@ from holdfast.report.files import prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare the recovery strategies replay, forward and skip on every network."""
+    """Run the experiment: on every network, repeat, complete or skip a failed mini-batch, and compare the results."""
     import torch  # takes a second
 
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15
@@ -80,7 +80,7 @@ def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, m
 
 
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
-    """Return the outcome of every trial, and run those that are not in the log yet, in processes of one thread each."""
+    """Run the trials that are not in the log yet, in single-threaded processes; return the outcomes of all trials."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     path = trials_folder(options.out) / f"{panel.name}{'-quick' if options.quick else ''}.jsonl"
     with closing(TrialLog(path)) as log:
@@ -137,7 +137,6 @@ def _columns(name: str, estimate: ConfidenceInterval) -> Row:
 
 
 def _csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV text, with a column for every key that occurs in a row."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = csv.DictWriter(text, names, lineterminator="\n")

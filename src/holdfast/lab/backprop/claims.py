@@ -30,7 +30,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set: accuracies, slowdowns, times and predictions."""
+    """The measurements of one network on a data set; `MeasuredTimes` describes the last four fields."""
 
     panel: BackpropPanel
     data: str
@@ -49,11 +49,11 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return the test accuracy of each trial after the failure `cell` in `phase`: at once or an epoch later."""
+        """Return each trial's test accuracy after failure `cell` in `phase`; `when` says at once or an epoch later."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
-        """Return by which fraction each trial's accuracy differs from the accuracy without a failure."""
+        """Return the relative difference of each trial's accuracy from its accuracy without a failure."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:

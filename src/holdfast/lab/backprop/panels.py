@@ -20,14 +20,15 @@ WORKERS = 8
 class TrainingTask:
     """A network, its samples and hyperparameters; failures happen in the middle of the epochs in `phases`.
 
-    If `whole`, mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory.
+    `share` is the number of samples that a worker trains per mini-batch, and `rate` the learning rate. If `whole`,
+    mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory.
     """
 
     data: str
     build: "Callable[[], nn.Module]"
     train: "tuple[Tensor, Tensor]"
     test: "tuple[Tensor, Tensor]"
-    share: int  # samples of each worker
+    share: int
     rate: float
     momentum: float = 0.9
     decay: float = 5e-4
@@ -51,7 +52,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """A network on a data set: functions that load its full or quick task, and the paper's epoch length."""
+    """A network on a data set: functions that load its full or quick task, and the paper's mini-batches per epoch."""
 
     name: str
     full: Load
@@ -65,7 +66,7 @@ class BackpropPanel:
 
 
 def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
-    """Return the panels (a network on a data set each) called `names`, or all of them if `names` is empty."""
+    """Return the panels (pairs of a network and a data set) called `names`, or all panels if `names` is empty."""
     if unknown := [name for name in names if name not in PANELS]:
         raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]

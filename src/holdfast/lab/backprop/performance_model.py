@@ -12,7 +12,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The seconds that each part of training takes on one machine."""
+    """The seconds to train a mini-batch, save a checkpoint, start a worker (`init`) and load a checkpoint."""
 
     minibatch: float
     save: float
@@ -39,7 +39,7 @@ class Overhead:
 
 
 def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> Overhead:
-    """Return the cost of a failure `since` mini-batches after the last checkpoint, with `saves` saves per failure."""
+    """Return the cost of a failure `since` mini-batches after the last checkpoint, plus that of `saves` checkpoints."""
     replay = _non_negative("mini-batches since the checkpoint", since) * prices.minibatch
     return Overhead(
         replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.init + prices.load
@@ -59,8 +59,8 @@ def immediate_rollback(prices: Prices) -> Overhead:
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
     """Return the slowdown of a mini-batch that fails at the fraction `point` of backward and runs again.
 
-    It is the ratio of its time to that of a mini-batch without a failure. The failed part is the forward pass, and
-    backward and updates up to `point`, so the ratio lies in (1, 2].
+    The slowdown is the time of both tries divided by the time of a mini-batch without a failure. The failed try
+    consists of the forward pass, and of backward and updates up to `point`, so the slowdown lies in (1, 2].
     """
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
         raise BadInput(

@@ -23,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A failure in the grid: the strategy, the fraction of backward at which workers fail, and how many survive."""
+    """A simulated failure at the fraction `point` of backward (None: no failure), its survivors and the strategy."""
 
     strategy: str
     point: float | None = None
@@ -65,7 +65,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """All failures to simulate for one network; call it with a trial number to run that trial."""
+    """The trials of one network, callable with a trial number; `known` has accuracies of earlier processes, by key."""
 
     panel: str
     quick: bool
@@ -128,7 +128,7 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: Cell, order: list[int]
     ) -> None:  # fmt: skip
-        """Restore `before`, then train the mini-batch with the failure `cell`, from precomputed gradients `first`."""
+        """Restore `before`, then train mini-batch `failing` with the failure `cell`; `first` are its precomputed gradients."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch

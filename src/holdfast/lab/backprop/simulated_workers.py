@@ -34,7 +34,7 @@ Layers: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The samples of one worker, and the seed (`key`) of the random numbers that its forward draws."""
+    """The samples of one worker, and the seed (`key`) of the random numbers that its forward pass draws."""
 
     x: Tensor
     y: Tensor
@@ -165,7 +165,10 @@ def apply_gradients(
     *,
     inside: bool = True,
 ) -> bool:
-    """Step the optimizer with the gradients that survive a failure; return True if the mini-batch must run again."""
+    """Step the optimizer with the gradients that survive a failure; return True if the mini-batch must run again.
+
+    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward.
+    """
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:

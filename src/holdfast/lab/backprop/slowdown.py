@@ -33,16 +33,20 @@ START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of each failure, the seconds of each part of training, and the model's predictions."""
+    """The measured slowdown by failure, the seconds of the parts of training (`prices`), and predictions.
+
+    `predicted` is the slowdown of a replayed mini-batch by point of failure. `replayed` has the predicted and the
+    measured seconds to load a checkpoint and train the next mini-batches again.
+    """
 
     slowdown: dict[Cell, Floats]
     prices: Prices
-    predicted: dict[float, float]  # the slowdown of `replay` by its point
-    replayed: tuple[float, float]  # seconds to restore and replay some mini-batches: predicted, measured
+    predicted: dict[float, float]
+    replayed: tuple[float, float]
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure the slowdown of a mini-batch by each failure, `rounds` times in random order, and restart times."""
+    """Measure how much each failure slows a mini-batch down, `rounds` times in random order, and the restart time."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -73,7 +77,7 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> fl
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return measured prices, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
+    """Return measured `Prices`, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))

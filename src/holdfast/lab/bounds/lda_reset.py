@@ -19,7 +19,7 @@ NEVER = Policy(ranking="full", interval=10**9)  # saves nothing, so lost blocks 
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: halfway through a run, reset a tenth to all of the documents, and measure the cost."""
+    """Run the experiment: halfway through a run, reset 10 % to 100 % of the documents, and measure the cost."""
     from holdfast.workloads.lda import lda  # compiled: slow to import
 
     trials = options.trial_count(full=100, quick=30)

@@ -49,7 +49,7 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Add each of `deltas`, whose norms are `sizes`, to the weights, and measure its cost in whole iterations."""
+        """Measure the cost, in whole iterations, of adding each of `deltas` to the weights; `sizes` are their norms."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -80,7 +80,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train to the convergence criterion, then `BEYOND` times as far to get a stand-in for the optimum."""
+    """Train until convergence, and then until `BEYOND` times as many iterations for a stand-in for the optimum."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials of one kind: the sizes of each trial's perturbations at `steps`, and its cost in iterations."""
+    """Trials of one kind: a row of `sizes` has the norms of one trial's perturbations, made at `steps`."""
 
     kind: str
     sizes: Floats  # (trials, perturbations of a trial)
@@ -44,11 +44,11 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials that cost at most the bound plus 1; the theorem counts whole iterations."""
+        """Return the fraction of trials whose cost is at most the bound plus 1; the theorem counts whole iterations."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return each cost as a fraction of its bound; 1 is the worst case that the theorem allows."""
+        """Return the cost of each trial divided by its bound; 1 is the worst case that the theorem allows."""
         return self.costs / self.bounds(rate)
 
 
@@ -63,7 +63,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a remark on how many trials exceed the bound if D is the initial distance `start`, as in the paper."""
+    """Return a remark on how many trials exceed the bound if it uses the initial distance `start`, as the paper does."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

@@ -77,7 +77,10 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return `statistic` of `suites`, arrays of (seed, column), with an interval if all have 2 or more seeds."""
+    """Return `statistic` with an interval from resampling seeds, which is NaN if a suite has only one seed.
+
+    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods).
+    """
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -88,23 +91,23 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return for every bootstrap draw the mean over the suites of column 0 divided by column 1, minus 1."""
+    """Return the relative gain of column 0 over column 1, as a mean over the suites, for each row (bootstrap draw)."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return for every bootstrap draw the mean over the suites of column 0 minus column 1."""
+    """Return column 0 minus column 1, as a mean over the suites, for each row (bootstrap draw)."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return for every bootstrap draw the fraction by which the mean of column 0 is below that of column 1."""
+    """Return by what fraction the mean of column 0 over the suites is below that of column 1, for each row (draw)."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """Return for every bootstrap draw the share of the suites in which column 0 is above column 1."""
+    """Return the share of the suites in which column 0 is above column 1, for each row (bootstrap draw)."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
@@ -174,11 +177,11 @@ class Analysis:
 
 
 class LossGap(NamedTuple):
-    """The distance of a run from its reference run: of losses at the same steps, and of models in the same snapshots.
+    """The distance of a run from the reference run, which has no failures; NaN if nothing could be compared.
 
-    `loss` is the mean absolute difference of losses and `most` the largest. `distance` is the mean L2 distance of
-    models; `last` is the distance in the last snapshot over the norm of the reference's model. NaN if nothing could be
-    compared.
+    `loss` and `most` are the mean and the largest absolute difference of the losses at the same step. `distance` is the
+    mean L2 distance of the models in snapshots of the same step. `last` is the distance of the last snapshots, divided
+    by the norm of the reference model.
     """
 
     loss: float

@@ -41,7 +41,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
-    """Yield the claim that exact recoveries have the losses of the reference run, if the world size never changes."""
+    """Yield the claim that exact recovery gives the losses of the reference run, unless the world size changes."""
     exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return

@@ -19,12 +19,12 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do the same training: its recovery method and snapshot writer, as `holdfast run` names them."""
+    """A recovery method and snapshot writer as `holdfast run` names them; if `fails` is False, nothing is injected."""
 
     recovery: str
     writer: str
     fails: bool = True
-    is_exact: bool = True  # trains the same samples as a run without failures
+    is_exact: bool = True  # it trains the same samples as a run without failures
 
     @property
     def is_live(self) -> bool:
@@ -77,7 +77,6 @@ def _line_of_value(text: str, first: int, value: object) -> int:
 
 
 def _plain(name: str) -> str:
-    """Return a dotted TOML name without blanks and quotes."""
     return ".".join(part.strip().strip("\"'") for part in name.split("."))
 
 
@@ -237,7 +236,7 @@ class _Reader:
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
     ) -> tuple[Any, ...]:
-        """Return the list under `key`; raise BadInput if it has repetitions or entries that do not pass `fits`."""
+        """Return the list under `key`; raise BadInput if entries repeat or fail the test `fits`, which `what` describes."""
         values = given[key]
         if not isinstance(values, list) or not values or not all(fits(value) for value in values):
             self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)

@@ -76,7 +76,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The seconds of `waited` in which saves were written, handed to the writer, or accepted by its queue."""
+        """The part of `waited` spent on writing saves, on handing them to the writer, and on waiting for its full queue."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path)
 
 
 def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
-    """Return the mean loss of each step over its samples, in the last attempt that trained it; None if not logged."""
+    """Return the mean loss over the samples of each step (None: not logged), from the last attempt that trained it."""
     by_step: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for what in (event.what for event in events):
         if isinstance(what, Step):

@@ -99,7 +99,7 @@ def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of a run; it keeps every snapshot, for comparison with the reference, in `checkpoints`."""
+    """Return the config of a run that saves to `checkpoints`, by default its folder, and keeps every snapshot."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),
@@ -136,7 +136,6 @@ def config_digest(config: RunConfig) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return the value of a setting as text for the name of a folder."""
     if isinstance(value, tuple):
         return "+".join(map(str, value))
     return str(value).split("://", 1)[0]

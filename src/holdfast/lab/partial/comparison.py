@@ -1,4 +1,4 @@
-"""Compare strategies on panels (a model on a data set each): rows for all strategies, and every trial as CSV."""
+"""Compare strategies on panels (pairs of a model and a data set): rows for all strategies, and every trial as CSV."""
 
 import csv
 import io
@@ -19,13 +19,13 @@ from holdfast.report.files import prepare, replace_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """The comparison on one panel (a model on a data set): the measurement, and a row for each strategy."""
+    """All strategies on one panel (a model on a data set); `largest_block` is its size as a fraction of all values."""
 
     panel: str
     workload: str
     quick: bool
     criterion: float
-    largest_block: float  # share of all values that the largest block has
+    largest_block: float
     measurement: Measurement
     rows: list[Row]
     title: str = ""  # the title in figures
@@ -46,7 +46,7 @@ def compare_strategies(
 ) -> list[PanelComparison]:
     """Measure strategies on the chosen panels or the user's own workload; cost reductions are relative to `baseline`.
 
-    If `early` is more than 1, every second failure happens before that step.
+    If `early` is more than 1, every second failure happens before step `early`.
     """
     folder, logs = prepare(options.out), trials_folder(options.out)
     is_quick = options.quick and options.workload is None

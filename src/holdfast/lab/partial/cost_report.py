@@ -80,7 +80,7 @@ def departures(options: Options) -> list[str]:
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
-    """Return a phrase for each panel: its convergence criterion, and the iterations to it without failures."""
+    """Return a phrase for each panel: its convergence criterion, and how many iterations reach it without failures."""
     described = {}
     for panel in panels:
         measured, shortest, longest = (
@@ -110,7 +110,7 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Call `draw` for each panel with axes of its own, up to four in a row; `across` is the label of the x axes."""
+    """Return a figure with axes for each panel, up to four in a row, filled by `draw`; `across` labels the x axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
@@ -133,7 +133,7 @@ def panel_title(comparison: PanelComparison) -> str:
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Draw mean costs with confidence intervals at x = 0, 1, ... plus `shift`; `over` is the column of tick labels."""
+    """Draw the mean costs in `rows` as the series `name`, moved right by `shift`; column `over` has the tick labels."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]

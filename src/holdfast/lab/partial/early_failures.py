@@ -37,7 +37,7 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A named way to save and recover that this experiment compares."""
+    """A named way to recover and to save: the schedule `saves`, and the `fraction` of the blocks in a regular save."""
 
     name: str
     recovery: str
@@ -109,7 +109,7 @@ class Split:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare early saves and fresh values with starting over and with initial values."""
+    """Run the experiment: test early saves and fresh values as remedies for failures before the first checkpoint."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     has_fresh_values = options.workload is None or has_rule(options.workload)
     approaches = [approach for approach in APPROACHES if has_fresh_values or approach.recovery != "fresh"]
@@ -154,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark on the costs of early failures, cheapest first, and on what early saves cost in later ones."""
+    """Return a remark with each approach's cost of early failures, and what early saves add to that of later ones."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."

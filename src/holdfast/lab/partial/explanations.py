@@ -16,19 +16,22 @@ from holdfast.lab.simulate.strategy import Strategy
 class ReductionFacts:
     """Measurements that may explain the cost reduction of one strategy on one panel.
 
-    A failure before the first full checkpoint restores the initial state, which says nothing about the saves. So
-    `later`, `smaller` and `scaled` leave these failures out, unless there are no others.
+    `early` failures happen before the first full checkpoint and restore the initial state, which says nothing about the
+    saves. So `later` is the cost reduction without them, unless there are no others. From the same trials, `smaller` is
+    the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by relative distance.
+    `whole` is the reduction over all trials in whole iterations, as in the paper. `concentration` is the share of the
+    movement in the blocks of one save. `largest` (block) and `budget` (of a save) are fractions of all values.
     """
 
     trials: int
-    whole: float  # the reduction if costs are counted in whole iterations, as in the paper
-    early: int  # failures before the first full checkpoint
-    later: ConfidenceInterval  # the cost reduction
-    smaller: float  # the mean reduction of the perturbation
-    scaled: float | None  # the reduction if blocks are ranked by distance relative to their norm
-    concentration: float  # the share of the movement that is in the blocks of one save
-    largest: float  # the largest block, as a fraction of all values
-    budget: float  # the size of one save, as a fraction of all values
+    whole: float
+    early: int
+    later: ConfidenceInterval
+    smaller: float
+    scaled: float | None
+    concentration: float
+    largest: float
+    budget: float
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:

@@ -41,9 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of all strategies on one workload; trial i has the same run and failure under every strategy."""
+    """The costs by strategy; trial i fails after iteration `steps[i]` of a run that needs `lengths[i]` iterations."""
 
-    lengths: Ids  # lengths of the unperturbed runs
+    lengths: Ids
     steps: Ids
     rate: Contraction
     concentration: float  # see `concentration`
@@ -73,7 +73,7 @@ def measure(
 
     The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the file
     `log` are not run again, and new ones are written to it. The rate and the concentration are measured with random
-    seed 0. If `early` is more than 1, every second failure happens before that step.
+    seed 0. If `early` is more than 1, every second failure happens before step `early`.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
@@ -113,10 +113,10 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return the share of the squared movement between two full checkpoints that is in the blocks that moved most.
+    """Return the fraction of the squared movement in `interval` iterations that the most moved blocks account for.
 
-    These blocks have 1/`interval` of all values, as much as one small save holds. Priority checkpoints help if the
-    share is near 1. NaN for a run shorter than `interval`.
+    These blocks hold 1/`interval` of all values, as much as one partial save. Priority checkpoints help if the fraction
+    is near 1. Return NaN for a run shorter than `interval`.
     """
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):

@@ -166,7 +166,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train without failures; return problems with the criterion, and the iterations to it (None if out of reach)."""
+    """Train without failures; return problems with the criterion, and the iterations until it is met (None: never)."""
     losses, stack = [np.inf], _filled(workload, workload.start(0))
     for iteration in range(limit + 1):
         loss = float(np.asarray(workload.loss(stack))[0])
@@ -211,5 +211,4 @@ def _copied(arrays: Arrays) -> Arrays:
 
 
 def _changed(before: Arrays, after: Arrays) -> str | None:
-    """Return the name of the first array whose bits differ between `before` and `after`, or None."""
     return next((name for name in before if before[name].tobytes() != np.asarray(after[name]).tobytes()), None)

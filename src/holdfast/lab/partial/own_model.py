@@ -122,7 +122,7 @@ def compare(
 
 
 def load_model(workload: OneState | Workload | str | Path, data: str | Path | None) -> Workload:
-    """Return `workload` as a Workload; a path is that of a file that defines one, with its data in folder `data`."""
+    """Return `workload` as a Workload; if it is a path, load it from that file, with its data in the folder `data`."""
     if isinstance(workload, str | Path):
         return load_for_lab(str(workload), None if data is None else Path(data))
     return as_workload(workload, "the workload")
@@ -144,7 +144,7 @@ def comparison_result(options: Options, meter: Meter, trials: int, lost: Fractio
 
 
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
-    """Draw the mean cost of each strategy with its confidence interval, one line per strategy."""
+    """Draw the mean cost of each strategy with its confidence interval, in a row of its own."""
     drawn = new_figure(6.4, 0.45 * len(strategies) + 1.5)
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval

@@ -1,4 +1,4 @@
-"""The panels of the SCAR paper's figures 7 and 8: a model on a data set each, and a small version for `--quick`."""
+"""The panels of the SCAR paper's figures 7 and 8: pairs of a model and a data set, each with a small version for `--quick`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from holdfast.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A model on a data set: functions that load the full workload from a data folder, or a quick one."""
+    """A model on a data set, with functions that load its full or quick workload; `small` is the title if quick."""
 
     name: str
     title: str  # the model and its data in words
@@ -31,7 +31,7 @@ def panel_notes(names: Sequence[str]) -> list[str]:
 
 
 def chosen_panels(names: Sequence[str]) -> list[Panel]:
-    """Return the panels (a model on a data set each) called `names`, or all of them if `names` is empty."""
+    """Return the panels (pairs of a model and a data set) called `names`, or all panels if `names` is empty."""
     if unknown := [name for name in names if name not in PANELS]:
         raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]

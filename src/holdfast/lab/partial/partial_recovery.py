@@ -31,12 +31,12 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return a strategy with a full checkpoint every `interval` iterations; `recovery` is full or partial."""
+    """Return the strategy with full saves every `interval` iterations and `recovery` when the fraction `lost` is lost."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare full with partial recovery; the user's own model gets no claims."""
+    """Run the experiment: compare full with partial recovery; there are no claims about the user's own model."""
     trials, interval = options.trial_count(full=100, quick=20), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])

@@ -27,30 +27,36 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`."""
+    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`.
 
-    sample: float  # seconds per token and topic, of one core
-    transfer: float  # bytes per second that a worker pulls and pushes in the served runs
-    tally: float  # seconds per token to compare the current topics of its document with the saved ones
-    select: float  # seconds per document to choose what is saved
-    set_aside: float  # bytes per second copied into the cache of the running checkpoint
-    write: float  # bytes per second written to a store on this disk
-    message: float  # seconds of an empty message to all nodes and back
-    work: float  # seconds of a checkpoint's work on one node: distances, its part of the choice, copies
+    In seconds: `sample` per token and topic on one core; `tally` per token to compare its topic with the saved one;
+    `select` per document to choose what is saved; `message` to all nodes and back; `work` of a node for a checkpoint.
+    In bytes per second: `transfer` between a worker and the server, `set_aside` to memory for a checkpoint, and `write`
+    to a store on disk.
+    """
+
+    sample: float
+    transfer: float
+    tally: float
+    select: float
+    set_aside: float
+    write: float
+    message: float
+    work: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a training run: its data, its model and its machines."""
+    """The size of a training run; `cores` is per machine, `token` is bytes per token, `messages` is per checkpoint."""
 
     documents: float
     tokens: float
     topics: float
     vocabulary: float
     machines: int
-    cores: int  # cores per machine, each with a worker; the server node shares one of them
-    token: int  # bytes that store a token's topic
-    messages: int  # messages per checkpoint, one after another
+    cores: int  # each with a worker; the server node shares one of them
+    token: int
+    messages: int  # sent one after another
 
 
 PAPER = Size(
@@ -77,7 +83,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The projected seconds of an iteration by part, of its checkpoint, and of the write in the background."""
+    """The projected seconds of an iteration (`compute`, `transfer`), of its checkpoint, and of the background write."""
 
     compute: float
     transfer: float

@@ -104,7 +104,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median wait for a checkpoint divided by the median of the rest; the first iteration is left out."""
+    """Return the median checkpoint wait over the median of the other iteration time, without the first iteration."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 

@@ -45,13 +45,13 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm of the experiment: a checkpoint policy and a recovery, with a failure or without."""
+    """An arm of the experiment: a policy and a recovery; it trains `lasts` times as many iterations as other arms."""
 
     name: str
     policy: Policy
     recovery: str
     fails: bool = False
-    lasts: int = 1  # multiple of the iterations of the other arms, unless it converges before
+    lasts: int = 1  # less if it converges before
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -150,7 +150,6 @@ def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Pat
 
 
 def _known(log: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
-    """Return the columns of a trial from the log, or None if it is not finished."""
     length = log.known.get(_key(arm, seed, iterations, "length"))
     if length is None:
         return None

@@ -44,7 +44,7 @@ def run_lanes(
     limit: int,
     done: TrialDone,
 ) -> Floats:
-    """Return the iterations that each trial needs to converge (infinite beyond `limit`), computed in this process."""
+    """Return how many iterations each trial needs from its start (`begin`) to convergence; infinite beyond `limit`."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -176,7 +176,7 @@ def iterations_to_criterion(
     jobs: int = 1,
     done: TrialDone = lambda trial, count: None,
 ) -> Floats:
-    """Return the iterations that each trial needs to converge, in fractions; infinite beyond `limit`.
+    """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
 
     A trial is a small description, from which `begin` computes the starting state when a lane (slot) is free. So the
     starting states of a thousand trials never exist at once, and none is sent to another process.
@@ -194,7 +194,7 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A picklable function that runs some of the trials in one process; each comes with its number among all trials."""
+    """A picklable function that runs some of the trials in one process; it takes (index among all trials, trial) pairs."""
 
     workload: Workload
     begin: Callable[[Any], Start]

@@ -55,8 +55,8 @@ def recovered_state(
 ) -> Arrays:
     """Return the state with which training continues if the blocks `lost` are lost after iteration `step`.
 
-    `states` are those of the run, and `saved_at` has the iteration at which each block was last saved. The recovery
-    `fresh` calls `renew` to get new values for blocks that were never saved.
+    `states` has the state after each iteration, and `saved_at` the iteration at which each block was last saved. The
+    recovery `fresh` calls `renew`, with random seed `stream`, for new values of blocks that were never saved.
     """
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
@@ -99,7 +99,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A failure after iteration `step` under `strategy`, or no failure if that is None; `number` is a random seed."""
+    """A failure after iteration `step`, or no failure if `strategy` is None; `number` determines the random seed."""
 
     strategy: Strategy | None
     step: int
@@ -107,12 +107,12 @@ class Trial:
 
 
 def trial_stream(seed: int, number: int) -> int:
-    """Return the 63-bit seed of the random numbers of trial `number`, different for every trial and `seed`."""
+    """Return a 63-bit random seed for trial `number`, different for every trial and `seed`."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses; a larger `fraction` adds blocks to a smaller one."""
+    """Return the ids of the blocks that trial `number` loses: a superset of those for any smaller `fraction`."""
     order = np.random.default_rng((seed, number)).permutation(blocks)
     return np.sort(order[: max(1, round(fraction * blocks))])
 
@@ -121,8 +121,8 @@ class CheckpointedRun:
     """A run without failures, and the checkpoint that each policy would have kept of it.
 
     Call it with a trial to get the start from which the trial continues after its failure. A policy that chooses blocks
-    at random chooses others in every trial. `order` is that of the norm, as in `full_size`. `renew` gives new values to
-    blocks that were never saved, which only the recovery `fresh` needs.
+    at random draws a new choice for every trial. `order` says how the distances of blocks combine (see `full_size`).
+    `renew` returns new values for blocks that were never saved, which only the recovery `fresh` needs.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class Trajectory:
         return len(self.states) - 1
 
     def crossed(self, criterion: float) -> float:
-        """Return the length in fractional iterations: where the interpolated loss meets `criterion`."""
+        """Return the fractional number of iterations after which the interpolated loss meets `criterion`."""
         before, after = map(float, self.losses[-2:])
         return self.length - 1 + crossing(before, after, criterion)
 

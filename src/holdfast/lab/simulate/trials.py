@@ -29,13 +29,17 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """One failure in a run of one workload, and its outcome under every strategy."""
+    """One failure in a run of one workload, and its outcome under every strategy.
 
-    length: int  # length of the unperturbed run, in whole iterations
-    crossed: float  # length of the unperturbed run, in fractional iterations
-    step: int  # the iteration of the failure
-    counts: dict[Strategy, float]  # iterations from the failure to the criterion
-    sizes: dict[Strategy, float]  # size of the perturbation
+    `length` and `crossed` are the whole and the fractional iterations to convergence without the failure. `counts` are
+    those from the failure to convergence, and `sizes` the perturbations that the recoveries cause.
+    """
+
+    length: int
+    crossed: float
+    step: int
+    counts: dict[Strategy, float]
+    sizes: dict[Strategy, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +59,19 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """All trials of some workloads and strategies; call it with trial numbers to run these trials."""
+    """All trials of some workloads and strategies; call it with trial numbers to run these trials.
+
+    If training is not random, all trials use the run `shared`. `limit` is the most iterations that a trial may take.
+    `known` has the iterations of finished trials. If `early` > 1, every second failure happens before step `early`.
+    """
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
-    shared: Trajectory | None  # the run that all trials share, if training is not random
-    limit: int  # the most iterations that a trial may take
+    shared: Trajectory | None
+    limit: int
     seed: int
-    known: dict[str, float] = field(default_factory=dict)  # results of finished trials: iterations by key
-    early: int = 1  # if more than 1, every second failure happens before this step
+    known: dict[str, float] = field(default_factory=dict)  # by `_key`
+    early: int = 1
 
     def groups(self, trials: int, jobs: int) -> list[range]:
         """Return groups of trial numbers that run together: one group per job, or more if memory requires it."""
@@ -103,8 +111,8 @@ class Trials:
         """Return the failure of trial `number` in `run`, at a random step.
 
         The step is geometric with mean half the length of the run, redrawn if it is past the end. If `early` is more
-        than 1, every second failure instead has any step before `early` with equal probability. A run that is not
-        shared is kept only up to the failure, to save memory.
+        than 1, every second failure instead has a step drawn uniformly below `early`. A run that is not shared is kept
+        only up to the failure, to save memory.
         """
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
