@@ -62,7 +62,7 @@ def advise_run(
     out: Annotated[Path | None, typer.Option(help="Folder for advice.json, advice.png and advice.pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
 ) -> None:
-    """Recommend a recovery and a save interval, and estimate the cost of a failure. Example: holdfast advise runs/train --mtbf 4h"""
+    """Recommend a recovery strategy and a save interval, and estimate the cost of a failure. Example: holdfast advise runs/train --mtbf 4h"""
     if out:
         require("lab", "--out")
     from holdfast.advice.question import Question, fraction_of, seconds_of
@@ -168,7 +168,7 @@ def _write(advice: "AnyAdvice", question: "Question", out: Path) -> None:
 
 
 def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
-    """Return a figure of the cost of a failure by recovery, and of the training time by save interval."""
+    """Return a figure of the cost of a failure for each recovery strategy, and the training time by save interval."""
     from matplotlib.figure import Figure
 
     from holdfast.advice.advice import Advice
@@ -191,9 +191,9 @@ def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
 
 
 def _saving(advice: "AnyAdvice", question: "Question") -> "tuple[SaveCosts, SaveInterval, int, float]":
-    """Return the save costs and best save interval for the recommended recovery, and the interval of the run.
+    """Return (save costs, best interval, the run's own interval, factor) for the recommended recovery strategy.
 
-    The last value is the share of time that losses independent of the save interval leave for training.
+    `factor` is the share of time that remains for training after losses that do not depend on the save interval.
     """
     from holdfast.advice.advice import Advice
     from holdfast.advice.prices import saving_of

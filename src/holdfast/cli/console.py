@@ -17,7 +17,7 @@ TRAIN, LOOK, PROVE, STORE, LAB = PANELS = ("Train", "Look", "Prove", "Store", "L
 
 
 class PanelOrder(TyperGroup):
-    """A command group that lists its commands in the order of `PANELS`."""
+    """A command group that sorts the commands in its help by section, in the order of `PANELS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}

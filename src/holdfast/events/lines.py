@@ -22,7 +22,7 @@ _quoted = lru_cache(maxsize=16)(json.dumps)
 
 
 def read_step(data: Mapping[str, Any]) -> Step | None:
-    """Return the step in `data`, twice as fast as `from_json`; None if this shortcut does not cover it."""
+    """Return the step in `data`, twice as fast as `from_json`; None if `data` needs that general function."""
     try:
         numbers = (data["attempt"], data["world"], data["rank"], data["epoch"], data["cursor"], data["step"])
         effort = (data.get("reduced", 0), data.get("held", 0), data.get("stepped", 0))
@@ -43,7 +43,7 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
-    """Return `step` as a line of a history, three times as fast as `line`; None if this does not cover it."""
+    """Return `step` as a line of a history, three times as fast as `line`; None if it needs that general function."""
     attempt, world, rank, epoch, cursor, number, samples, seconds, state, reduced, held, stepped, loss = step
     data, compute, stall, device = seconds
     try:
@@ -177,7 +177,7 @@ def _refuse(constant: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise _Refused for a repeated name, because readers differ in which value they take."""
+    """Return a JSON object as a dict; raise _Refused if a name is repeated, since parsers disagree on its value."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]

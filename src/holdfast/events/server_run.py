@@ -11,7 +11,11 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a controller began or continued to train, until the loss is below `criterion` or for `iterations`."""
+    """Event: a controller began or continued to train, until the loss is below `criterion` or for `iterations`.
+
+    The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses the blocks to save, a `fraction`
+    of them in each save. The saves of `interval` iterations add up to the size of the model.
+    """
 
     attempt: int
     workload: str
@@ -31,7 +35,7 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """Event: an iteration ended, with its loss and the seconds of the slowest worker or node in each part."""
+    """Event: an iteration ended, with its loss and, for each phase such as `pull`, the slowest process's seconds."""
 
     iteration: int
     loss: float | None
@@ -44,7 +48,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """Event: a worker pushed the update of one part of the input to `nodes`, in a round of an iteration."""
+    """Event: a worker sent `nodes` the update that it computed from `part` of the input, in `round` of an iteration."""
 
     iteration: int
     round: int
@@ -69,7 +73,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Event: blocks (parts of the model) were chosen to be saved; a node records its own, the controller all."""
+    """Event: `blocks` (parts of the model) were chosen to be saved; a node records its blocks, the controller all."""
 
     iteration: int
     blocks: Samples
@@ -87,7 +91,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: a node, worker or controller (`kind`) was lost during `round`; `blocks` are those of a lost node."""
+    """Event: a process (`kind` and `number`) was lost in `round`; `blocks` are the parts of the model that it held."""
 
     iteration: int
     round: int
@@ -115,7 +119,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Event: updates from the input `parts` were lost with `blocks` before they were applied; they are not repeated."""
+    """Event: updates from the input `parts` were lost with `blocks` before they were applied, and are not repeated."""
 
     iteration: int
     round: int

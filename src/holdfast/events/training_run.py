@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Event: the plan of a rank, with the number of samples, their order, and how often state is saved.
+    """Event: the training plan of a rank: the number of samples, the seed of their order, and how often state is saved.
 
     With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
     longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
@@ -48,11 +48,11 @@ class Plan(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins with the snapshot of step `restored`, or None, at `cursor` of `epoch` in the data.
+    """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
-    `state` is a digest of the protected state in memory when the first step begins. `fingerprint` is its fingerprint,
-    as the previous step recorded it. `weights` is a digest of the initial weights, if nothing was restored.
-    `passed_over` lists snapshots that could not be used.
+    `state` is a digest of the protected state when the first step begins, and `rng` of the random generators.
+    `fingerprint` is the fingerprint that the step before it recorded. `weights` is a digest of the initial weights, if
+    nothing was restored. `passed_over` lists snapshots that could not be used.
     """
 
     attempt: int
@@ -68,9 +68,9 @@ class Recover(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """The seconds of a step: waiting for data (`data`), training (`compute`), waiting for a save before it (`stall`).
+    """The seconds of a step: waiting for its batch (`data`), training (`compute`), and waiting for a save (`stall`).
 
-    `compute` is measured on the device if `device` is set, otherwise in the process.
+    `compute` is measured with events on the GPU if `device`, otherwise with the clock of the process.
     """
 
     data: float
@@ -80,10 +80,11 @@ class Seconds(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Event: a rank trained its share of a step's samples.
+    """Event: a rank trained its part of the samples of a step.
 
-    `state` is a fingerprint of the resulting state: its first half covers state that all ranks share, its second half
-    the rank's own. `reduced` backward passes were all-reduced and `held` were not; optimizers took `stepped` steps.
+    `state` is a fingerprint of the resulting state: the first half covers state that is equal on all ranks, the second
+    half the rank's own. The gradients of `reduced` backward passes were all-reduced, those of `held` passes accumulated
+    without a reduction. Optimizers took `stepped` steps.
     """
 
     attempt: int
@@ -102,7 +103,7 @@ class Step(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Event: the cost of a save, as the time that training waited and how often storage operations were retried."""
+    """Event: the cost of a save: the seconds that training waited, and the number of retried storage operations."""
 
     attempt: int
     step: int
@@ -138,12 +139,12 @@ class Stopped(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Event: members (workers that train together) were lost or joined, and the others continue without a restart.
+    """Event: workers were lost or joined, and the workers that train together (`members`) continue without a restart.
 
-    `members` are those of membership `number`; samples are split among them from `step` or the step after it on. The
-    samples in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the
-    step's gradient buckets, `kept` include the gradients of lost members and `redone` do not. Members in `behind` took
-    the parameters of a member that was further ahead. Members in `asleep` were suspended at the boundary before `step`.
+    `number` is the number of this group. The samples are split among `members` from `step`, or from the step after it. Samples
+    in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the gradient
+    buckets of `step`, `kept` include the gradients of lost workers and `redone` do not. Members in `behind` copied the
+    parameters of a member that was further ahead. Members in `asleep` were suspended before `step` began.
     """
 
     attempt: int
@@ -161,10 +162,10 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Event: a supervisor started the workers of its node, one of `nodes`, for the first time.
+    """Event: the supervisor of a new command started the workers of its node; `nodes` is the number of all nodes.
 
-    If it `extends` the run, its plan may be longer than before. The script's arguments in `changed` differ from before.
-    `source` is the place of the initial weights, and `weights` their digest, if the script does not make them.
+    If it `extends` the run, the plan may be longer than before. `changed` lists the script's arguments that differ from
+    the previous command. `source` is the place of the initial weights, and `weights` their digest.
     """
 
     attempt: int
@@ -178,7 +179,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Event: a supervisor restarted its node's workers; `newest` is the newest snapshot, `left` the restarts left."""
+    """Event: a supervisor restarted its workers; `newest` is the newest snapshot's step, `left` the restarts left."""
 
     attempt: int
     workers: int
@@ -200,7 +201,7 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: the requested number of `workers` train, as group (membership) `number`; the others are suspended."""
+    """Event: after a scale request, `workers` workers train, as group `number`, and the other workers are suspended."""
 
     attempt: int
     workers: int

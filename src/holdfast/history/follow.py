@@ -12,7 +12,7 @@ MOST = 1 << 22  # bytes that are read at once
 
 
 class Growing:
-    """A reader of a growing history file, from its present end on, or from its beginning if `from_start`."""
+    """A reader of a growing history file; it skips what the file already contains, unless `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path

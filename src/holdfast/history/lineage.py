@@ -15,9 +15,10 @@ EVERY_STEP = sys.maxsize  # more than any run has
 
 @dataclass(slots=True)
 class Lineage:
-    """The progress of a run; events of rank 0 and the supervisor are added in the order they were written.
+    """The progress of a run, and which steps and commits still count after restores to earlier steps.
 
-    Recover and Commit events of other ranks may be added too, in the order of attempts.
+    Add the events of rank 0 and the supervisor in the order they were written. Recover and Commit events of other ranks
+    may be added too, in the order of attempts.
     """
 
     attempt: int = 0
@@ -32,7 +33,7 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """The number of steps that the newest commit covers; that of the restored snapshot if there is no commit."""
+        """The number of steps that the newest commit covers, or the restored snapshot if there is no commit."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:
@@ -65,11 +66,11 @@ class Lineage:
                 pass
 
     def limit(self, attempt: int) -> int:
-        """Return the first step of `attempt` that a later restore undid; a very large number if none did."""
+        """Return the first step of `attempt` that a later restore undid; `EVERY_STEP` (a huge number) if none was."""
         place = bisect_right(self._restores, attempt, key=lambda restore: restore[0])
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt whose training of `step` counts, even if that is still to come; None if there is none."""
+        """Return the attempt that trained `step` last, or will train it in the future; None before any attempt."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

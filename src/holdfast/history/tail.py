@@ -99,7 +99,7 @@ def last_commit(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The step and attempt in which a run ended: at the end of its plan, or where its script stopped it."""
+    """The step and attempt in which a run ended: at its planned end, or earlier if the script `stopped` it."""
 
     step: int
     stopped: bool
@@ -110,7 +110,7 @@ class Finish:
 
 
 def finish(folder: Path) -> Finish | None:
-    """Return the end of the run with histories in `folder`; None unless all ranks of its last attempt reached it."""
+    """Return where the run in `folder` (its history folder) ended; None if a rank of its last attempt has not ended."""
     lasts: list[Done | Stopped | Preempted | Attempt | Step] = []
     for file in folder.glob("rank-*.jsonl"):
         events = (event.what for event in backwards(file))

@@ -32,12 +32,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A divergence of `run` from `reference`, with all observations of both."""
+    """A divergence of `run` from `reference`; the paths in `unstable` are of values that differ even without a kill."""
 
     divergence: Divergence
     reference: Sequence[Observed]
     run: Sequence[Observed]
-    unstable: frozenset[str] = frozenset()  # values that differ between runs without a kill
+    unstable: frozenset[str] = frozenset()
 
     @property
     def first(self) -> Window:
@@ -47,7 +47,7 @@ class DivergenceCase:
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """The values outside the protected state that were not restored after the kill, as (reference, run) by path."""
+        """The unprotected values that were lost in the kill: (value in `reference`, value in `run`) by path."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
 
@@ -61,7 +61,7 @@ class DivergenceCase:
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 
     def moves(self, path: str) -> bool:
-        """Return True if the value at `path` changed in the step that diverged, or while its batch was loaded."""
+        """Return True if the reference run changed the value at `path` in the step that diverged."""
         now = self.divergence.reference
         before = self.reference_window(now.step - 1, now.rank)
         was = before.kept.get(path) if before else now.held.get(path)
@@ -69,17 +69,17 @@ class DivergenceCase:
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
-    """Return the likely cause if a killed run differs although two runs without a kill agree."""
+    """Return the likely cause of a divergence that began after a kill."""
     return next(cause for check in CHECKS if (cause := check(case)))
 
 
 def of_unkilled_runs(case: DivergenceCase) -> Cause:
-    """Return the likely cause if two runs differ without a kill."""
+    """Return the likely cause of a divergence that no kill has caused."""
     return next(cause for check in UNKILLED_CHECKS if (cause := check(case)))
 
 
 def _fetched_ahead(case: DivergenceCase) -> Cause | None:
-    """Check if the script requests the next batch before it has trained the present one."""
+    """Return a Cause if the script requests the next batch before it has trained the present one, otherwise None."""
     start, first = case.reference_window(0, case.first.rank), case.first
     reference = case.reference_window(first.step, first.rank)
     if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
@@ -99,7 +99,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Check if the protected state differed from the saved state when the first step after the kill began."""
+    """Return a Cause if the protected state was not as saved when the first step after the kill began, else None."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
@@ -114,7 +114,7 @@ def _not_put_back(case: DivergenceCase) -> Cause | None:
 
 
 def _own_generator(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected random generator that started over after the kill and was then used."""
+    """Return a Cause if an unprotected random generator was reset by the kill and then used, otherwise None."""
     values = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
     if not values:
         return None
@@ -159,16 +159,16 @@ def _thing(case: DivergenceCase) -> Cause | None:
 
 
 def _value(case: DivergenceCase) -> Cause | None:
-    """Check for an unprotected tensor or variable; if the batch differs, the dataset must have such a value."""
+    """Return a Cause if an unprotected tensor or variable was lost; if the batch differs, only one of the dataset."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Check for changes between a batch and its first gradient that only the reference made.
+    """Return a Cause if only the reference changed state between loading a batch and its first gradient, else None.
 
-    Values that change there in most steps do not count: they depend on something else that was lost.
+    Values that change there in most steps do not count: another lost value explains why they differ.
     """
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
@@ -220,7 +220,7 @@ def _unknown(case: DivergenceCase) -> Cause:
 
 
 def _entropy(case: DivergenceCase) -> Cause | None:
-    """Check for a random generator whose state differs between the two runs."""
+    """Return a Cause if the state of a random generator differs between the two runs, otherwise None."""
     reference, run = case.divergence.reference, case.divergence.run
     values = {
         path: value

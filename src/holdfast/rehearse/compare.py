@@ -8,12 +8,16 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first window (one step of one rank) after which the protected state differs from the reference."""
+    """The first window (one step of one rank) after which the protected state differs from the reference.
+
+    `began` is the first step of the attempt (start of all workers) that diverged. `before` is the step before which the
+    previous attempt was killed; None if it was the first attempt.
+    """
 
     reference: Window
     run: Window
-    began: int  # the first step of its attempt
-    before: int | None = None  # the step before which the previous attempt was killed, if there was one
+    began: int
+    before: int | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -26,7 +30,7 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the windows (observations of a step) by step and rank; for a step trained twice, the last one."""
+    """Return the windows (observations of a step) by (step, rank); for a step trained twice, the last window."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
@@ -59,7 +63,7 @@ def unmatched(reference: Iterable[Observed], run: Iterable[Observed]) -> list[in
 
 
 def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
-    """Return the paths of values that differ between two runs without a kill, such as a time."""
+    """Return the paths of unprotected values, such as a time, that differ between two runs without a kill."""
     expected = by_step(one)
     paths: set[str] = set()
     for key, window in by_step(other).items():
@@ -74,7 +78,7 @@ def lost(
 ) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
     """Return the unprotected values that differ both at the beginning and at the end of a step, by path.
 
-    The result has pairs (reference, run), without the paths in `apart_from`.
+    The values are pairs (value in `reference`, value in `run`). The paths in `apart_from` are left out.
     """
     ignored = set(apart_from)
     return {
@@ -90,7 +94,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values that a kill lost without an effect on results, but not those in `apart_from`."""
+    """Return the unprotected values of `reference` that kills of `run` lost, by path, without those in `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}

@@ -50,7 +50,8 @@ def rehearse(
 ) -> Rehearsed:
     """Run the script twice without and once with kills, and compare the protected state after every step.
 
-    Train `steps` steps, or a default number, with `at_random` more kills at random steps, drawn with `seed`.
+    Train `steps` steps, or a default number. The script is killed at ends of epochs, at saves, and at `at_random` more
+    steps, which are drawn with `seed`.
     """
     runner = _Runner(replace(config, writer="blocking", recovery="restart"), out, steps, preload, print_line)
     warm(preload)
@@ -181,7 +182,7 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 
 
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Return a difference in last snapshots or fingerprints, or `steps` that one run lacks; an empty text if none."""
+    """Describe how two runs differ: in `steps` that only one trained, last snapshots or fingerprints; else empty."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
     saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]

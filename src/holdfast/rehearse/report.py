@@ -12,16 +12,20 @@ SHOWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """The result of a rehearsal; if `cause` is None, the script resumes exactly."""
+    """The result of a rehearsal; if `cause` is None, the script resumes exactly.
 
-    run: str  # the folder of the run that differs, or of the last run
+    `run` is the folder of the run that differs, or of the last run. `began` has the first step after each kill.
+    `forgotten` has unprotected values that were lost without effect. `unseen` tells why the rehearsal was too short.
+    """
+
+    run: str
     steps: int = 0
     kills: tuple[Kill, ...] = ()
-    began: tuple[int, ...] = ()  # the first step after each kill
+    began: tuple[int, ...] = ()
     divergence: Divergence | None = None
     cause: Cause | None = None
-    forgotten: dict[str, UnprotectedValue] | None = None  # values that did not come back, without an effect so far
-    unseen: str = ""  # a reason why the rehearsal was too short
+    forgotten: dict[str, UnprotectedValue] | None = None
+    unseen: str = ""
 
 
 def lines(result: Rehearsed) -> Iterator[str]:

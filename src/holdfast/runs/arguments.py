@@ -27,9 +27,9 @@ class Change(NamedTuple):
 
     @property
     def lengthens(self) -> bool:
-        """True if the change may make a run longer: a whole number that is larger now.
+        """True if the change may make a run longer: the argument is a whole number, and larger now.
 
-        A new argument counts if its name contains `epoch`, `step` or `iter`.
+        For an argument that the earlier command lacks, the name must contain `epoch`, `step` or `iter`.
         """
         if not _is_whole(self.now):
             return False

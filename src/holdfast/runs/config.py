@@ -138,8 +138,8 @@ class RunConfig:
     def check_world(self, nodes: int) -> None:
         """Raise BadInput if the run cannot work on `nodes` nodes.
 
-        The workers must fit into memory and be enough to recover live, and injected failures must target existing
-        ranks.
+        The workers must fit into memory, recovery without a restart needs at least two workers, and injected failures
+        must target existing ranks.
         """
         require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
         if self.recovery != "restart" and nodes * self.workers < 2:

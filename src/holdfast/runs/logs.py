@@ -18,9 +18,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """The stdout or stderr of one worker; `who` is the rank that it began as, or its number if it joined later.
+    """The stdout or stderr of one worker; `who` names its first rank, or its process number if it joined later.
 
-    `later` has the ranks that it got afterwards, which happens with live recovery.
+    `later` has the ranks that the worker got afterwards, because ranks change with live recovery.
     """
 
     path: Path
@@ -30,12 +30,12 @@ class WorkerLog:
 
     @property
     def order(self) -> tuple[str, int, bool]:
-        """A sort key: ranks before workers that joined later, by number, stdout before stderr."""
+        """A sort key: first workers from the start by rank, then those that joined later; stdout before stderr."""
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines as plain text; of a line that was overwritten, such as a progress bar, the final text."""
+        """Yield the lines as plain text; for a line that was redrawn, such as a progress bar, only its final text."""
         with self.path.open(errors="replace", newline="\n") as file:
             for line in file:
                 yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()

@@ -65,18 +65,18 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run: its state (`trains`, or how it ended), last step, committed steps per second, and size."""
+    """The status of a run. `goodput` is the committed steps per second, and `last` the time of the last write."""
 
     folder: Path
-    state: str
+    state: str  # `trains`, or how it ended
     step: int
     goodput: float | None
     size: int
-    last: float  # time of the last write
+    last: float
 
     @property
     def has_trained(self) -> bool:
-        """True if the run has trained a step or ran a script to its end, or if that is unknown."""
+        """True if the run has trained a step, trains now, was completed or preempted, or cannot be read."""
         return self.step > 0 or self.state in ("completed", "preempted", "trains", "unreadable")
 
     @property
@@ -185,13 +185,13 @@ def state_of(folder: Path, reached: int) -> str:
 
 
 def _saved(folder: Path) -> int:
-    """Return the step of the newest snapshot in the folder, including those set aside; 0 if there is none."""
+    """Return the step of the newest snapshot, including unusable ones that were renamed; 0 if there is none."""
     store = DirectoryStore(folder / "checkpoints")
     return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:
-    """Return the number of steps in the history file of a rank, and how many of them were committed."""
+    """Return the number of steps in the history file of a rank, and the number that the last commit covers."""
     reached = committed = None
     for event in backwards(file):
         match event.what:
@@ -210,7 +210,7 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the start and end events in the history `lead`; if the run has not ended, also the last in `files`."""
+    """Yield the start and end events in the file `lead`; if the run has not ended, also the last event in `files`."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
@@ -221,7 +221,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the active seconds of a run from its start and end events; pauses after a regular end do not count."""
+    """Return the seconds that a run was active, from its start and end events, without pauses after a regular end."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:

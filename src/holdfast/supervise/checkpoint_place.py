@@ -29,10 +29,10 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """The contents of a checkpoint place, as far as a new command needs them.
+    """A summary of the directory or URL that holds the checkpoints of a run.
 
-    `newest` is the step of the newest snapshot, `attempt` the number of the last attempt (start of all workers) in the
-    histories there, and `completed` the verdict if that attempt was completed.
+    `newest` is the step of the newest snapshot there. `attempt` is the number of the last attempt (start of all
+    workers) in the stored histories. `completed` is the recorded verdict if that attempt completed the run.
     """
 
     newest: int | None
@@ -42,7 +42,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of the run in the folder `out`, stored at `place` or, if that is None, in the folder itself."""
+    """The checkpoints of the run in the folder `out`, stored at the directory or URL `place`, by default in `out`."""
 
     out: Path
     place: str | None
@@ -53,10 +53,10 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Return the contents of the checkpoint place, after checking that it can be used.
+        """Check that `place` can be used, and return its contents.
 
-        Raise if `place` cannot be written, or if earlier snapshots of this run are elsewhere. Unless this node is
-        `alone`, keep the reason in `wrong` instead, and report it at the rendezvous.
+        Raise a HoldfastError if `place` cannot be written, or if earlier snapshots of this run are elsewhere. If there
+        are other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report.
         """
         try:
             if self.place is None:
@@ -81,7 +81,7 @@ class Checkpoints:
         return None
 
     def completed(self) -> Judged | None:
-        """Return the verdict in the histories at `place` if the run's last attempt was completed, otherwise None."""
+        """Return the verdict in the histories at `place` if the run's last attempt completed it, otherwise None."""
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
@@ -90,15 +90,15 @@ class Checkpoints:
         return Term.from_json(data) if data else None
 
     def take(self, term: Term) -> bool:
-        """Claim `term` (a numbered group of nodes) for these nodes; return False if it or a later one was claimed."""
+        """Claim `term`, a numbered group of nodes; return False if this or a higher number was already claimed."""
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Remove `term` (a numbered group of nodes) from the store, because no node has started in it."""
+        """Undo the claim of `term`, a numbered group of nodes, because its nodes did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput if this node cannot find the `term` that another node wrote, as they use different stores."""
+        """Raise BadInput if the `term` that another node wrote is not in this node's store: the stores differ."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -106,18 +106,18 @@ class Checkpoints:
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
-        """Send this node's histories to `place`, if it is set, in a child process, unless one is already sending."""
+        """Upload this node's histories to `place` in a child process, unless `place` is None or an upload is running."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
             self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))
 
     def finish_sending(self) -> None:
-        """Wait for the transfer that `send` started, and raise its error if it failed."""
+        """Wait for the upload that `send` started, and raise its error if it failed."""
         while self._sending:
             self._sending.pop(0).result(SENT_WITHIN)
 
     def _check_not_moved(self) -> None:
-        """Raise BadInput if the run's earlier snapshots are elsewhere, since it would silently start from step 0."""
+        """Raise BadInput if the run's snapshots are at another place, because the run would restart from step 0."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)
@@ -177,10 +177,10 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source of the run's initial weights: the one it began with, or `wanted` with a digest of its contents.
+    """Return the source of the run's initial weights; None if the script makes them.
 
-    A run that `has_begun` (saved a step) keeps the source recorded in `out`, unless `wanted` is a different one. The
-    source is read in a child process, because reading tensors may start threads, which do not survive a fork.
+    For a run that `has_begun` (saved a step), return the source recorded in `out` if `wanted` is None or the same.
+    Otherwise return `wanted` with a digest of its contents, which a child process reads, as this may start threads.
     """
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):

@@ -47,7 +47,7 @@ class Tail:
 
     @property
     def bar(self) -> str:
-        """The progress bar at the end of the file, an unfinished line overwritten with carriage returns; or empty."""
+        """The progress bar (a line redrawn with carriage returns) at the end of the file; empty if there is none."""
         _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
         return now.decode(errors="replace") if over else ""
 
@@ -130,7 +130,7 @@ class Tally:
         return max(self.run.committed, self.run.restored or 0)
 
     def line(self, now: float) -> str:
-        """Return the text of the status line; `now` is the present time."""
+        """Return the text of the status line; `now` is the time in seconds since 1970."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
         plan = self.run.plan
         steps = (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
@@ -182,7 +182,7 @@ class Display:
         self._print_err(text.rstrip("\n"))
 
     def refresh(self, *, now: bool = False) -> None:
-        """Show new output of the workers, and the status line if it is due or if `now` is set."""
+        """Show new output of the workers; redraw the status line if enough time has passed, or if `now`."""
         self.output.copy()
         moment = time.monotonic()
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):
@@ -297,6 +297,6 @@ class Journal:
 
 
 def last_attempt(path: Path) -> int:
-    """Return the number of the last attempt in the journal at `path`; 0 if there is none."""
+    """Return the number of the last attempt (start of all workers) in the journal at `path`; 0 if there is none."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

@@ -50,9 +50,10 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception that a worker raised: type and text in one line, traceback, time, source, and raising line.
+    """An exception that a worker raised.
 
-    `traceback` is empty where the message is enough: an error that holdfast raised, or a text given to `sys.exit`.
+    `message` is its type and text in one line, `origin` the code that raised it, and `place` the raising line. No
+    `traceback` is kept for an error that holdfast raised, or a text given to `sys.exit`: the message is enough.
     """
 
     message: str
@@ -123,14 +124,14 @@ class FirstFailure:
     def error(self) -> tuple[str, str, int | None]:
         """The values that two errors must share to count as equal: text without numbers, raising line, and step.
 
-        For a mistake in the program the step is None. The text keeps an exit status that the script chose.
+        For a mistake in the program the step is None. If the script called `sys.exit`, the text keeps its exit status.
         """
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
         return text, self.place, None if self.is_mistake else self.step
 
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
-    """Return the failure that caused all others; if several workers raised exceptions, the earliest."""
+    """Return the failure that caused all others; if several workers raised exceptions, the earliest exception."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -287,9 +288,9 @@ def _origin(error: BaseException) -> Origin:
 class RestartPolicy:
     """The rules that decide whether a run is restarted after a failure.
 
-    `limit` is the number of restarts allowed without progress: each newer snapshot starts the count again. An error may
-    be transient (a GPU, a network, a disk) or a bug of the script; to find out, the run is tried once more. An error
-    that comes again from the same line at the same step is a bug; for an undefined name the same line is enough.
+    `limit` is the number of restarts allowed without progress: each newer snapshot resets the count. An error may be
+    transient (a GPU, a network, a disk) or a bug in the script, so the run is restarted once. If the same line raises
+    the error again at the same step, it is a bug; for an error such as an undefined name, the step may differ.
     """
 
     def __init__(self, limit: int, newest: int | None) -> None:
@@ -304,7 +305,7 @@ class RestartPolicy:
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
-        """Return the verdict if the run must end; otherwise count a restart. `newest` is the newest snapshot's step."""
+        """Return (verdict, reason) if the run must end, else count a restart; `newest` is the last snapshot's step."""
         if newest is not None and newest > self._best:
             passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
             self._used, self._best, self._errors = 0, newest, self._errors - passed

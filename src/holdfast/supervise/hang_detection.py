@@ -33,10 +33,10 @@ Processor = Callable[[int], float | None]  # seconds of processor time that a se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLook:
-    """The observed progress of a running worker at one moment.
+    """The observed progress of a running worker at one moment; `seat` is the unique number of its process.
 
-    `boundaries` counts finished steps, `posted` the collectives begun since, and `moved` the bytes transferred.
-    `evaluated` grows while the worker evaluates.
+    `boundaries` counts finished steps, `posted` the collectives begun since the last of them, and `moved` the bytes
+    transferred. `evaluated` is a counter that grows while the worker evaluates its model.
     """
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
@@ -51,15 +51,15 @@ class WorkerLook:
 
     @property
     def place(self) -> Place:
-        """The position as (step boundaries passed, collectives begun since); a larger one is further ahead."""
+        """The position as (steps finished, collectives begun since then); a larger tuple is further ahead."""
         return self.boundaries, self.posted
 
 
 class RemoteProgress(NamedTuple):
     """The progress of the workers on other nodes.
 
-    `place` is the position of the worker that is furthest behind, as (step boundaries passed, collectives begun since);
-    None if it is unknown. `moved` is the number of bytes that all of them together have transferred.
+    `place` is the position of the worker that is furthest behind, as (steps finished, collectives begun since then);
+    None if it is unknown. `moved` is the number of bytes that all these workers have transferred.
     """
 
     place: Place | None = None
@@ -67,16 +67,16 @@ class RemoteProgress(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """A worker that hangs, identified by the number `seat` of its process, and the reason for this decision."""
+    """A worker that hangs, given by its process number `seat`, and the reason why it counts as hung."""
 
     seat: int
     because: str
 
 
 class Awaited(NamedTuple):
-    """A group of workers, at least one of which may keep all others waiting.
+    """A group of workers, at least one of which may block all other workers.
 
-    If all workers of the group are overdue, the first one counts as hung. `surely` is True if others are known to wait.
+    If all `workers` exceed their deadline, the first counts as hung. `surely` is True if other workers certainly wait.
     """
 
     workers: Sequence[WorkerLook]
@@ -84,9 +84,9 @@ class Awaited(NamedTuple):
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited]:
-    """Return the groups of workers that others may wait for.
+    """Return the groups of workers that may block the other workers.
 
-    `remote` is the position of the worker on other nodes that is furthest behind, if known.
+    `remote` is the position of the furthest-behind worker on other nodes, or None if it is unknown.
     """
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
@@ -97,9 +97,9 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 
 
 def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awaited]:
-    """Yield each member that has not joined the recovery; if all have joined, yield them as one group.
+    """Yield each member that has not joined the recovery, or one group of all members if all have joined.
 
-    If `replacements_start`, the members may be waiting for those, so that group is left out.
+    That group is left out if `replacements_start` (new workers are starting), since members may wait for these.
     """
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
@@ -110,7 +110,7 @@ def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awa
 
 
 def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited]:
-    """Yield the group of members that are furthest behind, unless one on another node is even further behind."""
+    """Yield the group of members that are furthest behind, unless a worker on another node is even further behind."""
     if not members:
         return
     last = min(worker.place for worker in members)
@@ -140,7 +140,7 @@ class HangDetector:
         self._watches = {}
 
     def reset_waits(self) -> None:
-        """Restart the count of seconds that others have waited for each worker, because the members have changed."""
+        """Set the time that peers have waited for each worker back to 0, because the training group has changed."""
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
@@ -178,7 +178,7 @@ class HangDetector:
 
     @property
     def soon(self) -> float | None:
-        """The shorter deadline of an idle worker that others wait for, in seconds; None if it does not apply."""
+        """The shorter deadline, in seconds, for an idle worker that peers wait for; None if only `step` applies."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))
@@ -192,7 +192,7 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return the workers that were suspended by a signal for too long; they have more time if all are suspended."""
+        """Return the workers that a signal has suspended for too long; the limit is longer if all are suspended."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED
@@ -241,7 +241,7 @@ class HangDetector:
         return f"{doing} for {idle:.0f} s (deadline {self._idle_deadline(worker):.3g} s; change it with --hang-timeout)"
 
     def _why_soon(self, worker: WorkerLook) -> str:
-        """Return why the idle `worker` is replaced, and double the deadline for the next one."""
+        """Return why the idle `worker` counts as hung, and double the shorter deadline `soon` for later hangs."""
         deadline, idle = self.soon, self._watches[worker.seat].awaited
         self._soon = min(2 * self._soon, LEAST)
         return (
@@ -294,7 +294,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation; if a step ended, return the (seconds, steps) since the last one, otherwise None."""
+        """Add an observation; if steps ended, return (seconds since the last end of a step, number of steps)."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -326,10 +326,7 @@ class _Watch:
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
-        """Return True if others waited for the worker for over `deadline` seconds and it used no CPU time.
-
-        If it did use CPU time, the count of these seconds starts again.
-        """
+        """Return True if peers waited for the worker for over `deadline` seconds and it used no CPU time."""
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
         if self.used is None or self.awaited <= deadline:

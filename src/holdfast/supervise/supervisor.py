@@ -344,7 +344,7 @@ class _Supervisor:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return how the run ended, if a worker failed only after its training loop; otherwise None."""
+        """Return the regular end of the run if a worker failed only after its training loop, otherwise None."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING

@@ -50,7 +50,7 @@ class Site:
         self.ready = self._render()
 
     def refresh(self) -> float:
-        """Build the page again if the run has written events since; return the seconds that this took."""
+        """Build the page again if the run has written events or ended since the last call; return the seconds spent."""
         paths = sorted((self._folder / "history").glob("*.jsonl"))
         fingerprint = is_training(self._folder), [(path.name, path.stat().st_size) for path in paths]
         if fingerprint == self._fingerprint:
@@ -61,7 +61,7 @@ class Site:
 
     @property
     def has_just_ended(self) -> bool:
-        """True if the run has ended and the page still shows that it trains."""
+        """True if the run has ended but the page still shows it as training."""
         return self.ready.state == "trains" and not is_training(self._folder)
 
     def metrics(self) -> bytes:

@@ -62,7 +62,7 @@ class Heartbeats:
         return now - self._times.get(who, now)
 
     def is_surely_alive(self, who: str, now: float) -> bool:
-        """Return True if the supervisor `who` has sent several heartbeats, the last one a moment ago."""
+        """Return True if the supervisor `who` has sent several heartbeats, and the last one was recent."""
         return self._changes.get(who, 0) >= SURELY and self.silence(who, now) < ALIVE_WITHIN
 
 
@@ -83,9 +83,8 @@ def starting(
 ) -> Sequence[Arrival] | None:
     """Return the arrivals that start now, or None to wait for more.
 
-    `members` has the supervisors that started last time and their node numbers, `of` is the number of all nodes, and
-    `least` the fewest that may start. Two arrivals with the same node number start together, so that the mistake is
-    reported.
+    `members` maps the supervisors of the last start to their node numbers. `of` is the number of all nodes, and `least`
+    the fewest that may start. Two arrivals with the same node number are both returned: the caller reports that.
     """
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
@@ -101,14 +100,14 @@ def starting(
 
 
 class RoundCloser:
-    """The part of a node that closes rendezvous rounds (meetings of nodes) in its own store, at address `own`."""
+    """The host of rendezvous rounds, in a node's own store at address `own`: it decides which nodes start together."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Close round `number` by announcing which nodes start, unless it must wait; `last` are those of last time."""
+        """Announce which nodes start in round `number`, once enough are there; `last` are those of the last start."""
 
         def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -136,7 +135,7 @@ class RoundCloser:
         connection.ask(lambda store: _close(store, number, answer))
 
     def _starting(self, greetings: Sequence[Greeting], last: Peers, heard: Heartbeats) -> list[Greeting]:
-        """Return the greetings of the nodes that start now, by node number; empty if they must wait for others."""
+        """Return the greetings of the nodes that start now, sorted by node number; empty to wait for more nodes."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}
@@ -145,10 +144,10 @@ class RoundCloser:
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
-        """Return the term (numbered group) in which `nodes` start: the last one if it has the same nodes, or a new one.
+        """Return the term (a numbered group) in which `nodes` start: their last term if the group is unchanged.
 
-        If all nodes are present, the new term follows the newest in the store. If only some are present, they must
-        claim the term that follows their own. Return None if another group of nodes has claimed that term.
+        Otherwise claim a new term. Its number follows the newest term in the store if all nodes are present, or else
+        the last term of `nodes`. Return None if another group of nodes has already claimed that number.
         """
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term

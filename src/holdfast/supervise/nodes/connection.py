@@ -29,21 +29,25 @@ T = TypeVar("T")
 
 
 class Greeting(TypedDict):
-    """The message with which a node registers for the next start of the workers."""
+    """The message with which a node registers for the next start of the workers.
+
+    `of` is the number of all nodes, `who` the unique name of the supervisor, `where` the address of its own store, and
+    `wrong` the reason why it cannot use the checkpoints. `command` has the settings that all nodes must share.
+    """
 
     node: int
-    of: int  # the number of nodes that its user gave
-    who: str  # a name that this supervisor alone has: a later one for the same node has another
+    of: int
+    who: str  # a later supervisor of the same node has another name
     attempt: int  # the number that it would give the next attempt
     workers: int  # the number that it starts
     term: int  # the term that it was in last; 0 if it has not met other nodes yet
     where: str  # address of its own store, where the others meet if the one at the endpoint is lost
-    wrong: str | None  # why it cannot use the checkpoints
-    command: Mapping[str, Any]  # settings that must be the same on all nodes
+    wrong: str | None
+    command: Mapping[str, Any]
 
 
 class Answer(TypedDict):
-    """The message that closes a round: which nodes start and the store they use, or why they cannot start together."""
+    """The message that ends a rendezvous round: the nodes that start and their store, or why they cannot start."""
 
     nodes: list[Greeting]
     host: int  # the node that closed the round
@@ -56,7 +60,7 @@ class Answer(TypedDict):
 
 
 class Unreachable(Exception):
-    """Raised if the node that hosts the store is gone, or does not answer in time."""
+    """Raised if the node that hosts the store has exited, or does not answer in time."""
 
 
 class Connection(threading.Thread):

@@ -45,7 +45,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a store where nodes are likelier to meet than at `here`, or None."""
+        """Return a connection to a store that comes before `here` in the order of search, or None."""
         for where, token in self._places(last):
             if where == here:
                 return None
@@ -54,7 +54,7 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return (address, token) of stores where nodes may meet, likeliest first; None if no token is required."""
+        """Return (address, token) of stores to search, in order; the store must hold `token` unless that is None."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

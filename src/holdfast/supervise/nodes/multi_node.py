@@ -54,11 +54,11 @@ _LOOK = 0.02
 class RunEndWatch:
     """A watch for the end of the run, which other nodes may complete while this one waits for them.
 
-    Nodes that share the run's folder find its histories in `out`. Otherwise supervisors send their histories to the
-    place of the checkpoints when they end.
+    The end is read from the histories in `out`, if the nodes share that folder. Otherwise it is read from the histories
+    that supervisors upload beside the checkpoints when they exit.
 
-    An end that was recorded before this command is ignored in three cases: the run is extended; the script is only
-    supervised, so every command trains it again; or it was found with the checkpoints, which may be another run's.
+    An end that was recorded before this command is ignored if the run is extended, if every command trains the script
+    again (it is only supervised), or if it was found beside the checkpoints, where it may belong to another run.
     """
 
     def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
@@ -250,7 +250,7 @@ class MultiNodeRendezvous(Rendezvous):
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
     def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
-        """Send `reason` (None if there is no problem) to the nodes of this round; return the reasons of `nodes`."""
+        """Send the `reason` why this node cannot start, or None if it can; return the reasons that `nodes` sent."""
         connection, key = self._connection, f"round/{self._closed}/wrong"
         connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(reason)))
         keys = [f"{key}/{node}" for node in nodes]
@@ -315,8 +315,8 @@ class MultiNodeRendezvous(Rendezvous):
 def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int, Answer | None]:
     """Return the number of the round that this node waits for, and its answer once it is closed.
 
-    If `awaited` is 0, leave `greeting` for the next round first. This function changes no object: it may still run in
-    its thread after the caller has timed out and moved on.
+    If `awaited`, the number of that round, is still 0, first register for the next round with `greeting`. Do not change
+    any object: this function may still run in its thread after the caller has timed out.
     """
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())

@@ -152,17 +152,21 @@ def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """The result of one rendezvous, which describes one start of the workers."""
+    """The result of one rendezvous, which describes one start of the workers on all nodes.
+
+    `round` is its unique name. `workers` has the number of workers of each of `nodes`, and `host` is the node where
+    they met. `term` is the number of this group of nodes, 0 for a single node. `store` is the workers' TCPStore.
+    """
 
     attempt: int
-    round: str  # a name that no other round has
+    round: str
     address: str  # of this node
-    nodes: tuple[int, ...] = (0,)  # that take part
-    workers: tuple[int, ...] = ()  # the number that each of them starts
-    host: int = 0  # the node that keeps the store in which they met
+    nodes: tuple[int, ...] = (0,)
+    workers: tuple[int, ...] = ()
+    host: int = 0
     term: int = 0  # see checkpoint/terms.py; 0 for a single node
     node: int = 0  # the number of this node
-    store: tuple[str, int] = (LOOPBACK, 0)  # address and port of the workers' store
+    store: tuple[str, int] = (LOOPBACK, 0)  # address and port
 
     @property
     def index(self) -> int:
@@ -206,11 +210,13 @@ class Peers:
     """The other nodes while the workers train; this base class is for a single node, which has none.
 
     `round` is the unique name of the rendezvous round. `server` is the store of its workers, if this node hosts it.
+    `term` is the numbered group of nodes that started together. `members` maps their supervisors to node numbers, and
+    `where` maps node numbers to the addresses of the nodes' own stores.
     """
 
-    term: Term | None = None  # the term that this node is in
-    members: Mapping[str, int] = {}  # node number by supervisor, of all that started together
-    where: Mapping[int, str] = {}  # address of the store that each of these nodes keeps
+    term: Term | None = None
+    members: Mapping[str, int] = {}
+    where: Mapping[int, str] = {}
 
     def __init__(self, round: str = "", server: Store | None = None) -> None:
         self._workers = f"holdfast/{round}"

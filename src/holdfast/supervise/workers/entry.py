@@ -98,10 +98,7 @@ def _redirect_output(stdout: Path, stderr: Path) -> None:
 
 
 class WorkerOutput(io.FileIO):
-    """The output file of a worker: output that a full disk refuses is lost, and the script does not fail.
-
-    Python writes each line at once, because a worker may be killed at any time.
-    """
+    """The output file of a worker, which ignores write errors, so that a full disk does not make the script fail."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "w", closefd=False)
@@ -159,7 +156,7 @@ def _run(task: Task) -> int:
 
 
 def _exit_status(end: SystemExit, task: Task) -> int:
-    """Return the exit status that a script's `sys.exit` asks for; record a failure like an exception."""
+    """Return the exit status that a script gave to `sys.exit`; if it means failure, record it as an error."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
@@ -169,7 +166,7 @@ def _exit_status(end: SystemExit, task: Task) -> int:
 
 
 def _exit_at_once(status: int) -> NoReturn:
-    """Exit without exit handlers, so that peers that wait in a collective see our connections close."""
+    """Exit without exit handlers, so that connections close at once and peers notice it in their collectives."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -34,7 +34,8 @@ SCALE_LOOK = 0.1  # seconds between two looks for a scale request
 class Members:
     """The workers that train together in one attempt (start of all workers); the group changes after losses.
 
-    `size` is their number at the start, `wanted` the number that should train now, and `strategy` the way to recover.
+    `size` is the number of workers at the start, `wanted` the number that should train now, and `strategy` the recovery
+    strategy. Each worker process has a unique number, its `seat`. Each member has a member number, at first its rank.
     """
 
     def __init__(self, strategy: str, size: int) -> None:
@@ -47,7 +48,7 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the member number (rank while no worker is lost) of process `seat`; `seat` if it never had one."""
+        """Return the last member number of the process `seat`; `seat` itself if that process was never a member."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
@@ -59,12 +60,12 @@ class Members:
         return seat in self._last and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the member numbers (ranks while no worker is lost) of members that are not among `workers`."""
+        """Return the member numbers (at first the ranks) of the members that are not among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the member numbers (ranks while no worker is lost) of the processes `seats`, if they are members."""
+        """Return the member numbers (at first the ranks) of those processes in `seats` that are members."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
@@ -78,7 +79,7 @@ class Members:
         self.current = membership
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if exactly the wanted number of `workers` train together, and all others sleep."""
+        """Return True if exactly the wanted number of `workers` train together, and no other worker trains."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
@@ -86,7 +87,7 @@ class Members:
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
         """Choose, adopt and return the next membership (group of training workers), or None if none is due.
 
-        `broken` is True if a connection between members broke although none was lost.
+        `broken` is True if a connection between members broke although no member was lost.
         """
         present = {worker.seat: worker for worker in workers}
         known = {**self._leaving, **self._seats}
@@ -100,14 +101,14 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership (group of workers) without lost ones; to replay a step, None until all are replaced."""
+        """Return a membership without the lost members; with replay, None until there is a replacement for each."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership (group of workers) of the wanted size, if it differs: some join, or some fall asleep."""
+        """Return a membership closer to the wanted size, as workers join or are put to sleep; None if unchanged."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -119,7 +120,7 @@ class Members:
         return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
 
     def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
-        """Return the worker process (seat) for each `free` member number; a seat keeps its last number if possible."""
+        """Assign `ready` seats to `free` member numbers, if possible to their last one; return seat by number."""
         seats: dict[int, int] = {}
         for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
             left = sorted(free - seats.keys())
@@ -148,7 +149,7 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the ranks in a new membership; `names` maps member numbers to log file names, for this node."""
+        """Record the ranks in a new membership; `names` maps this node's member numbers to names of log files."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
@@ -168,7 +169,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages about rank changes since the last call; `all_train` is the count if all train, else 0."""
+        """Return messages on rank changes since the last call; `all_train` is the worker count if all train, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False
@@ -177,7 +178,7 @@ class RankLog:
 
 
 class Stranded(Exception):
-    """Raised if members were lost and the others cannot continue without them."""
+    """Raised if members (training workers) were lost and the other members cannot continue without them."""
 
 
 class MembershipController:
@@ -215,7 +216,7 @@ class MembershipController:
         )
 
     def _is_broken(self) -> bool:
-        """Return True if workers waited long for a new membership although none was lost: a connection broke."""
+        """Return True if workers have waited long for a new membership although no worker was lost."""
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
         seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
@@ -237,14 +238,14 @@ class MembershipController:
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
-        """Return True if the remaining nodes can continue at once without `nodes`; replay needs enough ready spares."""
+        """Return True if the other nodes can continue at once without `nodes`; for replay, only if spares are ready."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (ranks while no worker is lost) of the workers on the other nodes `nodes`."""
+        """Return the member numbers (at first the ranks) of the workers on `nodes`, without those of this node."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
@@ -338,7 +339,7 @@ class Scaler:
         """The number of workers that should train, also after a restart; None before the first request."""
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if a request came, and report when that is done."""
+        """Put workers to sleep or wake them if the user requested it, and record the event when they have changed."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now

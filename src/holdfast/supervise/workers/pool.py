@@ -63,7 +63,7 @@ class WorkerPool:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
     def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
-        """Fork a worker process with the unique number `seat`, which is also its rank unless it `joins` later."""
+        """Fork a worker process with the unique number `seat`: its rank, or if it `joins` later, only an identifier."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -137,8 +137,7 @@ class WorkerPool:
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
         """Return True if all training workers have exited normally; then kill the spares that wait to join.
 
-        `others_are_ending` is True if workers of other nodes have finished. Otherwise a node without training workers
-        waits.
+        If this node has only spares, return False until workers of other nodes have finished (`others_are_ending`).
         """
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
         if not exits and not others_are_ending:
@@ -152,7 +151,7 @@ class WorkerPool:
         return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
-        """Return the progress of every running worker; `is_member` tells if a worker process number is training."""
+        """Return the progress of every running worker; `is_member` returns True for the process number of a member."""
         return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:

@@ -178,7 +178,7 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker ended, or that it was idle for `idle` seconds; its log path is relative to `out`."""
+        """Return a report on how the worker ended, or on its `idle` seconds; its log path is relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -195,9 +195,9 @@ class WorkerProcess:
 
 
 def dying_status(pid: int) -> int | None:
-    """Return the exit status of a killed process of which some threads still exist; otherwise None.
+    """Return the exit status of a process whose main thread was killed while other threads still exist; otherwise None.
 
-    The supervisor cannot wait for such a process yet: releasing a GPU takes 0.2 s.
+    `waitpid` reports such a process only after all threads are gone; with a GPU, this takes 0.2 s.
     """
     fields = _stat_fields(_PROC / str(pid))
     if len(fields) <= _EXIT or fields[0] != "Z" or not (status := int(fields[_EXIT])):
@@ -206,10 +206,10 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the CPU seconds that all processes of a process group used, or waited for; None if unknown.
+    """Return the CPU seconds that all processes of a process group used or spent ready to run; None without /proc.
 
-    Waits for a CPU are counted for main threads only: on a busy machine a worker is slow, not hung. Other threads may
-    poll now and then, and would appear to wait most of the time.
+    Time spent waiting for a CPU counts, because on a busy machine a worker is slow, not hung. It is known for main
+    threads only; other threads may poll now and then, and would seem to wait most of the time.
     """
     if not _PROC.exists():
         return None
