@@ -28,8 +28,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 class Family:
     """The blocks cut from one array: block i is the slice `bounds[i]:bounds[i+1]` along `dim`.
 
-    If `dim` is None, the whole array is one block. `companions` are arrays that are cut in the same way and belong to
-    the same blocks, such as Adam's moments.
+    If `dim` is None, the whole array is one block. `row_size` is the number of elements at one index of `dim`.
+    `companions` are arrays that are cut in the same way and belong to the same blocks, such as Adam's moments.
     """
 
     array: str

@@ -70,8 +70,8 @@ def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
     """Rank blocks by the root mean square change of their values since the last save, largest first (SCAR).
 
-    Ties go to the block saved longest ago, then to the lowest number. The budget is counted in values, so this choice
-    removes most of the squared perturbation per written value.
+    Ties go to the block saved longest ago, then to the lowest number. The mean is used because the budget limits the
+    number of written array elements.
     """
     return _ranked(-distance_per_value(info), info.saved_at)
 
@@ -143,7 +143,7 @@ SAVES = {
 
 
 class Choice(NamedTuple):
-    """The blocks to save now, in ascending order, and the unspent budget in values (negative if overspent)."""
+    """The blocks to save now, in ascending order, and the unspent budget in array elements (negative if overspent)."""
 
     ids: Ids
     credit: Fraction
@@ -190,14 +190,14 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of early saves: 1, 2, 4, ... below `interval`, and `interval` itself if `saves` is "early"."""
+        """The steps of early saves, if any: 1, 2, 4, ... below `interval`; also `interval` if `saves` is "early"."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: a special policy for an early save, otherwise this policy."""
+        """Return the policy for the save after `step`: round-robin or full for an early save, otherwise this policy."""
         if step not in self.early:
             return self
         if self.saves == "early":
@@ -211,7 +211,7 @@ class Policy:
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
         """Choose the blocks to save after `step`.
 
-        The budget is the fraction r of all values plus `credit`, the unspent budget of earlier saves.
+        The budget is `fraction` of all array elements plus `credit`, the unspent budget of earlier saves.
         """
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)

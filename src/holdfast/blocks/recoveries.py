@@ -22,7 +22,7 @@ def full(count: int, lost: Ids) -> Ids:
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return only the lost blocks: all others keep their newer values, so less progress is lost (Theorem 4.1)."""
+    """Return only the lost blocks: all others keep their newer values, so less progress is lost."""
     return np.asarray(lost, dtype=np.int64)
 
 
@@ -52,7 +52,7 @@ def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Restore in `live`, from `saved`, the blocks that `how` chooses if `lost` are lost; return their numbers."""
+    """Copy the blocks that the strategy `how` restores from `saved` to `live`; return their numbers."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

@@ -110,7 +110,7 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations lost if a fraction `lost` of the blocks returns to its saves at a random time.
+    """Estimate the iterations that a failure costs if it resets the fraction `lost` of the blocks to their last saves.
 
     `interval` is the number of iterations between saves of a block, `rate` the contraction rate, and `noise` the number
     of iterations by which chance shifts the time of convergence.
@@ -133,7 +133,7 @@ def expected(age: Floats | float, lost: float, c: float) -> Floats:
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest delay by Theorem 3.2, in iterations, if a fraction `lost` of the blocks goes back by `age`."""
+    """Return the longest possible delay in iterations (Theorem 3.2 of Qiao et al.); arguments as for `expected`."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
@@ -141,7 +141,7 @@ def bound(age: Floats | float, lost: float, c: float) -> Floats:
 def noise(losses: Sequence[float]) -> float:
     """Estimate by how many iterations chance shifts the time at which the loss reaches a given level.
 
-    The last half of the losses is used. Second differences of independent noise have six times its variance.
+    Only the last half of `losses` is used. The noise in them is estimated from their second differences.
     """
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:

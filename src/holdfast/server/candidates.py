@@ -34,7 +34,7 @@ class Candidates:
 
     def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
         self._ids, self._info = ids, info
-        self._first = _first(policy, step, ids, info, count)
+        self._first = _ranking_keys(policy, step, ids, info, count)
         self._within: tuple[float, Span | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
@@ -92,8 +92,8 @@ class Candidates:
         return self._first[where] if level == 0 else (self._info.saved_at, self._ids)[level - 1][where].view(np.uint64)
 
 
-def _first(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return the policy's ranking key of each block as an integer; smaller keys are more urgent."""
+def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
+    """Return an integer for each block by which `policy` ranks blocks; blocks with smaller integers are saved first."""
     match policy.ranking:
         case "priority":
             return _codes(-distance_per_value(info))

@@ -33,7 +33,7 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """The result of a save; it lacks the blocks of nodes that were lost before they had written them.
+    """The result of a save. Blocks of nodes that were lost before writing them are not part of the save.
 
     `committed` is False if no block was written, or if the initial save, which needs all blocks, is incomplete.
     """

@@ -87,7 +87,7 @@ class Controller:
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Assign all blocks to nodes and save their initial values, repeating this if a node is lost. Return 0."""
+        """Assign all blocks to nodes and save their initial values. Return 0, the number of the first iteration."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")
@@ -174,7 +174,6 @@ class Controller:
             self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
 
     def _record_dropped(self, nodes: list[int], when: When) -> None:
-        """Record that blocks of the lost `nodes` may have missed the round `when`, which the other nodes applied."""
         ids = np.concatenate([np.zeros(0, np.int64), *(self._recovery.map.held_by(node) for node in nodes)])
         if len(ids):
             parts = tuple(range(self._settings.workers))
@@ -222,7 +221,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Train while parts of the input advance independently; an iteration ends when all parts have done it."""
+        """Train with staleness: input parts advance independently; an iteration ends when all parts have done it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
@@ -270,7 +269,10 @@ class Controller:
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> Selected | None:
-        """Let nodes choose blocks to save after iteration `step`; return None if no save is due or already chosen."""
+        """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
+
+        Also return None if the choice was made before: `chosen` is the last iteration for which nodes chose blocks.
+        """
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()

@@ -18,7 +18,10 @@ FEWEST = 6  # losses needed to measure a rate
 
 @dataclass(slots=True)
 class Outage:
-    """Members that were lost together, the blocks restored for them, and the seconds until training continued."""
+    """Members that were lost together, the blocks restored for them, and the seconds until training continued.
+
+    `size` is the distance by which the restore moved the state. `dropped` tells whether updates were lost.
+    """
 
     iteration: int
     members: list[str]
@@ -131,7 +134,7 @@ def contraction(run: Served) -> Rate | None:
     """Estimate the convergence rate from the losses before the first failure; None if they do not fall steadily.
 
     The remaining loss is unknown, but the decrease of the loss in each iteration shrinks by the same factor. The loss
-    falls as the square of the distance to the optimum, so c is the root of that factor.
+    falls as the square of the distance to the optimum, so the rate is the square root of that factor.
     """
     first = min((outage.iteration for outage in run.failures), default=run.iterations)
     losses = [loss for loss in run.losses[:first] if loss is not None]
@@ -161,7 +164,7 @@ def _distance(run: Served, c: float) -> float:
 
 
 def prediction(run: Served) -> float | None:
-    """Return the largest number of iterations that the failures can cost by Theorem 3.2, or None if it is unknown."""
+    """Return an upper bound on the iterations that failures cost (Theorem 3.2 of Qiao et al.); None if unknown."""
     perturbed = [outage for outage in run.failures if outage.restored]
     if not perturbed:
         return 0.0
@@ -175,7 +178,7 @@ def prediction(run: Served) -> float | None:
 def measured_cost(run: Served, reference: Served) -> float | None:
     """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses.
 
-    If one of the two never reached it, the lowest loss that both reached is compared instead.
+    If a run never reached the criterion, compare when the two runs reached the lowest loss that both have reached.
     """
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
@@ -188,7 +191,7 @@ def measured_cost(run: Served, reference: Served) -> float | None:
 
 
 def _crossing(losses: Sequence[float | None], level: float) -> float:
-    """Return the interpolated iteration at which the loss first reached `level`; the number of all if it never did."""
+    """Return the interpolated number of iterations until the loss reached `level`; `len(losses)` if it never did."""
     for index, loss in enumerate(losses):
         if loss is not None and loss <= level:
             before = losses[index - 1] if index else None

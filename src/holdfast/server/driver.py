@@ -56,7 +56,6 @@ def _check(settings: Settings) -> None:
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
-    """Return `kind` as a Ray actor class that reserves no CPU cores."""
     import ray
 
     return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
@@ -140,7 +139,7 @@ class _Driver:
         return numbers
 
     def _make(self, kind: str, number: int) -> Any:
-        """Start or restart the actor of a node or worker; return the reference to its `ready` call."""
+        """Start an actor as node or worker `number`; return the Ray reference to the result of its `ready` method."""
         from holdfast.server import server_node, worker
 
         made = _actor(

@@ -40,7 +40,7 @@ class Detector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """Use the short deadline for `member` from now on; the first execution of each task may take longer."""
+        """Use the short deadline for `member` from now on; the long one at first allows for slow first calls."""
         if member in self._heard:
             self._settled.add(member)
 

@@ -127,7 +127,7 @@ class ServerMembers:
         return self._of(member.kind).pop(member.number, None)
 
     def settle(self) -> None:
-        """Use the short heartbeat deadline for all members; the first execution of each task may take longer."""
+        """Use the short heartbeat deadline for all current members from now on, because their first calls are done."""
         for member in self.all():
             self._detector.settle(member)
 

@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round, and the number of the first round for blocks that are restored now."""
+    """The current iteration and round; `version` is the next round of restored blocks, counted over all iterations."""
 
     iteration: int
     round: int
@@ -117,7 +117,7 @@ class ServerRecovery:
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
     def remove(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
-        """Record the loss of a member, with the blocks it held unless `holding` is False, and kill its process."""
+        """Record that `member` is lost, and kill its process; `holding` tells whether the record lists its blocks."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
@@ -147,7 +147,7 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let every node load and drop blocks until it holds its blocks in the partition map; return lost members.
+        """Let every node load and drop blocks to match the partition map; return the members that were lost meanwhile.
 
         With `everything`, nodes load all blocks from the checkpoint. `lost` are the nodes whose blocks are restored.
         """
@@ -173,7 +173,7 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return a summary of all surviving blocks, or None if it is not needed, and the members found to be lost."""
+        """Return a summary of the surviving blocks (None unless blocks must be re-initialised) and any lost members."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))

@@ -61,7 +61,7 @@ class Rounds:
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> When:
-        """Return the iteration and the round within it of round `number`, counted from the start of the run."""
+        """Convert the round `number`, counted from the start of the run, to an iteration and a round within it."""
         return When(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
@@ -109,7 +109,7 @@ class Rounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Start measuring the loss on workers, for all input parts not in `known`; return the calls without waiting."""
+        """Start measuring the loss of all input parts but those in `known`; return the pending calls, by worker."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
@@ -140,7 +140,7 @@ class Rounds:
 
 
 class StaleIteration(NamedTuple):
-    """An iteration that every input part has completed, with the seconds and the loss of each part."""
+    """An iteration that every input part has completed; `turns` has the seconds and the loss of each part."""
 
     iteration: int
     turns: dict[int, WorkerRound]

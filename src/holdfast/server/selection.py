@@ -28,7 +28,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class Span(NamedTuple):
-    """A range of the ranking: the positions that start with `prefix`, followed by a number in `low`..`high`."""
+    """A range of ranking positions (three integers): those that start with `prefix`, then a number in `low`..`high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -83,9 +83,9 @@ class Total(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """A question to nodes: how many candidates (blocks that moved further than `above`) they have, and in what range.
+    """A question to nodes: the number of candidates, and the range of the ranking that they cover.
 
-    A node with at most `few` candidates also lists them.
+    Candidates are blocks that moved further than `above`. A node with at most `few` candidates also lists them.
     """
 
     above: float
@@ -104,7 +104,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to nodes: how many candidates for saving, of what total size, fall into each bin of `span`."""
+    """A question to nodes: the number and total size of the candidates for saving in each bin of the range `span`."""
 
     above: float
     span: Span
@@ -112,7 +112,7 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A node's answer: for each bin, the number of candidates for saving and their total size in values."""
+    """A node's answer: for each bin, the number of candidates for saving and their total size in array elements."""
 
     counts: Ids
     values: Ids
@@ -135,7 +135,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The decision sent to nodes: save all candidates up to position `last` of the ranking, inclusive."""
+    """The decision sent to nodes: save the blocks that moved further than `above`, up to ranking position `last`."""
 
     above: float
     last: Place
@@ -158,7 +158,7 @@ EVERYTHING = Span((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """The decision on which blocks to save, and the unspent budget in values (negative if overspent)."""
+    """The decision on which blocks to save, and the unspent budget in array elements (negative if overspent)."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -181,7 +181,10 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Find the last block to save from histograms with at most `bins` bins per node, without listing all blocks."""
+    """Choose the blocks to save by asking nodes for histograms with at most `bins` bins; return the selection.
+
+    `credit` is the unspent budget of earlier saves, in array elements. The caller answers the yielded questions.
+    """
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)
@@ -209,7 +212,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Find the last block to save by listing the blocks of all nodes: the reference implementation of `exchange`."""
+    """Choose the same blocks as `exchange` by listing the blocks of all nodes: a slow reference implementation."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
@@ -219,7 +222,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the distance that blocks must exceed to be saved: their mean for policy `threshold`, otherwise -inf."""
+    """Return the distance a block must exceed to be saved: the mean of all blocks for `threshold`, else -inf."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(Total, (yield AskTotal()))
@@ -227,14 +230,13 @@ def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
 
 
 def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
-    """Return the end of the selection if the budget covers all candidates or none of them, otherwise None."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the ranking position at which the total size of blocks reaches `limit` values, and that total."""
+    """Return the first ranking position up to which blocks have `limit` elements or more, and their exact number."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))

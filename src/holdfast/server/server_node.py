@@ -55,7 +55,11 @@ class FetchedBlocks(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The state of a node, as reported to a controller that takes over the run."""
+    """The state of a node and its blocks, as reported to a controller that takes over the run.
+
+    `versions` has the next round of each block, `changed` the version of the partition map when the node last gained or
+    lost blocks, and `credit` the unspent save budget.
+    """
 
     ids: Ids
     versions: Ids
@@ -117,7 +121,7 @@ class ServerNode:
     def push(self, map_version: int, when: When, part: int, push: Push) -> int:
         """Buffer an update computed from input part `part` until the round is committed.
 
-        Return the number of its blocks to which this round has not been applied yet.
+        Return the number of blocks in `push` to which this round has not been applied yet.
         """
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
@@ -181,7 +185,7 @@ class ServerNode:
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write the buffered blocks to the store as a part of save `sequence`, which the controller then commits."""
+        """Write the buffered blocks to the store as a part of save number `sequence`, which the controller commits."""
         if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:
@@ -190,7 +194,7 @@ class ServerNode:
         return write_segments(self._store, blocks, who, sequence, *self._to_write, self._total)
 
     def survivors(self) -> Arrays | None:
-        """Return a summary of this node's blocks, used to re-initialise lost blocks; None if it holds no block."""
+        """Return a summary of this node's blocks, used to re-initialise lost blocks; None if the node has none."""
         ids = self._shard.ids
         return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
 
@@ -206,8 +210,8 @@ class ServerNode:
     ) -> FetchedBlocks:
         """Hold exactly the blocks `ids` of partition map `map_version`, loading missing ones from the checkpoint.
 
-        With `everything`, all blocks are loaded. `version` is the next round of the loaded blocks. With `summaries` of
-        the surviving nodes, blocks that were never saved get new values by the workload's rule.
+        With `everything`, load all blocks. `version` is the number of the next round to apply to loaded blocks. If
+        `summaries` of surviving blocks are given, the workload computes new values for blocks that were never saved.
         """
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
@@ -231,7 +235,7 @@ class ServerNode:
 
     @_exclusive
     def give(self, map_version: int, ids: Ids) -> Holding:
-        """Return a copy of the blocks `ids` for another node; then refuse requests by older partition maps."""
+        """Return a copy of the blocks `ids` for another node; from now on, refuse requests that use older maps."""
         return self._shard.give(ids, map_version)
 
     @_exclusive
@@ -242,7 +246,7 @@ class ServerNode:
 
     @_exclusive
     def distance_from_saves(self) -> float:
-        """Return how far the blocks on this node have moved since their saves: the root of the sum of squares."""
+        """Return the root of the sum of squared distances that this node's blocks have moved since their saves."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_exclusive

@@ -22,7 +22,7 @@ class BlocksMoved(Exception):
 
 
 class Holding(NamedTuple):
-    """Some blocks of a node, in ascending order, with their values, last saved values and round numbers."""
+    """Some blocks of a node, in ascending order, with values, last saved values and the number of the next round."""
 
     ids: Ids
     values: Arrays
@@ -33,7 +33,7 @@ class Holding(NamedTuple):
 
 
 class AppliedCommit(NamedTuple):
-    """The effect of committing a round: the blocks that were updated, had it before, or lack an earlier round."""
+    """The effect of committing a round: blocks updated now, updated before, or lacking an earlier round (`behind`)."""
 
     ids: Ids  # have this round applied now, with or without a push
     ignored: Ids  # had this round applied before
@@ -41,7 +41,7 @@ class AppliedCommit(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
-    """Return blocks loaded from a save as a `Holding` whose next round is number `version`."""
+    """Return blocks loaded from a save as a `Holding`; `version` is the number of the next round to apply to them."""
     copies = {name: array.copy() for name, array in values.items()}
     return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
@@ -83,7 +83,7 @@ class Shard:
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
-        """Return the current values of the blocks `ids`, packed into one array for each name."""
+        """Return the current values of the blocks `ids`, concatenated for each named array of the state."""
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
@@ -93,7 +93,7 @@ class Shard:
         return self._summary
 
     def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer a worker's update until its round is committed; return the blocks in it that still need the round."""
+        """Buffer a worker's update until its round is committed; return the blocks that it will then change."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -105,7 +105,7 @@ class Shard:
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: When, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the sum of the buffered updates of `workers`, in this order, to the blocks that lack round `when`."""
+        """Apply the buffered updates of `workers`, summed in this order, to blocks whose next round is `when`."""
         self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number
@@ -117,7 +117,7 @@ class Shard:
         return result
 
     def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's update immediately, except to blocks that already have it; return the changed blocks."""
+        """Apply a worker's update immediately, but at most once to each block; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -129,8 +129,8 @@ class Shard:
     def adopt(self, holding: Holding, map_version: int) -> None:
         """Add the blocks in `holding`, or replace their values, according to partition map `map_version`.
 
-        Updates sent by older maps are discarded, because their round is repeated. A second call with the same version
-        changes nothing, so blocks that have advanced meanwhile are not set back.
+        Buffered updates that were sent under older maps are discarded, because their round is repeated. A second call
+        with the same map version changes nothing, so blocks updated since the first call keep their values.
         """
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
@@ -144,7 +144,7 @@ class Shard:
     def give(self, ids: Ids, map_version: int | None = None) -> Holding:
         """Return a copy of the blocks `ids`, with their saved values and round numbers.
 
-        `map_version` is set if the blocks move to another node; requests by older partition maps are then refused.
+        Pass `map_version` if the blocks move to another node: requests that use older maps are then refused.
         """
         if map_version is not None:
             self._require_recent(map_version)
@@ -161,13 +161,13 @@ class Shard:
             self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, map_version)
 
     def distances(self, others: Arrays | None = None) -> Floats:
-        """Return the distance of each block from its saved value, or its value in `others`, by the workload's norm."""
+        """Return the distance of each block from its value in `others`, by default from its last saved value."""
         if not len(self.ids):
             return np.zeros(0)
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return the data that save policy `ranking` needs about the blocks on this node; other values are 0."""
+        """Return the data by which the save policy `ranking` ranks this node's blocks; data it does not use are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}

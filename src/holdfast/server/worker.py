@@ -183,7 +183,6 @@ class Worker:
         return answers.results
 
     def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
-        """Group the blocks `ids` by the node that holds them, reusing the last result for the same arguments."""
         known, routes = self._routes.get((what, part, round), (None, []))
         if known is None or not np.array_equal(known, ids):
             shares = self._map_now().split(ids).items()

@@ -26,8 +26,8 @@ def iteration_cost_bound(
 ) -> Floats:
     """Return the largest number of iterations that perturbations of norm `sizes` at iterations `steps` can cost.
 
-    By Theorem 3.2 it is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations
-    δ[l].
+    By Theorem 3.2 of Qiao et al. it is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all
+    perturbations δ[l].
 
     The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
     broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
@@ -61,11 +61,11 @@ def endless_cost_bound(
 
     The result is infinite if the perturbations keep the run from coming within `epsilon` of the optimum.
 
-    Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D +
-    e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε -
-    e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most log((1 - e/D) / (1
-    - e/ε)) / log(1/c). The printed (14) has lost ε. If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the
-    start and never leave: the cost is 0.
+    Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) of the paper gives ‖y[k] -
+    x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k >
+    log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most
+    log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) lacks ε. If D ≤ ε (so also if D ≤ e < ε), both runs are
+    within ε from the start and never leave: the cost is 0.
 
     The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
     """
@@ -96,8 +96,8 @@ def sgd_iterations(
     """Return the iteration from which SGD's error bound stays below `epsilon`; infinite if that is later than `limit`.
 
     The bound is on r[k] = √E‖y[k] - x*‖², the root mean square distance to the optimum; r[0] is `distance`. `alpha` is
-    the schedule of step sizes, which must not increase, and `gradient` is G, the bound on gradients in (15). A
-    perturbation of size `sizes[i]` is added at iteration `steps[i]`.
+    the schedule of step sizes, which must not increase, and `gradient` is G, the bound on gradients in the paper's
+    (15). A perturbation of size `sizes[i]` is added at iteration `steps[i]`.
 
     With s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], so by (15) r[k+1]² ≤ (1 - α[k]) (r[k] +
     s[k])² + α[k]² G². (The analogue printed in appendix B.2 adds ‖δ‖, a length, to α²G², a square, and drops the cross

@@ -45,7 +45,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the largest ratio d[k+1]/d[k] of successive distances as the rate c, with its effective distance."""
+    """Return the largest ratio d[k+1]/d[k] of successive `distances` as the rate c, with the distance min d[k] c^-k."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")

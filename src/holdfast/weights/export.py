@@ -119,7 +119,6 @@ def _discard(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or a temporary folder with its files, to disk."""
     for part in [*path.iterdir(), path] if path.name.endswith(TEMPORARY) and path.is_dir() else [path]:
         descriptor = os.open(part, os.O_RDONLY)
         try:

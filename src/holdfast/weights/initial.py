@@ -32,7 +32,7 @@ _INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContent:
-    """The states of a run by name, or the content of a weights file, with its digest and the step of the snapshot."""
+    """The content of a weights file, or the states in a snapshot of a run by name (then `of_a_run` is True)."""
 
     content: Any
     of_a_run: bool
@@ -118,7 +118,7 @@ class Match:
 def match(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Match:
     """Match the weights in `content` to `model`, the state_dict of the model called `name`.
 
-    Of all interpretations of `content`, such as nested or prefixed, the one with the most common keys is used.
+    Keys in `content` may be nested or prefixed; the interpretation that shares most keys with `model` is used.
     """
     keys = dict(zip(own_keys(model), model, strict=True))  # the user's own keys to the model's keys
     best = max(_readings(name, content), key=lambda reading: (len(reading.keys() & keys.keys()), len(reading)))
@@ -151,7 +151,7 @@ def _shape(value: Any) -> object:
 def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: bool = False) -> str:
     """Load the initial states of the protected objects from `source`, and return the digest of its content.
 
-    With `warns`, which is True on one rank, log a warning if a partial source lacks tensors of a model.
+    With `warns`, log a warning if `source` allows partial weights and does not match all keys of a model.
     """
     content = read_source(source)
     if content.digest != source.digest:

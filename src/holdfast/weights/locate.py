@@ -14,7 +14,7 @@ from holdfast.runs.config import RUN, read_config
 def missing_commit(run: Path, store: Store) -> int | None:
     """Return the step of the last snapshot that the run committed if it is missing in `store`, otherwise None.
 
-    A snapshot that was set aside still exists, so it does not count as missing.
+    A snapshot that was renamed because it is damaged does not count as missing.
     """
     try:
         step = last_commit(run / "history")
@@ -47,7 +47,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Return the step of the run's last snapshot if that is missing; None if it exists or `place` is not a run."""
+    """Do the same as `missing_commit` for the run in the folder `place`; return None if `place` is not a run."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

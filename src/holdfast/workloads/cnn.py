@@ -33,7 +33,10 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division does not test for zero, so the loop can be vectorised
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do one step of Adam in place; the new parameters are also added to `total`. Row i is `bounds[i]:bounds[i+1]`."""
+    """Do one step of Adam in place, and add the new parameters to `total`.
+
+    Row i of the flat arrays is `bounds[i]:bounds[i+1]`, and `counts[i]` is the number of its earlier steps.
+    """
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -57,7 +60,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """The network as a workload: parameters, Adam's state and parameter averages; the loss is mean cross-entropy."""
+    """A convolutional network trained by Adam for `batches` steps per iteration; the loss is mean cross-entropy."""
 
     data: LabeledData
     architecture: Architecture
@@ -96,13 +99,13 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration without repetition; each row of the result is a batch."""
+        """Draw the images of an iteration without repetition, by the seed `stream`; each row is a batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train the network of every trial on the batches of one iteration."""
+        """Train the network of every trial (independent run) in `stack` on the batches of one iteration."""
         from holdfast.workloads.convnet import Network, one_thread  # here, because importing PyTorch takes a second
 
         with one_thread():
@@ -111,7 +114,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return, for each trial, the mean cross-entropy of the averaged parameters on the first `evaluated` images."""
+        """Return, for each trial (independent run), the loss of averaged parameters on the first `evaluated` images."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -257,7 +260,7 @@ PARTITIONS = ("layer", "shard")
 
 
 def cnn(partition: str, data: Path | None = None, *, dataset: str = "mnist") -> ConvolutionalNetwork:
-    """Return the workload for `dataset`; `partition` is "layer" or "shard", the parts of the model that form blocks."""
+    """Return the workload for `dataset`; blocks are whole weights and biases ("layer") or rows of them ("shard")."""
     if partition not in PARTITIONS:
         raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
     if dataset not in SETTINGS:

@@ -48,7 +48,7 @@ class Divided(Workload, Protocol):
         """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the blocks, ascending, that a worker needs in `round`; `round == rounds` means measuring the loss."""
+        """Return the blocks, ascending, that a worker needs in `round`, or to measure the loss if `round == rounds`."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""

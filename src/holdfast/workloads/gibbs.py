@@ -49,13 +49,13 @@ def sweep(
     kinds: Kinds,
     first: int = 0,
 ) -> None:
-    """Draw the topic of every token given all others, in place, in the order of the corpus, for many chains at once.
+    """Draw a new topic for each token in turn, given the topics of all others, in place and for many chains at once.
 
-    The last axis of all state arrays is the chain (lane). `topics` has a row for each token; `counts` holds for each
-    word and topic the number of tokens plus 1, and `totals` the number of tokens of each topic. `keys` has two random
-    keys for each chain, and `reciprocal` is the result of `reciprocals`. `words` may be some neighbouring documents,
-    whose first token is token `first` of the corpus. Every draw is from the exact conditional p(z_i = k | all other z)
-    ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single precision.
+    The last axis of all state arrays is the chain. `topics` has a row for each token; `counts` holds for each word and
+    topic the number of tokens plus 1, and `totals` the number of tokens of each topic. `keys` has two random keys for
+    each chain, `reciprocal` is the result of `reciprocals`, and the lengths of the tuples `lanes` and `kinds` are the
+    numbers of chains and topics. `words` may be a part of the corpus, from token `first` on. Every draw is from the
+    exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single precision.
     """
     width = np.uint64(len(lanes))
     row = np.uint64(len(kinds)) * width
@@ -168,7 +168,6 @@ def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int)
 
 
 def _how_many(build: Any, conditions: list[Vector], width: int) -> Vector:
-    """Return, for each chain, how many of the conditions hold."""
     kind = ir.VectorType(_INT, width)
     groups = []
     for first in range(0, len(conditions), _GROUP):

@@ -24,13 +24,16 @@ LANES = 16
 
 
 def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return, for each document, half the sum over topics of the difference of its token counts in `a` and `b`."""
+    """Return, for each document, half the L1 distance between its topic counts in `a` and in `b`."""
     one, other = (writable(np.ascontiguousarray(state["topics"])) for state in (a, b))
     return np.asarray(parted(blocks.families[0].bounds, one, other) / 2)
 
 
 class _Part(NamedTuple):
-    """A worker's share: documents with their words, the index of their first token, and a slice of the vocabulary."""
+    """A worker's part of the input: documents with their words, and a slice of the vocabulary to measure the loss on.
+
+    Document i has the tokens `words[bounds[i]:bounds[i+1]]`; `first` is the index of `words[0]` in the corpus.
+    """
 
     worker: int
     documents: Ids
@@ -68,7 +71,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one Gibbs sweep for every trial; random numbers depend only on token, stream and iteration."""
+        """Do one Gibbs sweep for each trial (independent run); draws depend only on token, seed and iteration."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # the widths for which the sampler is compiled
@@ -81,7 +84,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"topics": topics}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return −log p(words, topics) of every trial."""
+        """Return −log p(words, topics) of every trial (independent run) in `stack`."""
         topics = np.ascontiguousarray(stack["topics"])
         of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, self.topics)
         in_order = np.arange(len(self.data.words), dtype=np.int32)
@@ -106,11 +109,11 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """One round: workers sample their documents, given all counts at the beginning of the sweep."""
+        """The number of rounds in a sweep: one, in which workers use the counts at the beginning of the sweep."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return a range of documents with about as many tokens as the other workers get."""
+        """Return the documents of worker number `worker`; all workers get about the same number of tokens."""
         documents = balanced_share(np.diff(self.data.bounds), worker, workers)
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
@@ -140,7 +143,7 @@ class LatentDirichletAllocation(DividedDefaults):
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the contribution of the worker's documents and words to the loss; worker 0 adds the shared terms."""
+        """Return this worker's part of the loss; worker 0 also adds the terms that depend on topic totals only."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()
@@ -153,7 +156,6 @@ class LatentDirichletAllocation(DividedDefaults):
         self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
 
     def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
-        """Return how often each word has each topic in `documents`, given the packed topics of their tokens."""
         counts = np.zeros((self.data.vocabulary, self.topics), dtype=self._count_type)
         if topics:
             tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
@@ -172,7 +174,6 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def _by_word(self) -> npt.NDArray[np.int32]:
-        """The indices of all tokens, sorted by word."""
         return np.argsort(self.data.words, kind="stable").astype(np.int32)
 
     @cached_property

@@ -17,7 +17,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class _Route(NamedTuple):
-    """The blocks that a worker pulls from one node, as positions in the node and in the worker's pulled arrays."""
+    """The blocks that a worker pulls from one node: positions on the node (`there`) and in the result (`here`)."""
 
     node: int
     there: BlockSlices
@@ -25,7 +25,7 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """The blocks of one node that workers push, as positions in the node and in the push of each worker."""
+    """The pushed blocks `ids` of one node: positions on the node (`held`) and in each worker's push (`pieces`)."""
 
     node: int
     ids: Ids

@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """A worker's users and items, as block numbers, and the ratings by these users and of these items."""
+    """A worker's users and items, as block numbers, with their ratings; `square` is the sum of squares in `by_user`."""
 
     users: Ids
     items: Ids
@@ -71,13 +71,13 @@ class MatrixFactorization(DividedDefaults):
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial: solve for L given R, then for R given the new L."""
+        """Do one iteration of every trial (independent run): solve for L given R, then for R given the new L."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss ‖A − LR‖ of every trial, where A are the ratings."""
+        """Return the loss ‖A − LR‖ of every trial (independent run), where A is the matrix of ratings."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         square = _square_residual(self._square, self._matrix, left, right)
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
@@ -95,11 +95,11 @@ class MatrixFactorization(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """Two rounds: the first solves for L given R, the second for R given the new L."""
+        """The number of rounds in an iteration: the first solves for L given R, the second for R given the new L."""
         return 2
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return the ratings by some users and of some items, about as many as the other workers get."""
+        """Return the users, items and ratings of worker number `worker`; all workers get similar numbers of ratings."""
         data = self.data
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
@@ -109,7 +109,7 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the worker's own rows of the factor that this round solves for, and the whole other factor."""
+        """Return, in round 1, the worker's columns of R and all rows of L; otherwise its rows of L and all of R."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 

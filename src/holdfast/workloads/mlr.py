@@ -36,7 +36,10 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch, then all its samples as one batch; and the features that each batch needs."""
+    """A worker's slice of each batch, and the features (block numbers) that are nonzero in it (`pulls`).
+
+    The last entry of both lists is for all samples of the worker, to measure the loss.
+    """
 
     batches: list[_Batch]
     pulls: list[Ids]
@@ -68,14 +71,14 @@ class LogisticRegression(DividedDefaults):
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train every trial for one pass over the data, batch by batch in a fixed order."""
+        """Train every trial (independent run) for one pass over the data, batch by batch in a fixed order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
             weights -= np.float32(self.rate) * self._gradient(weights, batch)
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the total cross-entropy of every trial, summed in double precision."""
+        """Return the total cross-entropy of every trial (independent run), summed in double precision."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 

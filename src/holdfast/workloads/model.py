@@ -52,12 +52,12 @@ class Model(DividedDefaults):
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial, each in this process with a single worker."""
+        """Do one iteration of every trial (independent run) in `stack`, in this process with a single worker."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial."""
+        """Return the loss of every trial (independent run) in `stack`."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 

@@ -121,7 +121,7 @@ def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
 
 
 def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 0.25, seed: int = 0) -> Ratings:
-    """Generate ratings between 0.5 and 5 for a random `share` of all cells, from a matrix of low `rank` plus noise."""
+    """Generate ratings from 0.5 to 5 for a random fraction `share` of all cells: a matrix of rank `rank` plus noise."""
     rng = np.random.default_rng(seed)
     tastes, traits = rng.gamma(0.5, size=(users, rank)), rng.gamma(0.5, size=(rank, items))
     liking = tastes @ traits
@@ -138,7 +138,6 @@ RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
 
 
 def _lines(path: Path, member: str) -> Iterator[tuple[int, bytes]]:
-    """Yield each line of a plain file, or of `member` in a zip archive, with its number counted from 1."""
     with unpacked(path, member) as stream:
         for number, line in enumerate(stream, start=1):
             yield number, line.rstrip(b"\r\n")

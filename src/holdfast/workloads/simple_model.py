@@ -35,7 +35,7 @@ ASKED = ("start", "step", "loss", "criterion")
 
 @dataclass(frozen=True, slots=True)
 class LossAt:
-    """A convergence criterion: the loss after `iteration` iterations without failures, with random stream 0."""
+    """A convergence criterion: the loss after `iteration` iterations without failures, with random seed 0."""
 
     iteration: int
 
@@ -62,7 +62,7 @@ class OneState(Protocol):
 
 
 class Stacked:
-    """An adapter that makes a workload of a model for one state: it advances the states of trials one by one."""
+    """An adapter from `OneState`, a model of a single state, to `Workload`; it advances trials one after the other."""
 
     def __init__(self, model: OneState) -> None:
         self._model = model
@@ -78,17 +78,17 @@ class Stacked:
 
     @property
     def lanes(self) -> int:
-        """The number of trials that are advanced together: by default 1."""
+        """The number of trials (independent runs) in a stack: by default 1."""
         return int(getattr(self._model, "lanes", 1))
 
     @property
     def steady(self) -> bool:
-        """True if the model declares that its loss falls more and more slowly, so it need not be computed each time."""
+        """The model's own attribute `steady` (the loss falls more and more slowly), by default False."""
         return bool(getattr(self._model, "steady", False))
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the model says so or, by default, if its start or first step draws random numbers."""
+        """The model's own attribute `stochastic`; by default, True if `start` or the first `step` is random."""
         declared = getattr(self._model, "stochastic", None)
         if declared is not None:
             return bool(declared)

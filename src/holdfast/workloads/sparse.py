@@ -14,7 +14,10 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A sparse matrix stored by rows if it is `tall`, else by columns; line i has entries `starts[i]:starts[i+1]`."""
+    """A sparse matrix, stored by rows (CSR) if `tall`, otherwise by columns (CSC).
+
+    Row or column i has the entries `starts[i]:starts[i+1]` of `values`; `others` has their other coordinate.
+    """
 
     shape: tuple[int, int]
     tall: bool

@@ -95,7 +95,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """Return, for each group of tokens, the sum over topics of the difference of its counts in `one` and `other`."""
+    """Return, for each group of tokens, the L1 distance between its topic counts in `one` and in `other`."""
     differs = np.zeros(256, np.int64)  # one for each value of a byte
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):
@@ -112,7 +112,6 @@ def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
 
 @njit(cache=True, inline="always")
 def _add(tokens, topics, counts, first, width):  # type: ignore[no-untyped-def]
-    """Count the topics of `tokens`, in every chain, in `counts` from index `first` on."""
     for i in range(len(tokens)):
         later = np.uint64(tokens[min(i + _AHEAD, len(tokens) - 1)])
         prefetch(topics, later * width)  # type: ignore[call-arg]  # the first parameter is not for callers

@@ -19,9 +19,9 @@ Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
-    """For each trial, the number of its next iteration and its random seed (`stream`).
+    """For each trial (independent run), the number of its next iteration and its random seed (`stream`).
 
-    The draws of an iteration depend on these two alone, so a trial draws the same numbers with and without a failure.
+    Random draws depend on these two numbers alone, so a trial draws the same numbers with and without a failure.
     """
 
     iteration: Ids
@@ -41,7 +41,7 @@ class Workload(Protocol):
 
     @property
     def stochastic(self) -> bool:
-        """True if runs with different random seeds differ, so that each trial needs its own run without failures."""
+        """True if runs with different seeds differ, so that each seed needs its own reference run without failures."""
 
     @property
     def steady(self) -> bool:
@@ -49,7 +49,7 @@ class Workload(Protocol):
 
     @property
     def lanes(self) -> int:
-        """The fixed number of trials in a stack (rounding may depend on it)."""
+        """The number of trials (independent runs) in a stack; it is fixed, because rounding may depend on it."""
 
     @property
     def blocks(self) -> Blocks:
@@ -63,10 +63,10 @@ class Workload(Protocol):
         """Return the initial state of a run with the random seed `stream`."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial in the stack; the result of a trial must not depend on the other trials."""
+        """Do one iteration of every trial (independent run) in `stack`; trials must not influence each other."""
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial in the stack."""
+        """Return the loss of every trial (independent run) in `stack`."""
 
 
 def norm_order(workload: Workload) -> float:
@@ -75,10 +75,10 @@ def norm_order(workload: Workload) -> float:
 
 
 def stacked(states: Sequence[Arrays]) -> Stack:
-    """Combine the states of several trials into one stack, whose last axis is the trial."""
+    """Combine the states of several trials (independent runs) into arrays whose last axis is the trial."""
     return {name: np.stack([state[name] for state in states], axis=-1) for name in states[0]}
 
 
 def unstacked(stack: Stack, lane: int) -> Arrays:
-    """Return a copy of the state of trial number `lane` of a stack."""
+    """Return a copy of the state of trial (independent run) number `lane` in `stack`."""
     return {name: values[..., lane].copy() for name, values in stack.items()}

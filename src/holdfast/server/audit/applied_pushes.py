@@ -13,7 +13,7 @@ from holdfast.server.audit.stale_rounds import applied_as_they_came, pushed_as_t
 
 
 def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every round to all its blocks, except blocks recorded as dropped."""
+    """Check that each node applied the updates of every round to all its blocks, unless recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -34,7 +34,7 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that held blocks in round `number` but did not record that they applied the round."""
+    """Return the nodes that held blocks in round `number` but did not record that they applied its updates."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -43,7 +43,6 @@ def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
 
 
 def _out_of_order(ledger: ServedLedger) -> str | None:
-    """Return a message if a node applied rounds out of order, otherwise None."""
     for writer in ledger.writers:
         rounds = [what for what in ledger.events_of(*writer) if isinstance(what, Applied) and writer.kind == "node"]
         for before, after in pairwise(rounds):
@@ -73,7 +72,7 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """Return a message if blocks missed round `number` without being recorded as dropped, otherwise None."""
+    """Return a message if blocks missed the updates of round `number` and this is not recorded, otherwise None."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -90,7 +89,7 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_f
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every received push exactly once, unless the push is recorded as dropped."""
+    """Check that each node applied every push (a worker's update) to it exactly once, unless recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -128,7 +127,7 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return, for each part of the input, the push of round `number` that was finally applied."""
+    """Return, for each input part, the push in round `number` by the newest partition map that nodes used."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}
@@ -167,7 +166,7 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
 
 
 def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    """Return a message if a push was neither applied by its receivers nor recorded as dropped, otherwise None."""
+    """Return a message if nodes did not apply exactly the pushes sent to them, except dropped ones, otherwise None."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)

@@ -17,7 +17,7 @@ NOBODY = -1
 
 
 class Tenure:
-    """A period in which blocks do not change owners: the owners from round `start` on, by partition map `version`."""
+    """A period in which blocks do not change owners; it begins with round `start` and partition map `version`."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
@@ -76,7 +76,7 @@ class Ownership:
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """Start a new tenure if owners have changed; without `keep_all`, drop the last tenure if it covers no round."""
+        """Start a new tenure if owners have changed; unless `keep_all`, it replaces a last tenure without rounds."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -104,7 +104,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all digests in `always` and of some of those in `perhaps`."""
+    """Return True if `total` is the sum of all digests in `always` and of any subset of `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)
