@@ -1,4 +1,4 @@
-"""Advice from the events of a run: which recovery to choose for failures, and how often to save."""
+"""Advice from the events of a run: which recovery strategy to choose for failures, and how often to save."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,9 @@ ENOUGH = 3  # failures that were not injected, from which a failure rate is esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The recommended recovery and save interval, with the estimates from which they follow."""
+    """The recommended recovery strategy and save interval, and the estimates on which they are based.
+
+    `prices` and `outlooks` have an entry for each recovery strategy."""
 
     recovery: str
     save_every: int
@@ -58,7 +60,7 @@ class Advice:
 
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
-    """Return advice for a job like the run with the events `history`; `question` may override its size and costs."""
+    """Return advice for a job like the run with the events `history`, but with the values that `question` sets."""
     question, costs = question or Question(), run_costs(history)
     mtbf = failure_rate(costs, question)
     price_of = prices(costs, question)
@@ -80,8 +82,8 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     """Return the mean time between failures of the job in seconds.
 
-    It is taken from `question`. Otherwise it is measured if the run failed `ENOUGH` times and the job has its size,
-    else it is taken from published figures. Injected failures do not count.
+    Use the value in `question` if it has one. Otherwise use the mean of the run, if it failed `ENOUGH` times without
+    injection and the job has the same size. Otherwise use published figures.
     """
     workers = question.workers or costs.workers
     if question.mtbf is not None:
@@ -96,9 +98,10 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery under which most of the wall clock is spent on training.
+    """Return the recovery strategy with the largest fraction of the wall clock spent on training.
 
-    An inexact recovery is chosen only if it gains more than `WORTH_LOSING_SAMPLES` over the best exact one.
+    A strategy that loses samples is chosen only if its fraction is more than `WORTH_LOSING_SAMPLES` larger than that
+    of the best exact strategy.
     """
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
@@ -108,7 +111,7 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """Return the recovery of `names` with the best outlook; a later one must gain more than `WORTH_CHANGING`."""
+    """Return the best of the recovery strategies `names`; a later one must be better by more than `WORTH_CHANGING`."""
     best: str | None = None
     for name in names:
         if name in outlook_of and (
@@ -181,7 +184,7 @@ def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
 
 
 def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
-    """Return sentences about facts that the history does not contain, and the figures that are used instead."""
+    """Return a sentence for each fact that the history does not contain, with the figure that is used instead."""
     lines = []
     if costs.restart is None and question.restart is None:
         restart = restart_time(costs, question)

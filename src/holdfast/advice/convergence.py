@@ -22,7 +22,7 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 class Convergence:
     """The convergence of a run: `rate` is the factor by which the distance to the optimum shrinks in a step.
 
-    `limit` is the limit of the loss, `left` the last loss minus the limit, and `gain` the gain of the next step.
+    `limit` is the limit of the loss, `left` the last loss minus the limit, and `gain` its decrease in the next step.
     """
 
     rate: Estimate

@@ -94,9 +94,10 @@ def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LargeJob:
-    """The result of simulating a job of `workers`, for each recovery: the share of training, and the save interval.
+    """The results of simulating a job with `workers` workers under each recovery strategy.
 
-    `every` is the number of steps between saves, and `assumed` lists the assumptions as sentences.
+    For each strategy, `shares` has the fraction of the wall clock spent on training, and `every` the steps between
+    saves. `assumed` lists the assumptions as sentences.
     """
 
     workers: int
@@ -106,7 +107,7 @@ class LargeJob:
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
-    """Simulate the job of `question` under every recovery, each at its best save interval; `mtbf` is in seconds."""
+    """Simulate the job under every recovery strategy, each with its best save interval; `mtbf` is in seconds."""
     price_of = prices(costs, question)
     every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in price_of}
     shares = {
@@ -117,7 +118,7 @@ def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> Larg
 
 
 def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every: int) -> Job:
-    """Return the parameters to simulate a job under the recovery of `price`, with `every` steps between saves."""
+    """Return the parameters to simulate a job with the recovery strategy of `price` and `every` steps between saves."""
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
     restart = restart_time(costs, question)
@@ -161,7 +162,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A published job, its reported fraction of effective training time, and our assumptions about missing data."""
+    """A published job, its reported fraction of effective training time (`figure`), and assumptions about the rest."""
 
     name: str
     source: str
@@ -174,7 +175,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a job with its best save interval; `goes_back` is the fraction of failures that restart all workers."""
+    """Return a job with the best save interval; `goes_back` is the fraction of failures that restart all workers."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

@@ -1,4 +1,4 @@
-"""The cost of a failure under each recovery, and the fraction of the wall clock that is spent on training."""
+"""The cost of a failure under each recovery strategy, and the fraction of the wall clock spent on training."""
 
 import math
 from collections.abc import Mapping
@@ -26,9 +26,10 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of one failure: training pauses for `stands` seconds, and the run ends `seconds` later in total.
+    """The cost of one failure under a recovery strategy: the run ends `seconds` later in total.
 
-    `iterations` counts steps that are repeated or left out; a step without half of its samples counts as 0.5.
+    Training pauses for `stands` seconds. `iterations` is the number of steps that are repeated or left out; a step
+    without half of its samples counts as 0.5.
     """
 
     recovery: str
@@ -39,7 +40,7 @@ class Price:
 
 
 def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
-    """Return the cost of a failure by recovery, with `every` steps between saves (by default as in the run)."""
+    """Return the cost of a failure by recovery strategy, with `every` steps between saves (default: as in the run)."""
     workers, lost = question.workers or costs.workers, lost_part(costs, question)
     restart = restart_time(costs, question)
     live = live_recovery_time(costs, question)
@@ -73,14 +74,14 @@ def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
-    """Return the fraction of the workers that is lost in a failure: by default one worker."""
+    """Return the fraction of the workers that a failure takes, from `question`, or that of one worker if not set."""
     return question.lost or Fraction(1, question.workers or costs.workers)
 
 
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds from a failure until the restarted workers train.
 
-    It is taken from `question`, else from restarts of the run, else computed from its start-up time.
+    Use the value in `question` if it has one, otherwise the restarts of the run, otherwise its start-up time.
     """
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
@@ -107,7 +108,7 @@ def save_delay(costs: RunCosts, question: Question) -> Estimate:
 
 
 def repeated_steps(costs: RunCosts, every: int) -> Estimate:
-    """Estimate the steps that a restart at a random time repeats, with `every` steps between saves."""
+    """Estimate how many steps a restart at a random time repeats, with `every` steps between saves."""
     behind = costs.durable.value / costs.step.value if costs.durable else 0.0
     whole = every - 1
     return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
@@ -118,7 +119,7 @@ LONGEST = 700.0  # mean times between failures; exp() of more overflows
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A recovery with its best save interval. `effective` is the fraction of the wall clock spent on training.
+    """A recovery strategy with its best save interval. `effective` is the fraction of the wall clock spent on training.
 
     `as_it_is` is that fraction with the present save interval of the run.
     """
@@ -130,12 +131,12 @@ class Outlook:
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return the best save interval and the fraction of training for every recovery; `mtbf` is in seconds."""
+    """Return the outlook for every recovery strategy in `price_of`; `mtbf` is in seconds."""
     return {name: _outlook(costs, question, mtbf, price) for name, price in price_of.items()}
 
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
-    """Return the costs that determine the best save interval under `recovery`; `mtbf` is in seconds."""
+    """Return the costs that determine the best save interval for the strategy `recovery`; `mtbf` is in seconds."""
     share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
     return SaveCosts(
         step=costs.step.value,

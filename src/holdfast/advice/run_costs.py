@@ -97,7 +97,8 @@ def restart_seconds(failure: FailureCost) -> float | None:
 def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
     """Return the seconds for which training paused after a loss that other workers survived, or None if all restarted.
 
-    The pause lasts until the next step ends, minus the usual seconds of a `step`, plus `joins` seconds for new workers.
+    This is the time from the failure to the end of the next step, minus `step`, the usual seconds of a step, plus
+    `joins`, the seconds of waiting for new workers.
     """
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
@@ -139,14 +140,14 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return the pauses of training, in seconds, after failures that other workers survived, by recovery."""
+    """Return, by recovery strategy, the seconds of each pause after a failure that other workers survived."""
     regroups = _regroups(history)
     survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
     return {regroups[0].strategy: survived} if regroups else {}
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
-    """Return the saves after the first step of an attempt, or all if there are none. Earlier ones allocate memory."""
+    """Return (attempt, save) for all saves, but without those in the first step of an attempt if there are others."""
     every = [(attempt, save) for attempt in timelines for save in attempt.saves]
     later = [(attempt, save) for attempt, save in every if attempt.steps and save.step > attempt.steps[0].number]
     return later or every
@@ -165,7 +166,7 @@ def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None
 
 
 def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
-    """Return the extra seconds of the steps during a save, compared with the `usual` time; may be negative."""
+    """Return the extra seconds of the steps while a save is written, compared with `usual` seconds for each step."""
     first = bisect_left(attempt.steps, save.step, key=lambda step: step.number)
     if first == len(attempt.steps) or save.durable_after is None:
         return 0.0

@@ -23,7 +23,7 @@ FINE = 2000  # intervals of the coarse search, and of the fine one around its mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """The parameters of the best save interval, in seconds. `stall` is the delay of training by a save.
+    """The costs that determine the best save interval, in seconds. `stall` is the delay of training by a save.
 
     `durable` is the time from the start of a save until it is durable. `back` is the fraction of the work since the
     last save that a failure loses: 1 if the whole state is restored, less if only lost blocks are.
@@ -47,7 +47,7 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The best number of steps between saves, and those that Young's and Daly's formulas give.
+    """The best number of steps between saves, and the numbers of steps from Young's and Daly's formulas.
 
     With `low` to `high` steps between saves the run takes at most 1 % longer than with the best.
     """

@@ -15,7 +15,7 @@ _FIXED = ("samples", "batch", "seed", "config", "own", "loader")
 def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
     """Check that every event has all fields of its type and is in the file of a process that writes such events.
 
-    A line that a killed process left incomplete is reported but is no failure. Other checks find the steps it lacks.
+    An incomplete line that a killed process left is reported, but does not fail this check.
     """
     if wrong := record.malformed + record.misplaced:
         more = ["and more"] if len(wrong) > SHOWN else []
@@ -39,7 +39,7 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each process of a rank has a new attempt number, a valid order of events, and the same world size."""
+    """Check that each process has a new attempt number, a valid order of events, and the world size of its attempt."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
@@ -185,7 +185,7 @@ def is_finished(record: RunRecord, attempt: int) -> bool:
 
 
 def _wrong_stop(record: RunRecord) -> str | None:
-    """Return an error text if ranks ended an attempt differently, or trained on after the script stopped the run."""
+    """Return an error text if ranks ended an attempt differently, or trained more steps after the script stopped."""
     stop: tuple[int, int] | None = None  # the attempt and the step
     for attempt, sessions in record.attempts.items():
         extends = any(session.plan and session.plan.extends for session in sessions)
@@ -211,8 +211,8 @@ def _end_text(session: RankSession) -> str:
 def _wrong_last_save(record: RunRecord, finished: set[int]) -> str | None:
     """Return an error text if one of the `finished` attempts ended at a step that was never committed.
 
-    Also return one if the script stopped the run, but the snapshot of that step is not marked as a stop. A script that
-    just leaves its loop (`end.left`) may do so after the save, so no mark is needed then.
+    Also return an error text if the script stopped the run at a step whose snapshot is not marked as a stop. A script
+    that leaves its training loop (`end.left`) may do so after the save, so no mark is needed then.
     """
     commits: dict[int, Commit] = {}  # the last commit of each step, up to and including the attempt
     for attempt, sessions in record.attempts.items():

@@ -18,7 +18,7 @@ from holdfast.finding import SHOWN, Verdict, counted
 
 
 def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the survivors declared every lost worker and exactly the samples that its step lacks."""
+    """Check that the survivors declared every lost worker, and exactly the samples that were therefore not trained."""
     for memberships in record.live_attempts:
         if error := next(_wrong_declarations(record, memberships), None):
             return "fail", error
@@ -57,7 +57,7 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
 
 
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each contradiction in what the sessions of an attempt declared about losses and joins."""
+    """Yield an error text for each `regroup` event that contradicts other events of the attempt."""
     yield from memberships.errors
     for change in memberships.changes:
         if record.recovery is not None and change.strategy != record.recovery:
@@ -97,7 +97,7 @@ def _events_after_loss(memberships: Memberships, change: MemberChange, loss: Mem
 
 
 def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each declaration whose missing samples differ from the shares of the lost members."""
+    """Yield an error text for each `regroup` event whose missing samples are not those assigned to the lost members."""
     declared: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by session and step
     for change in memberships.changes:
         expected = {*missing_samples(record.sample_plan, change)}
@@ -150,7 +150,7 @@ def _wrong_session(record: RunRecord, memberships: Memberships, session: RankSes
 
 
 def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator[str]:
-    """Yield an error text for the first step that was trained with a rank or world size other than declared."""
+    """Yield an error text for the first step that the session trained with an undeclared rank or world size."""
     for rows, rank, world in session.placements():
         steps = session.steps.step[rows.start : rows.stop]
         for step in memberships.one_step_per_split(steps):
@@ -161,7 +161,7 @@ def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator
 
 
 def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield a verdict and text for wrongly skipped or replayed steps in which members were lost."""
+    """Yield (verdict, text) for each step that lost members and was not skipped or replayed as declared."""
     for session in record.attempts[memberships.attempt]:
         yield from _not_skipped(record, memberships, session)
         if error := _wrong_replay(record, memberships, session):
@@ -200,9 +200,10 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield verdict "unknown" for each step around a loss that left the state unchanged but is not declared skipped.
+    """Yield ("unknown", text) for each step near the loss of a worker that changed no state and is not declared skipped.
 
-    Steps within a run of unchanged steps that is no longer than usual (gradient accumulation) are not reported.
+    With gradient accumulation many steps do not change the state. So a step is reported only if the series of unchanged
+    steps around it is longer than all others.
     """
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
@@ -261,8 +262,8 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 def undeclared_death(record: RunRecord) -> str | None:
     """Return an error text if a worker died in a step, but the workers that continued did not declare it lost there.
 
-    The supervisor recorded the death with the last step that the worker had begun. All-reduce needs every member, so a
-    dead worker contributes to no later step.
+    The supervisor recorded the last step that the dead worker had begun. The worker contributed to no later step,
+    because an all-reduce needs every member.
     """
     if not record.supervisor_counts_attempts:
         return None

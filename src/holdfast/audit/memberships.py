@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session that wrote it, and the range of step rows up to that session's next `regroup`."""
+    """A `regroup` event, the session that wrote it, and the rows of the session's steps until its next `regroup`."""
 
     session: RankSession
     regroup: Regroup
@@ -51,7 +51,8 @@ class MemberChange(NamedTuple):
     """A change of the members of an attempt, built from `regroup` events of several ranks that agree.
 
     The change happened during `step` if `within` is True, else just before it. The result of `step` lacks the gradients
-    of the members in `lacking`. It includes those of the members in `kept`, although these were lost.
+    of the members in `lacking`. It includes those of the members in `kept`, although these were lost. Members in
+    `asleep` were suspended.
     """
 
     number: int
@@ -152,7 +153,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the shares of `steps` whose gradients were used, though the member was lost before it reported them."""
+        """Count the step events of `steps` that are absent because a member was lost after its gradients were used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -166,7 +167,7 @@ class Memberships:
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that a lost member reported but that the others finished without its gradients, or None."""
+        """Return the step that a lost `session` reported but the others finished without its gradients, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -187,9 +188,10 @@ class Memberships:
         return {before[-1], *(size for at, size in sizes if at == step)}
 
     def variations(self) -> Iterator[tuple[int, object]]:
-        """Yield pairs of a first step and a key; equal keys mean that the results are comparable bit by bit.
+        """Yield (first step, key) for each range of steps; a range ends where the next one begins.
 
-        A key is valid up to the next pair. It depends on the members, and differs for each step with missing samples.
+        The key represents the members and missing samples. Two trainings of a step can only be compared bit by bit if
+        they have the same key.
         """
         values: dict[int, object] = {}
         for first, members in self._splits:
@@ -313,7 +315,7 @@ def names(members: Sequence[int]) -> str:
 
 
 def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
-    """Return `change` with `lacking` and `kept` filled in, including losses of `before` if it was in the same step."""
+    """Return `change` with `lacking` and `kept` set. If `before` is a change in the same step, include its losses."""
     lacking, kept = frozenset[int](), frozenset[int]()
     if before and before.step == change.step:
         lacking, kept = before.lacking, before.kept
@@ -345,7 +347,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if the members changed during the step, and finished it with the shares of the old members."""
+    """Return True if the members changed during a step whose samples were divided among the old members, `split`."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

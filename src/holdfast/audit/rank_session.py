@@ -153,7 +153,7 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this session had to train: that of the restored snapshot, or 0."""
+        """The first step that this session had to train: the number of steps before the restored snapshot, or 0."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
@@ -239,7 +239,7 @@ class RankSession:
         self.end, self._checked = what, None
 
     def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
-        """Set `error` if `what` precedes the first `needed` events of attempt, plan, recover, or follows the end."""
+        """Set `error` if `what` comes after the end, or before the first `needed` of attempt, plan and recover event."""
         self._check_place(what, rank, world)
         if self.end:
             self._set_error(f"{self.who} wrote {named(what)} event after the end of its attempt {self.attempt}")
@@ -273,7 +273,7 @@ class RankSession:
 
 
 def named(what: What) -> str:
-    """Return the type name of an event in lower case with its article, for example "a commit"."""
+    """Return the type of event `what` in lower case with "a" or "an" before it, for example "a commit"."""
     return with_article(type(what).__name__.lower())
 
 

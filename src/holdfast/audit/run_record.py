@@ -56,7 +56,7 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """A restore of a session, with the commit of the restored snapshot, or None if it was not committed by then."""
+    """A restore by a session, and the commit of the restored snapshot (None if it was not committed by then)."""
 
     session: RankSession
     recover: Recover
@@ -236,7 +236,7 @@ class RunRecord:
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The memberships of each attempt in which ranks were lost or joined while the others continued."""
+        """The members by step, for each attempt in which ranks were lost or joined while the others continued."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property

@@ -143,7 +143,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan, one field for each kind of difference, and how many were compared."""
+    """The steps that differ from the plan. `changed` steps had other samples; `compared` counts the compared steps."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
@@ -196,7 +196,7 @@ def _twice_in(numbers: Numbers) -> Numbers:
 
 
 def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
-    """Yield the steps in which a rank recorded other samples than its share; a step may occur more than once."""
+    """Yield the steps in which a rank recorded other samples than planned; a step may be yielded more than once."""
     plan = record.sample_plan
     if plan.batch > _LARGEST_WINDOW:
         raise CannotTell(f"steps of {plan.batch} samples are too large to be computed")
@@ -208,7 +208,7 @@ def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
 
 
 class _ReportedShares:
-    """The recorded shares of a session at index `rows`, sorted by step, to be compared with the plan."""
+    """The samples that a session recorded for the steps at index `rows`, sorted by step."""
 
     def __init__(self, session: RankSession, rows: Numbers) -> None:
         order = rows[np.argsort(session.steps.step[rows], kind="stable")]
@@ -217,7 +217,7 @@ class _ReportedShares:
         self._digest = session.steps.digest[order]
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
-        """Yield the steps of `chunk` whose recorded samples are not this session's share of the planned `windows`."""
+        """Yield the steps of `chunk` whose recorded samples are not those planned for this session in `windows`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
@@ -233,7 +233,7 @@ class _ReportedShares:
 
 
 def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
-    """Yield (chunk of `steps`, planned samples of each of them), in chunks that fit into the CPU cache."""
+    """Yield (chunk of `steps`, windows), where row i of the windows has the planned samples of step i of the chunk."""
     size = max(1, _IDS_AT_ONCE // plan.batch)
     for first in range(0, len(steps), size):
         chunk = steps[first : first + size]
@@ -306,7 +306,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Search the plan of `steps` for the `wanted` shares, and return the position of each one that is found."""
+    """Return, for each of the `wanted` shares that is planned in one of `steps`, the position of that step."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):
@@ -321,7 +321,7 @@ def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict
 def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
     """Return text that says which samples a rank trained instead of its planned share at `position`.
 
-    `elsewhere` maps shares to the other positions at which the plan has them.
+    `elsewhere` maps a share to the position of another step for which it is planned.
     """
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(position, rank, share.world)):

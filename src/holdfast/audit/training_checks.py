@@ -47,7 +47,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks over the steps of a session, without rolled-back ones: surely trained, surely not trained."""
+    """Return two masks over the steps of `session` that were not rolled back: surely trained, surely not trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -110,7 +110,7 @@ def _never_stepped_or_reduced(record: RunRecord) -> str | None:
 
 
 def _different_work(record: RunRecord, attempt: int) -> str | None:
-    """Return an error text if two ranks differ in their optimizer steps or all-reduced backward passes of a step."""
+    """Return an error text if in some step two ranks differ in optimizer steps or all-reduced backward passes."""
     for first, other, a, b in _trained_together(record, attempt):
         who, steps = f"{first.who} and {other.who}", first.steps.step[a]
         if len(rows := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
@@ -139,7 +139,7 @@ def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSes
 
 
 def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
-    """Return the rows of two sessions that are of the same steps."""
+    """Return the rows in `a` and the rows in `b` of the steps that both sessions trained."""
     x, y = a.steps.step, b.steps.step
     if len(x) and len(y) and a.steps.is_consecutive and b.steps.is_consecutive:
         first = max(int(x[0]), int(y[0]))  # Python's integers: one more than the last step may exceed 64 bits
@@ -160,7 +160,7 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """A step whose result changed when it was trained again: `what` changed, from attempt `first` to `again`."""
+    """A step whose `what` (state or loss) on rank `who` differs between the attempts `first` and `again`."""
 
     step: int
     who: str
@@ -217,7 +217,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare, for each rank, every repeated step with earlier results from the same past (world sizes, arguments)."""
+    """Compare each repeated step of a rank with its earlier results that had the same members and arguments so far."""
     found = _Comparison()
     earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
     past: Past = ()
@@ -243,7 +243,7 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
 
 
 def _commands(record: RunRecord) -> dict[int, str | None]:
-    """Return the digest of the script's arguments in each attempt; if not recorded, that of the attempt before."""
+    """Return the digest of the script's arguments by attempt, or that of the previous attempt if not recorded."""
     commands: dict[int, str | None] = dict.fromkeys(record.attempts)
     for session, plan in record.plans:
         commands[session.attempt or 0] = commands[session.attempt or 0] or plan.command
@@ -254,7 +254,7 @@ def _commands(record: RunRecord) -> dict[int, str | None]:
 
 
 def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, object]]:
-    """Yield (first step, end, key) for ranges of steps; results with equal keys are comparable bit by bit."""
+    """Yield (first step, end, key) for ranges of steps of `attempt`; for the key see `Memberships.variations`."""
     sessions = record.attempts[attempt]
     start = max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
     for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
@@ -270,7 +270,7 @@ def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRan
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the steps that are in both ranges, add the results to `found`, and return the compared steps."""
+    """Compare the steps that are in both `one` and `again`, add the results to `found`, and return these steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()
@@ -298,7 +298,7 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
 
 
 def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
-    """Return text if a step of `attempt` lacks the fingerprint of the state that the comparison needs."""
+    """Return an error text if a step of `attempt` lacks the fingerprint of the state after it."""
     sessions = record.attempts[attempt]
     blank = [session.steps.step[session.steps.shared == 0] for session in sessions]
     lacking, total = sum(map(len, blank)), sum(len(session.steps) for session in sessions)
@@ -312,7 +312,7 @@ def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
 
 
 def _different_states(record: RunRecord, attempt: int) -> str | None:
-    """Return an error text for the first step after which ranks had different states; it names the minority."""
+    """Return an error text for the first step after which ranks had different states; it names the deviating ranks."""
     first: int | None = None
     for mine, other, a, b in _trained_together(record, attempt):
         one, two = mine.steps.shared[a], other.steps.shared[b]

@@ -88,7 +88,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector in a `with` block, because it only costs time with millions of live events."""
+    """Disable Python's garbage collector inside a `with` block, where millions of live events would make it slow."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -101,7 +101,7 @@ def no_collection() -> Iterator[None]:
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[Torn], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run with a parameter server, or an empty tuple for other runs."""
+    """Return the findings on a run with a parameter server, or an empty tuple for a run without one."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

@@ -93,9 +93,9 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[Image]:
-        """Allocate images of `size` bytes until the pool has `count`, and return the new ones.
+        """Allocate images of `size` bytes until the pool has `count` images or is full; return the new images.
 
-        They count as in use until the caller passes them to `give_back`. Free images that are too small are dropped.
+        New images count as in use until they are passed to `give_back`. Free images that are too small are removed.
         """
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
@@ -124,7 +124,7 @@ class BufferPool:
 
 
 class Capture:
-    """A copier of states into images. It reuses the layout of the last state if the next one has the same form."""
+    """A copier of states into images. It reuses the file layout while tensor names, dtypes and shapes are the same."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()
@@ -145,7 +145,7 @@ class Capture:
         return self._layout
 
     def fill(self, image: Image, layout: PayloadLayout, tensors: State) -> list[Departure]:
-        """Copy all tensors into the image, after which they may change; return the device copies in progress."""
+        """Copy `tensors` into the image; return the device copies in progress. Training may then change the tensors."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []
@@ -161,7 +161,7 @@ class Capture:
             return [self._senders[device].send(values, layout, image) for device, values in devices.items()]
 
     def _copy(self, pieces: list[Piece]) -> None:
-        """Copy all pieces, in several threads if they are large."""
+        """Copy all pieces, with several threads if there are many bytes."""
         left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
         helped = [self.helpers.submit(_copy_each, left) for _ in range(helpers)]

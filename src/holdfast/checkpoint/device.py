@@ -24,7 +24,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Departure:
-    """A copy in progress from a device to the host, with CUDA events at its start, after the clone, and at its end."""
+    """A copy in progress from a device to the host. CUDA events mark its start, the end of the clone, and its end."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
@@ -93,7 +93,7 @@ class Sender:
         return Departure(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate the clone and a view of it for each tensor. Without enough free memory there is no clone."""
+        """Allocate the clone and a view of it for each tensor, or no clone if the device has too little free memory."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout

@@ -19,7 +19,9 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one generation. `oldest` and `newest` are the iterations of its oldest and newest block."""
+    """The commit record of one generation. `blocks` is the number of blocks, and `layout` a digest of their bounds.
+
+    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved."""
 
     generation: int
     blocks: int
@@ -45,7 +47,7 @@ def generations(store: Store) -> list[int]:
 
 
 def strange_indexes(store: Store) -> list[str]:
-    """Return stored names that begin like an index but are not valid, and the folder's name if it is a file."""
+    """Return stored names that begin like an index but are not valid. A file in place of the folder is included."""
     known = {index_name(generation) for generation in generations(store)}
     within = (name for name in store.names(f"{FOLDER}index-") if name not in known)
     return [*(name for name in store.names(FOLDER.rstrip("/")) if name == FOLDER.rstrip("/")), *within]
@@ -74,12 +76,12 @@ def read_index(store: Store, generation: int) -> Index:
 
 
 def index_name(generation: int) -> str:
-    """Return the name under which the commit record of a generation is stored."""
+    """Return the name of the commit record of a generation in the store."""
     return f"{FOLDER}index-{generation:08d}.json"
 
 
 def write_index(store: Store, index: Index) -> None:
-    """Write the commit record of a new generation, which makes it take effect."""
+    """Commit a new generation of the running checkpoint by writing its commit record."""
     segments = [{"name": name, **asdict(expected)} for name, expected in index.segments.items()]
     record = seal({**asdict(index), "segments": segments})
     if len(record) > SMALL:
@@ -88,7 +90,7 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name in the store of a segment. Each `sequence` number may be used only once."""
+    """Return the name of a segment in the store. A process `writer` may use each `sequence` number only once."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

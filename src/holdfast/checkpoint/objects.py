@@ -17,7 +17,7 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 class ObjectStore:
     """A store whose values are the objects below a URL. `create` is a conditional PUT.
 
-    Construct it after forking, because the client runs a thread. `options` are storage options of fsspec.
+    Construct the store after forking, because its client runs a thread. `options` are storage options of fsspec.
     """
 
     def __init__(self, url: str, **options: object) -> None:

@@ -225,7 +225,6 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
 
 
 def _bytes_each(dtype: str) -> int:
-    """Return the size in bytes of one element of a safetensors dtype, such as 2 for "BF16"."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
 
 

@@ -119,12 +119,12 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """Reserve the sequence numbers that other processes need for the segments of one save; return the first."""
+        """Reserve sequence numbers for the segments that other processes write in one save; return the first number."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Commit segments that other processes wrote as the newest values of their blocks, each block once."""
+        """Commit segments that other processes wrote. Raise BadInput if a block is in two of them."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
@@ -136,7 +136,7 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments that contain the newest saved values of blocks `ids`, for `load_blocks` elsewhere."""
+        """Return the segments with the newest saved values of blocks `ids`, to be read by `load_blocks`."""
         return [self._segments[i] for i in np.unique(_owners(self._blocks, self._segments)[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:
@@ -180,8 +180,8 @@ class RunningCheckpoint:
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
         """Choose which segments to rewrite in the next save, which will contain the blocks `incoming`.
 
-        Return the live blocks of these segments, and the other segments. All segments together may have `limit` times
-        the size of the state, or its size plus `room` bytes if that is more.
+        Return the live blocks of the segments to rewrite, and the segments to keep. The total size of all segments is
+        limited to `limit` times the size of the state, or to the state plus `room` bytes if that is more.
         """
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
@@ -303,9 +303,9 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the division into blocks of the arrays that `Blocks.pack(state, ids)` returns.
+    """Return the `Blocks` that describe the arrays returned by `blocks.pack(state, ids)`.
 
-    Also return, for each of `ids`, the number of that block in the new division.
+    Also return the new block number of each of `ids`.
     """
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:

@@ -364,10 +364,10 @@ def clear_uncommitted(store: Store) -> None:
 
 
 def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """Return the steps, except the last `count`, whose snapshots may be removed; never include the newest good one.
+    """Return the steps whose snapshots may be removed: all but the last `count`, and never the newest good snapshot.
 
-    Snapshots are read to find a good one. The step `trusted` is assumed to be good, unless it would be the only one
-    kept, because the disk may have lost it.
+    Snapshots are read to find a good one. The snapshot of step `trusted` is assumed to be good without reading it,
+    unless it is the only one that is kept.
     """
     if count < 1:
         raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
@@ -381,7 +381,7 @@ def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[in
 
 
 def remove(store: Store, step: int) -> None:
-    """Remove the snapshot of a step, its manifest first. After a failure, call this again."""
+    """Remove the snapshot of a step, its manifest first. If this fails, call it again."""
     store.remove(manifest_name(step))  # first: from here on the snapshot does not exist
     for name in store.names(_name(step)):
         store.remove(name)

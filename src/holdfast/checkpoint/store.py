@@ -177,7 +177,7 @@ class DirectoryStore:
     def _obstacle(self, name: str) -> str | None:
         """Return text that describes the first parent of `name` that is not a folder, or None if all are.
 
-        A race with other processes is accepted: the content of the store is untrusted, but not the local processes.
+        The content of the store is untrusted, but local processes are trusted not to replace a folder meanwhile.
         """
         for folder in reversed(PurePosixPath(name).parents[:-1]):
             try:
@@ -193,7 +193,7 @@ class DirectoryStore:
             raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; remove it.")
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield (name, is folder) for every file that begins with `prefix`, and every folder that may contain one."""
+        """Yield (name, is folder) for files whose name begins with `prefix`, and for folders that may contain them."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()

@@ -73,8 +73,9 @@ def give_back(store: Store, number: int) -> None:
 class Fenced:
     """A wrapper of a store that raises WorkerLost on commits and cleanup if the store has a term newer than `number`.
 
-    If `is_ours` returns True for the newer term, this node belongs to it, and the store adopts its number. A term that
-    appears between the check and a commit is not noticed, which is harmless: the snapshot is complete and of this run.
+    If `is_ours` returns True for the newer term, this node belongs to that term, and the wrapper adopts its number. A
+    term that appears between the check and a commit is not noticed. This is harmless: the snapshot is complete and
+    belongs to this run.
     """
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:

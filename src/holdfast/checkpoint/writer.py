@@ -87,7 +87,8 @@ def blocking(
 ) -> Writer:
     """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory.
 
-    It keeps the last `keep_last` snapshots, and retries after `backoff` seconds. `progress` is called with byte counts.
+    It keeps the last `keep_last` snapshots. `backoff` has the seconds to wait before each retry, and `progress` is
+    called with the number of bytes written.
     """
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
@@ -137,7 +138,7 @@ class _Target:
             raise BadInput(f"keep_last must be 1 or more (got {self.keep_last}).")
 
     def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
-        """Commit a draft, then remove all but the last `keep_last` snapshots. Each try calls `tensors` again."""
+        """Commit a draft, and remove all but the last `keep_last` snapshots. Each retry calls `tensors` again."""
         step = draft.step
 
         def commit() -> Manifest:
@@ -210,7 +211,7 @@ class _Blocking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A save in progress; `landing` is the future of its background write."""
+    """A save in progress that began at `start`; `landing` is the future of its background write."""
 
     step: int
     start: float
@@ -320,7 +321,7 @@ class _Overlapped:
     def _write(
         self, draft: Draft, image: Image, layout: PayloadLayout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Write a draft from its image; return the result, the stall of the device, and the write time in seconds."""
+        """Write a draft from its image; return the result, and the seconds of device copies and of writing."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

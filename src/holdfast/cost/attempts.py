@@ -19,7 +19,9 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0. Times are in seconds on the clock of the run, without live recoveries in the step."""
+    """A step of rank 0. `begin` and `end` are seconds since the run began; `data`, `compute` and `stall` are durations.
+
+    `compute` does not include live recoveries. `device` is True if it was measured on the device."""
 
     number: int
     begin: float
@@ -36,7 +38,7 @@ class StepCost(NamedTuple):
 
 
 class Regrouped(NamedTuple):
-    """A live recovery that ended `at` seconds on the clock of the run, and at Unix time `time`."""
+    """A live recovery that ended `at` seconds after the run began, at Unix time `time`. Other workers continued."""
 
     at: float
     time: float
@@ -142,13 +144,13 @@ def verdict(stretch: Stretch) -> str | None:
 
 
 def moment_of(event: Event, stretch: Stretch) -> float:
-    """Return the time of `event` on the clock of the run, measured from the last step event of `stretch`."""
+    """Return the time of `event` in seconds since the run began, based on the last step event of `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
 def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
-    """Return the lineage (which steps count), and the number of committed steps at the end of each stretch."""
+    """Return the lineage, which knows the rolled-back steps, and the number of committed steps after each stretch."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):
@@ -222,8 +224,8 @@ def _fatal(
 ) -> StruckFailure | None:
     """Return the injected failure that ended the attempt, or None. `survived` counts survived losses by rank.
 
-    A failure at a step boundary ended the attempt if its step was not trained afterwards. A failure inside a step or
-    a save ended it if it killed the process, even if other workers still finished that step.
+    A failure between two steps ended the attempt if the next step was not trained. A failure inside a step or a save
+    ended the attempt if it killed the process, even if other workers still finished that step.
     """
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
@@ -249,7 +251,7 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Return the time at which the failure began: not before the last step ended, nor after the detection."""
+    """Return the time at which the failure began, which lies between the end of the last step and the detection."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

@@ -63,7 +63,9 @@ class FailureCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """The cost of one attempt, by cause. `ended` is None if it still runs or its end was not recorded."""
+    """The cost of one attempt, by cause. `ended` is None if it still runs or its end was not recorded.
+
+    `restored` is the step of the restored snapshot, and `rolled_back` counts the steps that a later restore undid."""
 
     attempt: int
     world: int | None
@@ -87,7 +89,7 @@ class Waiting:
     """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of them.
 
     A late rank is recognized by the shortest compute time, because the others wait for it in their first collective. A
-    rank that begins in time but computes slowly is not found. The seconds are part of `compute` and `rework`.
+    rank that begins in time but computes slowly is not found. They are part of the causes `compute` and `rework`.
     """
 
     seconds: float
@@ -100,7 +102,7 @@ class Waiting:
 class CostBreakdown:
     """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`.
 
-    `away` is the time between an end of the run and its continuation, and `clock_back` the time lost to clock changes.
+    `away` is the time between an end of the run and its continuation, and `clock_back` how far clocks were set back.
     """
 
     ended: str | None
@@ -238,7 +240,7 @@ def _stall(attempt: AttemptTimeline) -> Stall:
 
 
 def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
-    """Return the costs of failures that ended an attempt, were survived or were injected, by attempt and step."""
+    """Return the cost of every failure, injected or not, sorted by attempt and step."""
     on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(timelines), (timelines[-1], None)]
@@ -288,7 +290,7 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 
 
 def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
-    """Merge the last of `survived` into `ending`, if it is the live recovery that failed and ended the attempt."""
+    """Return `ending`. If a live recovery failed and so ended the attempt, move its details there from `survived`."""
     if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
         return ending
     lost = survived.pop()
@@ -298,7 +300,7 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return a row for each worker whose loss the others survived; add the `id` of injected failures to `known`."""
+    """Return the cost of each loss that other workers survived; add the `id()` of its injected failure to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -344,9 +346,9 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the detection of the failure that ended `attempt` and its time in seconds, or (None, None).
+    """Return the event that detected the failure that ended `attempt`, and its time in seconds, or (None, None).
 
-    `elsewhere` are detections that other nodes recorded; those with the same attempt number are included.
+    `elsewhere` are detections by other nodes; those with the same attempt number are considered too.
     """
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}

@@ -60,7 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield each event of one rank with its attempt and regroup number, or None before the rank joined the attempt."""
+    """Yield (place, event) for each event of a rank. A place is (attempt, regroup number), or None before a join."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -77,7 +77,9 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield step events that a killed leading rank did not write, as the next leading rank recorded them."""
+    """Yield the step events missing from `path` because the leading rank was killed, as later leading ranks wrote them.
+
+    `first` is the leading rank of each place, and `placed` has the events of each rank with their places."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -103,7 +105,7 @@ class Moment(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The part of the critical path that belongs to one attempt. It ends where the next attempt begins."""
+    """The part of the critical path that belongs to one attempt; `kinds` has its `moments` by type of event."""
 
     number: int
     moments: Sequence[Moment]
@@ -125,7 +127,9 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The critical path of a run, one stretch for each attempt, and the seconds that are not part of it."""
+    """The critical path of a run: one stretch for each attempt, without the seconds in `away` and `clock_back`.
+
+    `away` is the time between a clean end and a continuation; `clock_back` is how far clocks were set back."""
 
     stretches: tuple[Stretch, ...]
     away: float
@@ -159,7 +163,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Move each step event, which is written late, before the saves, commits and regroups that followed the step."""
+    """Return `events` with each step event, which is written late, before the events that followed the step."""
     path: list[Event] = []
     for event in events:
         place = len(path)
@@ -186,7 +190,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event). Events without a number take the previous one, or the next one for `open`."""
+    """Yield (attempt number, event). An event without one gets the last number; an `open` event gets the next one."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
@@ -217,7 +221,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
 
 @dataclass(slots=True)
 class _Attempt:
-    """The events of an attempt seen so far: its launch, the start of rank 0, and the detection of a failure."""
+    """An attempt up to the current event: its launch number, whether rank 0 started, whether a failure was detected."""
 
     launched: int | None = None
     joined: bool = False

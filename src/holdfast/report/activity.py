@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The activity of a run, with times in seconds from its start. `lanes` holds the activities of each rank.
+    """The activity of a run, with times in seconds from its start. `lanes` maps a rank to its activities.
 
     `lines` shows the progress of training, `reached` is the last step plus 1, and `trained` also counts repeated steps.
     """
@@ -72,7 +72,7 @@ def activity(history: Sequence[Event]) -> Activity:
 
 
 class _Clock:
-    """A converter of event times to seconds since the start of the run, by means of the start of each attempt."""
+    """A converter of event times to seconds since the start of the run, based on the first event of each attempt."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
@@ -130,7 +130,6 @@ def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
 
 
 def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Return a mark for each committed snapshot, at the time of the commit."""
     return sorted(
         Mark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
         for event in history
@@ -140,7 +139,7 @@ def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
 
 
 def _failures(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Return a mark for each failure that a supervisor detected, and for each other injected failure."""
+    """Return a mark for each failure that a supervisor detected, and for each injected one that was not detected."""
     seen: set[tuple[int, int]] = set()
     marks: list[Mark] = []
     for event in history:

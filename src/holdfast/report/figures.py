@@ -126,7 +126,7 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
 
 
 def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (), over: str = "step") -> "Figure":
-    """Draw one loss curve for each run, with dashed lines at `failures`; `over` labels the horizontal axis."""
+    """Draw one loss curve for each run, with dashed lines at the positions `failures`; `over` labels the x-axis."""
     from matplotlib.figure import Figure
 
     with styled():

@@ -23,7 +23,7 @@ MOST_ROWS = 40  # of a table in Markdown; the CSV has all
 
 
 def check(out: Path) -> None:
-    """Raise BadInput if `out` is not a possible path for a page, so that the error comes before the work."""
+    """Raise BadInput if a page cannot be written to `out`. Call this before computing the page."""
     if out.suffix in OTHER_SUFFIXES:
         raise BadInput(f"--out {out} is not a page: name a .html or .md file, or a folder for both, figures and CSV.")
     is_file = out.suffix in FILES
@@ -32,7 +32,7 @@ def check(out: Path) -> None:
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write the page as HTML or Markdown by the suffix of `out`, or both into a folder; return the path of the page."""
+    """Write the page to `out`, a .html file, a .md file or a folder for both; return the path of the page."""
     if out.suffix not in FILES:
         return write_folder(page, out)
     _make(out.parent)

@@ -43,7 +43,7 @@ class Statement:
 
 
 class Number(NamedTuple):
-    """A headline number of a page, as text, with a short explanation."""
+    """A headline number of a page: its name, its value as text, and a short explanation."""
 
     name: str
     value: str

@@ -22,7 +22,7 @@ Point: TypeAlias = tuple[float, float]
 
 
 def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
-    """Merge pieces that are shorter than `least` with their neighbours; `pieces` must be sorted by time.
+    """Merge pieces that are shorter than `least` seconds with their neighbours; `pieces` must be sorted by time.
 
     A merged piece has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both
     are long enough to be distinguished.
@@ -43,7 +43,7 @@ def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
 
 
 def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
-    """Yield long pieces unchanged, and groups of short neighbours merged into pieces of about the length `least`."""
+    """Yield long pieces unchanged, and merge short neighbours into pieces that last about `least` seconds."""
     short: list[Piece] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):

@@ -217,7 +217,7 @@ def _marks(run: Activity) -> Iterator[str]:
 
 
 def _names(run: Activity) -> Iterator[str]:
-    """Yield the labels of the failures above the curve, without those that would overlap. CSS may hide them."""
+    """Yield the labels of the failures above the curve as SVG, but leave out labels that would overlap others."""
     if len(run.failures) > MOST_NAMED:
         return
     free = -1.0
@@ -231,7 +231,7 @@ def _names(run: Activity) -> Iterator[str]:
 
 
 def _saves(run: Activity) -> Iterator[str]:
-    """Yield a dot on the curve for each snapshot; snapshots that are close together share one dot."""
+    """Yield an SVG dot on the curve for each snapshot; snapshots that are close together share one dot."""
     steps = {mark.at: mark.step for mark in run.saves}
     marks = thinned_marks([mark.at for mark in run.saves], 10 * run.wall / COLUMNS)
     radius = 4 if len(marks) <= MOST_DOTS else 2.5
