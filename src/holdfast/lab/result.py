@@ -42,7 +42,7 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim about `estimate`; the claim has no interval if that of the estimate is NaN."""
+        """Return a claim about `estimate`; its interval is None if that of `estimate` is NaN."""
         value, low, high = estimate
         return cls(id, claim, source, expected, value, None if math.isnan(low) else (low, high))
 

@@ -26,8 +26,8 @@ from holdfast.train.run import Run
 def attach(fabric: Any, **options: Any) -> Run:
     """Return the run of this process, as `holdfast.attach` does; the run replicates the models that Fabric sets up.
 
-    Call this function before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies other than
-    DDP and a single device, because every rank must hold the whole state.
+    Call this function before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies
+    other than DDP and a single device, because every rank must hold the whole state.
     """
     strategy = fabric.strategy
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):

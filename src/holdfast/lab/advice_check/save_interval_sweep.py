@@ -95,7 +95,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
         start_driver(options.out / "runs.log") as execute,
     ):
         for repeat in range(REPEATS):
-            failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)
+            failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)  # for all intervals
             for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
                 config = run_config(name, failures=failures, steps=steps, save_every=every[place])
                 run_folder = Path(folder).absolute() / f"{repeat}-{place}"

@@ -23,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A simulated failure at the fraction `point` of backward (None: no failure), its survivors and the strategy."""
+    """A failure at the fraction `point` of backward (None: no failure), the survivors and the recovery strategy."""
 
     strategy: str
     point: float | None = None
@@ -65,7 +65,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """The trials of one network, callable with a trial number; `known` has accuracies of earlier processes, by key."""
+    """The trials of one network, callable with a trial number; `known` has the accuracies measured so far, by key."""
 
     panel: str
     quick: bool

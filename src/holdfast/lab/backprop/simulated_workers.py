@@ -188,7 +188,7 @@ def apply_gradients(
 def _weights(
     order: Layers, samples: Sequence[int], interruption: Interruption, *, inside: bool
 ) -> dict[str, Weights | None]:
-    """Return for each parameter the weight of every worker's gradient in the failed step; None for no update."""
+    """Return by parameter the weight of every worker's gradient in the failed step, or None for no update."""
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed_parameters(order, interruption.point)
     weights = {

@@ -80,7 +80,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, and then until `BEYOND` times as many iterations for a stand-in for the optimum."""
+    """Train until convergence, then on to `BEYOND` times as many iterations, to get close to the optimum."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length

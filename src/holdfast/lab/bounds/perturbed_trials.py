@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials of one kind: a row of `sizes` has the norms of one trial's perturbations, made at `steps`."""
+    """Trials of one kind: `sizes` has the norms of the perturbations at `steps`, one row per trial."""
 
     kind: str
     sizes: Floats  # (trials, perturbations of a trial)

@@ -101,7 +101,7 @@ def difference(suites: Sequence[Floats]) -> Floats:
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return by what fraction the mean of column 0 over the suites is below that of column 1, for each row (draw)."""
+    """Return the fraction by which column 0 is below column 1, as means over suites, for each row (bootstrap draw)."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
@@ -136,7 +136,7 @@ class Analysis:
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
-        """Return True if a suite passes all quality gates and the matrix has all of `variants`."""
+        """Return True if at least one suite passes all quality gates and the matrix has all of `variants`."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:

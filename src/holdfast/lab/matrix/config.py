@@ -19,7 +19,7 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recovery method and snapshot writer as `holdfast run` names them; if `fails` is False, nothing is injected."""
+    """A recovery method and snapshot writer as `holdfast run` names them; if not `fails`, no failure is injected."""
 
     recovery: str
     writer: str

@@ -19,7 +19,7 @@ from holdfast.report.files import prepare, replace_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """All strategies on one panel (a model on a data set); `largest_block` is its size as a fraction of all values."""
+    """Results of all strategies on one panel (a model on a data set); `largest_block` is a fraction of all values."""
 
     panel: str
     workload: str

@@ -53,7 +53,7 @@ def cost_result(
     figure: "Figure",
     caption: str,
 ) -> Result:
-    """Return the result of a comparison, with a cost table, `figure`, and a figure of costs over their bounds."""
+    """Return the result of a comparison: a cost table, `figure`, and a figure that compares costs with their bounds."""
     rows = [row for comparison in panels for row in comparison.rows]
     values = [[row[key] for key in COLUMNS.values()] for row in rows]
     cells = [[None if v != v else round(v, 4) if isinstance(v, float) else v for v in line] for line in values]

@@ -154,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark with each approach's cost of early failures, and what early saves add to that of later ones."""
+    """Return a remark with the cost of early failures by approach, and what early saves add to later failures."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."

@@ -37,7 +37,7 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Return the problems that would make trials of `workload`, or of the workload that a file defines, meaningless."""
+    """Return the problems that would make trials of `workload` (an object, or a file that defines one) meaningless."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:

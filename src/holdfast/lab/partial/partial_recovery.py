@@ -31,7 +31,7 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return the strategy with full saves every `interval` iterations and `recovery` when the fraction `lost` is lost."""
+    """Return a strategy: full checkpoints every `interval` iterations, and `recovery` after losing fraction `lost`."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
@@ -76,7 +76,7 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Return remarks that explain the reduction for half of the blocks lost, and every claim that does not hold."""
+    """Return remarks that explain the cost reduction if half of the blocks are lost, and claims that do not hold."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [

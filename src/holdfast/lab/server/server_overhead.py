@@ -80,7 +80,7 @@ class OverheadResults:
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
 
     def share(self) -> ConfidenceInterval:
-        """Return the wait for a checkpoint divided by the rest of an iteration, as a mean over the seeds."""
+        """Return the checkpoint wait divided by the time of the rest of an iteration, as a mean over the seeds."""
         return mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
@@ -104,7 +104,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint wait over the median of the other iteration time, without the first iteration."""
+    """Return the median checkpoint wait divided by the median rest of an iteration; the first iteration is left out."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 

@@ -32,7 +32,7 @@ class Outcomes:
     """One failure in a run of one workload, and its outcome under every strategy.
 
     `length` and `crossed` are the whole and the fractional iterations to convergence without the failure. `counts` are
-    those from the failure to convergence, and `sizes` the perturbations that the recoveries cause.
+    the iterations from the failure to convergence, and `sizes` the perturbations that the recoveries cause.
     """
 
     length: int
