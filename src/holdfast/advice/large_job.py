@@ -28,9 +28,9 @@ MOST = 20_000  # failures in a replication; a longer job is cut to this many
 class Job:
     """The parameters of a simulated job, with all times in seconds. `work` is the training time between saves.
 
-    `stall` is the delay by a save, and `durable` the time until it is durable. After the fraction `goes_back` of the
-    failures all workers restart from a save, which takes `restart`. After other failures training pauses for `live`,
-    and the fraction `lost` of the workers is missing for `absent`.
+    `stall` is the delay of training by a save, and `durable` the time until it is durable. After the fraction
+    `goes_back` of the failures all workers restart from a save, which takes `restart`. After other failures training
+    pauses for `live`, and the fraction `lost` of the workers is missing for `absent`.
     """
 
     mtbf: float

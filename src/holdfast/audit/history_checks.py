@@ -27,7 +27,7 @@ def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that there is an event file of every rank of each attempt with steps that were not rolled back."""
+    """Check that every rank has an event file, for each attempt with steps that were not rolled back."""
     if not record.attempts:
         return "unknown", "there is no history of any rank"
     for attempt, sessions in record.attempts.items():

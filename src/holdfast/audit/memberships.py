@@ -73,7 +73,7 @@ class MemberChange(NamedTuple):
 
 
 class Memberships:
-    """The members of one attempt in each step; `errors` lists declarations that contradict each other."""
+    """The members (ranks that take part) of one attempt in each step; `errors` lists contradictory declarations."""
 
     def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: SamplePlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
@@ -87,7 +87,7 @@ class Memberships:
 
     @property
     def members(self) -> Sequence[int]:
-        """The members at the end of the attempt."""
+        """The ranks that took part at the end of the attempt."""
         return self.changes[-1].members if self.changes else range(self.world)
 
     @cached_property

@@ -56,13 +56,16 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """A restore by a session, and the commit of the restored snapshot (None if it was not committed by then)."""
+    """A restore by a session, and the commit of the restored snapshot (None if it was not committed by then).
+
+    `trainer` is the attempt that trained the last step of the snapshot. `is_abandoned` means that the snapshot was
+    committed, but that a later restore rolled it back."""
 
     session: RankSession
     recover: Recover
     commit: Commit | None
-    trainer: int | None  # the attempt that trained the last step in that commit
-    is_abandoned: bool  # the snapshot was committed, but a later restore rolled it back
+    trainer: int | None
+    is_abandoned: bool
 
     def __str__(self) -> str:
         step = self.recover.restored

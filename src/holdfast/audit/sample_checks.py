@@ -233,7 +233,7 @@ class _ReportedShares:
 
 
 def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
-    """Yield (chunk of `steps`, windows), where row i of the windows has the planned samples of step i of the chunk."""
+    """Yield (chunk of `steps`, windows), where row i of the windows has the planned samples of step i in the chunk."""
     size = max(1, _IDS_AT_ONCE // plan.batch)
     for first in range(0, len(steps), size):
         chunk = steps[first : first + size]

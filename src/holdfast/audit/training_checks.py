@@ -58,7 +58,7 @@ def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[
 
 
 def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:
-    """Return a mask of the steps of `session` after which the fingerprint of the state differs from before."""
+    """Return a mask of the steps of `session` that changed the fingerprint of the state."""
     state, before = session.steps.shared, states_before(record, session)
     mask: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
     return mask

@@ -129,7 +129,6 @@ class _Ranges:
 
 
 def _already_there(error: OSError) -> bool:
-    """Return True if `error` says that a conditional PUT failed because the object exists."""
     response = getattr(error.__cause__, "response", None) or {}
     return isinstance(error, FileExistsError) or response.get("Error", {}).get("Code") in _TAKEN
 

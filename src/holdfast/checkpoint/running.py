@@ -298,7 +298,6 @@ def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, 
 
 
 def _is_numbers(value: Array) -> bool:
-    """Return True if `value` is a one-dimensional int64 array without negative numbers."""
     return isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1 and value.min(initial=0) >= 0
 
 

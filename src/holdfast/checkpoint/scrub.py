@@ -73,7 +73,7 @@ def records(store: Store) -> int:
 
 
 def _strange(store: Store) -> list[Damage]:
-    """Return invalid names that look like a snapshot or an index, as damage; raise NotAStore if nothing was saved."""
+    """Return the invalid names that look like a snapshot or an index; raise NotAStore if nothing was ever saved."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     if not (names or records(store) or retention.aside(store)):
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")

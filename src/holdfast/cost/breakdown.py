@@ -346,7 +346,7 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the event that detected the failure that ended `attempt`, and its time in seconds, or (None, None).
+    """Return the detection of the failure that ended `attempt`, with its time in seconds, or (None, None).
 
     `elsewhere` are detections by other nodes; those with the same attempt number are considered too.
     """
