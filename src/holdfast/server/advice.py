@@ -124,7 +124,7 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if a fraction `lost` of the blocks goes back `age` iterations.
+    """Return the expected delay in iterations if a fraction `lost` of the blocks is set back by `age` iterations.
 
     `c` is the contraction rate; the perturbation is assumed to be orthogonal to the remaining distance.
     """

@@ -180,7 +180,7 @@ class Controller:
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
-        """Write blocks again that nodes consider saved, but whose save was never committed."""
+        """Write again the blocks that nodes consider saved but whose save was never committed."""
         saved_at = self._coordinator.saved_at
         arguments = {
             n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes

@@ -133,7 +133,7 @@ def _add(outage: Outage, what: What) -> None:
 def contraction(run: Served) -> Rate | None:
     """Estimate the convergence rate from the losses before the first failure; None if they do not fall steadily.
 
-    The remaining loss is unknown, but the decrease of the loss in each iteration shrinks by the same factor. The loss
+    The final loss is unknown, but the decrease of the loss per iteration shrinks by a constant factor. The loss
     falls as the square of the distance to the optimum, so the rate is the square root of that factor.
     """
     first = min((outage.iteration for outage in run.failures), default=run.iterations)
@@ -150,8 +150,8 @@ def contraction(run: Served) -> Rate | None:
 def _distance(run: Served, c: float) -> float:
     """Estimate the initial distance to the optimum from how far restored blocks had moved; infinite if unknown.
 
-    In a contraction by c, an initial distance D shrinks to D c^k in iteration k, and a block that goes back by `a`
-    iterations moves by D c^k (c^-a - 1). If all blocks contribute equally to D, the distance moved by the restored
+    In a contraction by c, an initial distance D shrinks to D c^k in iteration k, and a block restored from `a`
+    iterations ago moves by D c^k (c^-a - 1). If all blocks contribute equally to D, the distance moved by the restored
     blocks, which the history records, is the root of the mean square of that.
     """
     sizes = units = 0.0  # squares, summed

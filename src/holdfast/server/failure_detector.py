@@ -45,7 +45,7 @@ class Detector(Generic[Member]):
             self._settled.add(member)
 
     def due(self, now: float) -> list[Member]:
-        """Return the members to send a heartbeat to now; those that have not answered the last one are left out."""
+        """Return the members to send a heartbeat to now; members with an unanswered heartbeat are left out."""
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:

@@ -170,7 +170,7 @@ Cut: TypeAlias = tuple[Place, int]
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Pass each question of `conversation` to `ask` and send the answers back, until it returns a selection."""
+    """Pass each question of `conversation` to `ask` and send back the answers; return the selection at its end."""
     try:
         question = next(conversation)
         while True:

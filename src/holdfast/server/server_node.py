@@ -152,7 +152,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
-        """Answer a question by which the controller chooses the blocks to save after iteration `step`."""
+        """Answer a question that the controller asks to choose the blocks to save after iteration `step`."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             info = self._shard.block_info(policy.ranking)
@@ -179,7 +179,7 @@ class ServerNode:
 
     @_exclusive
     def keep(self, ids: Ids) -> None:
-        """Buffer the last saved values of the blocks `ids` for `write`, because they may not have reached the store."""
+        """Buffer the last saved values of the blocks `ids` for `write`, because the store may lack these values."""
         given = self._shard.give(ids)
         self._to_write = given.ids, given.saved_at, given.saved
 

@@ -32,8 +32,8 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
     """Fit a rate to the distances d[k] from the optimum, by least squares of log d[k] against k.
 
     Only the iterations in `window` are used, by default the last half. The returned distance is min d[k] c^-k over the
-    window. On a linear iteration c is slightly too small, with an error that vanishes as (λ2/λ1)^2k. End the window
-    before the distances flatten at the precision with which the optimum is known.
+    window. On a linear iteration with the largest eigenvalues λ1 and λ2, c is too small, with an error that vanishes as
+    (λ2/λ1)^2k. End the window before the distances flatten at the precision with which the optimum is known.
     """
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]

@@ -127,7 +127,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return the initial values of the blocks `ids`, because units that start from zero would not learn."""
+        """Return the initial values of the blocks `ids` as new values; units that start from zero would not learn."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property

@@ -54,7 +54,7 @@ class Divided(Workload, Protocol):
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
 
     def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's update; the updates of all workers for the same block are added up."""
+        """Return a worker's update, given the `pulled` blocks and the sum of all summaries; updates are added up."""
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""

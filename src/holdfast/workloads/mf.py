@@ -36,7 +36,7 @@ class _Part(NamedTuple):
 class MatrixFactorization(DividedDefaults):
     """The factorization ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
 
-    The array "R" holds R transposed, so that a block, a row of L or a column of R, is a row of its array.
+    The array "R" holds R transposed, so every block (a row of L or a column of R) is a row of an array.
     """
 
     data: Ratings

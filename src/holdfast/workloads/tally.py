@@ -73,7 +73,7 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count topics in each group of tokens; return the sum of `table[count + 1]`, and the total size of each topic.
+    """Count topics in each group of tokens; return the sum of `table[count + 1]` over all counts, and topic totals.
 
     Both results are computed for each chain, the last axis of `topics`; `number` is the number of topics.
     """

@@ -38,7 +38,7 @@ class Recorded:
 
 
 class ReplayedMembers:
-    """The nodes and workers that take part at the current point of a replay, and members killed on purpose."""
+    """The nodes and workers that take part at the current point of a replay, and those killed by injected failures."""
 
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
