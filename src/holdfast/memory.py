@@ -37,7 +37,10 @@ def available() -> int:
 
 
 def require_room(processes: int, least: int, who: str, advice: str) -> None:
-    """Raise BadInput if `processes` of `least` bytes each exceed the memory; its message uses `who` and `advice`."""
+    """Raise BadInput if `processes` processes of `least` bytes each exceed this machine's memory.
+
+    In the message, `who` is a plural noun for the processes, and `advice` says what to do.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if processes * least > total:
         raise BadInput(

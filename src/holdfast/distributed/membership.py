@@ -121,7 +121,7 @@ class Coordination:
 
     @property
     def is_outdated(self) -> bool:
-        """True if a member was lost and this worker has not yet entered the membership without it."""
+        """True if a member was lost and this worker has not yet entered the membership without the lost member."""
         return self.newest.number > self.number and self.newest.has_lost(self.members)
 
     def watch_members(self) -> Callable[[], bool]:
@@ -174,7 +174,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers join before `step`, the first step that no present member has begun."""
+        """Return True if new workers join before `step`. They join before the first step that no member has begun."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:

@@ -365,7 +365,7 @@ class LiveRecovery:
         return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
 
     def _send_sums(self, plan: Settlement, group: RecoverableGroup | None) -> None:
-        """Send the sum of each bucket from a member that has it to the members that lack it."""
+        """Send the sum of each gradient bucket from a member that has the sum to the members that lack it."""
         if self.is_joining:
             for own in self.groups:
                 own.given = {}  # sums received in an interrupted round may be summed again

@@ -191,7 +191,7 @@ class Losses:
         return weights[basis.index(member)]
 
     def missing(self, plan: Settlement) -> tuple[int, ...]:
-        """Return the ids of the samples that are left out of the step in which the members recover."""
+        """Return the ids of the samples that step `plan.step` does not train because members were lost."""
         before = self._spared[1] if self._spared[0] == plan.step else ()
         lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]
         if plan.is_complete:  # for now: a member may be lost before it has sent a sum that others lack

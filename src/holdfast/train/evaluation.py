@@ -122,7 +122,7 @@ class RankReducer:
         return tree_unflatten([_like(leaf, result) for leaf, result in zip(leaves, reduced, strict=True)], structure)
 
     def _exchange(self, message: str, combine: Callable[[list[str]], str]) -> str:
-        """Send `message` to the first member, which applies `combine` to all messages; return its result everywhere."""
+        """Send `message` to the first member, which applies `combine` to all messages. Return the result."""
         members = self.members
         if self._live and self._division:
             boundaries, divided_among = self._division
@@ -155,7 +155,7 @@ class RankReducer:
             self._posted.append((self._step, key))
 
     def _wait_for(self, key: str, member: int) -> str:
-        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if it dies first."""
+        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if `member` dies."""
 
         def is_lost() -> bool:
             if self._live is None:

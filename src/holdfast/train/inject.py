@@ -118,7 +118,7 @@ class Injection:
         self._strike_from("save", step)
 
     def strike_in_recovery(self, step: int) -> None:
-        """Inject the failures that are due while the survivors of a loss recover in `step`. May end the process."""
+        """Inject the failures that are due while ranks recover in `step` from a lost rank. May end the process."""
         self._strike_from("recovery", step)
 
     def _strike_from(self, point: str, step: int) -> None:
@@ -137,8 +137,6 @@ class Injection:
         hooks = [model.register_forward_pre_hook(on_forward) for model in self._models]
 
     def _before_optimizer(self, failure: Failure) -> None:
-        """Arrange that `failure` is injected before the next optimizer step."""
-
         def on_step(*_: Any) -> None:
             hook.remove()
             self._strike_jointly(failure, ())

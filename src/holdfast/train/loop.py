@@ -91,7 +91,7 @@ class FirstBatchCheck:
         self._before = self._fingerprints.take().digest()
 
     def check(self) -> None:
-        """Raise BadInput if no work was done since `begin`; only the first call checks."""
+        """On the first call, raise BadInput if nothing was trained or changed since `begin`; later calls do nothing."""
         before, self._before = self._before, None
         if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
             raise BadInput(
@@ -195,7 +195,7 @@ class Boundary:
         self.record.close()
 
     def close(self) -> None:
-        """Stop the listening thread and remove the optimizer hook of the loop."""
+        """Stop the thread that listens for stop requests, and remove the loop's optimizer hook."""
         self.stopping.close()
         self.steps.work.close()
 
@@ -297,7 +297,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield the batches of all steps, and an Opening before each epoch if `by_epoch`. Save and recover meanwhile."""
+        """Yield the batches of all steps, with an Opening before each epoch if `by_epoch`. Save and recover if due."""
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)

@@ -118,7 +118,7 @@ class Replica:
             self._group.begin()
 
     def _after_last_gradient(self, *_: Any) -> None:
-        """Count the backward pass, whose last sum has begun. Only the first call in each backward has an effect."""
+        """Count the backward pass at its last gradient. Only the first call in each backward has an effect."""
         is_summed, self._is_next_summed = self._is_next_summed, None
         if is_summed:
             self.reduced += 1

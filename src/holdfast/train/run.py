@@ -64,7 +64,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when one is lost, instead of restarting all."""
+        """True if the other workers continue when one is lost. Otherwise all workers are restarted."""
         return self._session.live is not None
 
     def replicate(self, model: Model, **options: object) -> Model:

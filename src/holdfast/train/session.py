@@ -275,7 +275,7 @@ class Session:
         return injection
 
     def _check_conditions(self, plan: SamplePlan, loads: Loads) -> Conditions:
-        """Compare the data and the number of threads with those of the snapshot, and return those of this attempt."""
+        """Return the data digest and thread count of this attempt, after comparing them with those of the snapshot."""
         if self.attempt is None:
             return Conditions.now(None)
         is_drawn = isinstance(loads.dataset, Draws)

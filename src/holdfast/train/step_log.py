@@ -73,7 +73,7 @@ def seconds_between(earlier: Moment, later: Moment) -> float:
 
 
 class Sample:
-    """A copy of a few values of the state at one step boundary, which may still be on its way from a device."""
+    """A copy of a few values of the state between two steps. The copy from a GPU may not have arrived yet."""
 
     def __init__(self, copies: Sequence[Copy], arrived: torch.cuda.Event | None) -> None:
         self._copies, self._arrived = copies, arrived
@@ -111,7 +111,7 @@ class Fingerprints:
 
 
 class _Part:
-    """A list of tensors, and views of a few values of each, which are sampled."""
+    """A list of tensors, and views of the few values that are sampled from each tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
@@ -121,7 +121,7 @@ class _Part:
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
-        """Return a copy of the sampled values; a copy from a device is only started."""
+        """Return a copy of the sampled values. Copies from a GPU are asynchronous."""
         if not self._pointers:
             return b"", []
         places = [place() for place in self._pointers]
@@ -232,8 +232,8 @@ class StepLog:
 class WorkDone:
     """A counter of backward passes and optimizer steps that knows whether gradients wait for an optimizer step.
 
-    A step counts as trained by this work, and not because its batch was handed out. A state is saved only if no
-    gradients wait for their optimizer, because gradients are not part of a snapshot.
+    A step counts as trained only if it did such work; handing out its batch is not enough. State is saved only while no
+    gradients wait for an optimizer step, because snapshots do not hold gradients.
     """
 
     def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:

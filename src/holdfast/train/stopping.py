@@ -55,11 +55,11 @@ class Stopping:
             self._listener.start()
 
     def request(self) -> None:
-        """Make all ranks stop at the next common boundary, because the script has called run.stop()."""
+        """Make all ranks stop after the same step, the earliest possible, because the script has called run.stop()."""
         self.wanted = True
 
     def is_here(self, step: int) -> bool:
-        """Return True if all ranks stop before `step`; then `wanted` is True after run.stop(), False after a signal."""
+        """Return True if all ranks stop before `step`, and set `wanted`: True for run.stop(), False for a signal."""
         if self._ranks.size == 1:
             return self.wanted or process.requested.is_set()
         with self._gate.lock:
@@ -79,7 +79,7 @@ class Stopping:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 
     def wait_for_save(self) -> None:
-        """Wait until rank 0 has saved, because a rank that leaves earlier may bring down the others."""
+        """Wait until rank 0 has saved, because a rank that exits earlier may make other ranks fail."""
         self._ranks.from_rank_0(STOPPED, None if self._ranks.rank else "")
 
     def close(self) -> None:

@@ -135,7 +135,7 @@ def probe(dataset: MapDataset, count: int, seed: int) -> str:
 
 
 def _add(hasher: Any, value: Any) -> None:
-    """Add a number, text, array, tensor or a nesting of these to the hash; of any other value, only its type."""
+    """Update the hash with a number, text, array, tensor or nested structure of them; with the type of other values."""
     hasher.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -186,7 +186,7 @@ class SampleSource:
         self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
-        """Compute the next request without loading its samples."""
+        """Compute the next load request (sample ids and seed) without loading the samples."""
         self._wanted.prepare()
 
     def __next__(self) -> Loaded:

@@ -89,7 +89,7 @@ class Protected:
         return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
 
     def check_groups(self) -> None:
-        """Raise BadInput if an optimizer got more parameters after `protect`: a restarted script could not load it."""
+        """Raise BadInput if an optimizer got more parameters after `protect`, so a restart could not load its state."""
         for name, now in self._count_groups().items():
             if now != (before := self._group_sizes[name]):
                 raise BadInput(
@@ -292,7 +292,7 @@ def _restore(thing: Protectable, saved: Any) -> None:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Reset loaded state to its saved dtypes, because optimizers cast it to the dtype of their parameters."""
+    """Convert loaded optimizer state back to the dtypes in `saved`, because load_state_dict changes them."""
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], before["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():
@@ -324,12 +324,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a tensor in the user's own classes, without the parts that torch.compile adds."""
+    """Return the name of a tensor in a state_dict, without the parts that torch.compile adds."""
     return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
 
 
 def plain_state(model: nn.Module) -> Mapping[str, Any]:
-    """Return the state_dict of a model, with the names of the user's own classes."""
+    """Return the state_dict of a model, without the key parts that torch.compile adds."""
     state = model.state_dict()
     return _renamed(state, {name: plain_name(name) for name in state})
 
@@ -346,7 +346,7 @@ def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state_dict with the names of the user's own classes; unchanged if two names would become the same."""
+    """Return the state_dict without key parts of DDP and torch.compile; unchanged if two keys would become equal."""
     both = f"{COMPILED}.{WRAPPED}"
     prefix = both if all(key.startswith(both) for key in state) else ""
     names = {key: plain_name(key.removeprefix(prefix)) for key in state}

@@ -173,7 +173,7 @@ def _is_stopped(found: Snapshot) -> bool:
 
 
 def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> Flat:
-    """Load a snapshot into the protected objects; return the state that memory should hold afterwards."""
+    """Load a snapshot into the protected objects; return the flattened state that the objects should now have."""
     state = unflatten(found.tensors, found.extra)
     if differences := protected.differences(state):
         raise _of_another_run(attempt.store, found.step, differences)

@@ -204,7 +204,7 @@ class CheckpointSaver:
             raise
 
     def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
-        """Start to copy this rank's state, then collect the parts of the other ranks, and let `writer` save all."""
+        """Let `writer` save the state, with `part` (values of this rank alone) and the parts of the other ranks."""
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
