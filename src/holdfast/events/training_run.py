@@ -50,8 +50,9 @@ class Plan(NamedTuple):
 class Recover(NamedTuple):
     """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
-    `state` is a digest of the protected state when the first step begins, and `rng` of the random generators.
-    `fingerprint` is the fingerprint that the step before it recorded. `weights` is a digest of the initial weights, if
+    `rng` is `restored` if the random generators equal those in the snapshot, `none` if not, and `keyed` if it has none.
+    `state` is a digest of the protected state when the first step begins. `fingerprint` is a fingerprint of
+    this state, to be compared with that of the previous step. `weights` is a digest of the initial weights, if
     nothing was restored. `passed_over` lists snapshots that could not be used.
     """
 
@@ -141,7 +142,7 @@ class Stopped(NamedTuple):
 class Regroup(NamedTuple):
     """Event: workers were lost or joined, and the workers that train together (`members`) continue without a restart.
 
-    `number` is the number of this group. The samples are split among `members` from `step`, or from the step after it. Samples
+    `number` is that of the new group. The samples are split among `members` from `step` or the step after it. Samples
     in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the gradient
     buckets of `step`, `kept` include the gradients of lost workers and `redone` do not. Members in `behind` copied the
     parameters of a member that was further ahead. Members in `asleep` were suspended before `step` began.

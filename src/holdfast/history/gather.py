@@ -125,7 +125,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the files of one writer in the order of attempts; torn (unfinished) lines get files of their own."""
+    """Merge the files of one writer by attempt; return the merged file, and files with torn (unfinished) lines."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ class _Session(NamedTuple):
 
 
 def _scan(file: Path) -> tuple[list[_Session], int]:
-    """Return the sessions in a file, and the offset after its last complete line."""
+    """Return the sessions (parts that one process wrote) in a file, and the offset after its last complete line."""
     sessions: list[_Session] = []
     end, knows_attempt = 0, False
     with file.open("rb") as lines:

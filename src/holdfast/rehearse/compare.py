@@ -35,7 +35,7 @@ def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
 
 
 def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Divergence | None:
-    """Return the first step of `run`, in training order, whose result differs from the reference; None if none does."""
+    """Return the divergence at the first step that `run` trained with another result than `reference`, or None."""
     expected, trained = by_step(reference), windows(run)
     for window in trained:
         other = expected.get((window.step, window.rank))

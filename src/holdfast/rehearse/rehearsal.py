@@ -114,7 +114,7 @@ class _Runner:
     print_line: Print
 
     def run(self, name: str, kills: tuple[Kill, ...] = ()) -> list[Observed] | Rehearsed:
-        """Run the script once; return the observations of its workers, or a final result if the run failed."""
+        """Run the script once; return the observations of its workers, or the rehearsal's result if the run failed."""
         folder = self.out / name
         failures = tuple(Failure(step=kill.step, kind="kill", targets=(kill.rank,)) for kill in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))

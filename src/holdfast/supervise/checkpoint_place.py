@@ -106,7 +106,7 @@ class Checkpoints:
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
-        """Upload this node's histories to `place` in a child process, unless `place` is None or an upload is running."""
+        """Upload this node's histories to `place` in a child process, unless `place` is None or an upload runs."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
             self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))

@@ -72,7 +72,7 @@ class Tail:
 
 
 class WorkersOutput:
-    """The output of all workers of an attempt; `out` and `err` show text of their stdout and stderr."""
+    """The output of all workers of an attempt; `out` and `err` are called with new text of their stdout and stderr."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
@@ -182,7 +182,7 @@ class Display:
         self._print_err(text.rstrip("\n"))
 
     def refresh(self, *, now: bool = False) -> None:
-        """Show new output of the workers; redraw the status line if enough time has passed, or if `now`."""
+        """Show new output of the workers; redraw the status line if enough time has passed, or if `now` is set."""
         self.output.copy()
         moment = time.monotonic()
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):

@@ -360,7 +360,7 @@ class _Supervisor:
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
         """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over.
 
-        `have_finished` is True if this node's workers have exited normally. The run ends once those of all nodes have.
+        `have_finished` is True if this node's workers have exited normally. Once this is so on all nodes, the run ends.
         """
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
@@ -386,7 +386,7 @@ class _Supervisor:
         return None
 
     def _lose_nodes(self, nodes: list[int]) -> RunVerdict | None:
-        """Continue without the workers of the lost `nodes`, or restart all workers if that is not possible."""
+        """Continue without the lost `nodes`, or restart all workers; return a verdict if the run must end instead."""
         why = f"{node_names(nodes)} {'was' if len(nodes) == 1 else 'were'} silent for too long"
         is_live = self._is_live and not stop_signals.count and self._membership.can_replace(nodes)
         ranks = self._membership.members_of(nodes) if is_live else []

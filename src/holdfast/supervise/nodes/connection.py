@@ -64,7 +64,7 @@ class Unreachable(Exception):
 
 
 class Connection(threading.Thread):
-    """A connection of the supervisor `who` to the store at `where`; answers may take `patience` seconds."""
+    """A connection of the supervisor `who` to the store at `where`; each answer must come within `patience` seconds."""
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)

@@ -58,7 +58,7 @@ class RunEndWatch:
     that supervisors upload beside the checkpoints when they exit.
 
     An end that was recorded before this command is ignored if the run is extended, if every command trains the script
-    again (it is only supervised), or if it was found beside the checkpoints, where it may belong to another run.
+    again (it is only supervised), or if that end was found beside the checkpoints, where it may belong to another run.
     """
 
     def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
@@ -154,7 +154,7 @@ class MultiNodeRendezvous(Rendezvous):
         )
 
     def _wait_for_answer(self, workers: int, deadline: float) -> Answer:
-        """Connect to the store in which the nodes meet, and wait until a round is closed that includes this node."""
+        """Wait in the store where the nodes meet, and return the answer to the first round that includes this node."""
         while time.monotonic() < deadline:
             self._while_waiting()
             try:

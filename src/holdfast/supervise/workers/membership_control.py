@@ -101,7 +101,7 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership without the lost members; with replay, None until there is a replacement for each."""
+        """Return a membership (training group) without the lost members; with replay, None until all are replaced."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
@@ -339,7 +339,7 @@ class Scaler:
         """The number of workers that should train, also after a restart; None before the first request."""
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if the user requested it, and record the event when they have changed."""
+        """Put workers to sleep or wake them if the user requested it, and record an event when this is complete."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now
