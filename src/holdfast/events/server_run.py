@@ -11,7 +11,7 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a controller began or continued to train, until the loss is below `criterion` or for `iterations`.
+    """Event: a controller began or continued to train, until the loss is below `criterion`, at most for `iterations`.
 
     The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses which blocks to save, a
     `fraction` of them in each save. The saves of `interval` iterations add up to the size of the model.

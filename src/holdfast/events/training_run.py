@@ -51,9 +51,9 @@ class Recover(NamedTuple):
     """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
     `rng` is `restored` if the random generators equal those in the snapshot, `none` if not, and `keyed` if it has none.
-    `state` is a digest of the protected state when the first step begins. `fingerprint` is a fingerprint of
-    this state, to be compared with that of the previous step. `weights` is a digest of the initial weights, if
-    nothing was restored. `passed_over` lists snapshots that could not be used.
+    `state` is a digest of the protected state when the first step begins. `fingerprint` is a fingerprint of this
+    state, to be compared with that of the previous step. `weights` is a digest of the initial weights, if nothing was
+    restored. `passed_over` lists snapshots that could not be used.
     """
 
     attempt: int

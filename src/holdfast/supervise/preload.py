@@ -56,7 +56,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` imports first; return the newly imported ones.
+    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return those that are new.
 
     A library that raises an error is skipped here: the script will import it again and may expect the error.
     """

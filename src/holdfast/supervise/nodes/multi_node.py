@@ -198,7 +198,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._at = None
 
     def _wait_here(self, workers: int, until: float) -> Answer | None:
-        """Register for the next round and return its answer, or None if it is not closed by the time `until`."""
+        """Register for the next round and return its answer, or None if there is no answer by the time `until`."""
         connection = self._connection
         greeting: Greeting = {
             "node": self._node.rank,

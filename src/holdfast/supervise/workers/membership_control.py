@@ -297,7 +297,7 @@ class MembershipController:
             self._start_missing()
 
     def fill_up(self) -> None:
-        """Start replacements for lost workers; they wait until they are ready to join."""
+        """Start replacements for lost workers; they join the training once they are ready."""
         with self._pool.starting():
             self._start_missing()
 
