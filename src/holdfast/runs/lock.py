@@ -116,7 +116,7 @@ class FolderWatch:
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the folder was moved or removed; check at once if `now`, otherwise at most every half second."""
+        """Return True if the folder was moved or removed; check at once if `now`, else at most twice a second."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before
