@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.model import Model
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -31,13 +31,13 @@ class KMeans(Model):
         """One worker's images."""
         return self.images[worker::workers]
 
-    def compute(self, part: NDArray[np.float64], when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: NDArray[np.float64], when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """For every centre the sum of the images nearest to it, and beside it how many they are."""
         member = np.eye(self.clusters)[_square_distances(part, pulled["centres"]).argmin(axis=1)]
         sums = np.column_stack((member.T @ part, member.sum(axis=0)))
         return Push(np.arange(self.clusters), {"centres": sums})
 
-    def apply(self, when: When, ids: NDArray[np.int64], held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: NDArray[np.int64], held: Arrays, pushed: Arrays) -> None:
         """Move every centre to the mean of its images, over all workers; one without images stays."""
         sums, counts = pushed["centres"][:, :-1], pushed["centres"][:, -1:]
         held["centres"][...] = np.where(counts > 0, sums / np.maximum(counts, 1), held["centres"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.workloads.divided import Push, When, share
+from holdfast.workloads.divided import Push, RoundId, share
 from holdfast.workloads.model import Model
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -42,13 +42,13 @@ class PageRank(Model):
         mine = share(len(self.links.source), worker, workers)
         return Links(self.links.source[mine], self.links.target[mine])
 
-    def compute(self, part: Links, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: Links, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """For every page what flows to it over this worker's links."""
         flow = pulled["rank"][part.source, 0] / self.links_of[part.source]
         flows = np.bincount(part.target, flow, minlength=self.pages)
         return Push(np.arange(self.pages), {"rank": flows[:, None]})
 
-    def apply(self, when: When, ids: NDArray[np.int64], held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: NDArray[np.int64], held: Arrays, pushed: Arrays) -> None:
         """A page's new rank is what flows to it, and its share of those who go to any page."""
         held["rank"][:, 1] = held["rank"][:, 0]
         held["rank"][:, 0] = (1 - FOLLOWED) / self.pages + FOLLOWED * pushed["rank"][:, 0]

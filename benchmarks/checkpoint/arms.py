@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from holdfast.checkpoint.capture import Image
+from holdfast.checkpoint.capture import HostImage
 from holdfast.checkpoint.device import pin
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
@@ -48,7 +48,7 @@ def bounds(tensors: Tensors) -> dict[str, Arm]:
             kept[name].copy_(value)
         return Started()
 
-    image = Image(size)
+    image = HostImage(size)
     flat = torch.from_numpy(image.bytes)
     if cuda:
         pin(image)

@@ -20,7 +20,7 @@ from holdfast.server.selection import BINS, FEW, Answer, AskSurvey, Question, co
 from holdfast.server.server_node import ServerNode
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Worker, WorkerRound
-from holdfast.workloads.divided import When
+from holdfast.workloads.divided import RoundId
 
 WIDE = str(Path(__file__).with_name("wide.py").absolute())
 OBJECTS = 3 << 30  # bytes of Ray's object store, for messages between actors
@@ -84,7 +84,7 @@ class Driven:
         began, turns, apply = time.perf_counter(), [], 0.0
         workers = range(self._settings.workers)
         for round in range(self._workload.rounds):
-            when = When(self._done, round, self._settings.seed)
+            when = RoundId(self._done, round, self._settings.seed)
             turns.append(self._asked("worker", "compute", {worker: (when, (worker,)) for worker in workers}))
             committed = self._asked("node", "commit", dict.fromkeys(self._members.nodes, (0, when, tuple(workers))))
             apply += max(committed.values())

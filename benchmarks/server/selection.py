@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.policy import BlockInfo, Choice, Policy
+from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import Answer, Conversation, Question, central, converse, exchange, wire_bytes
 
@@ -127,7 +127,7 @@ def selected(
     held: Sequence[Ids],
     parts: Sequence[BlockInfo],
     blocks: int,
-) -> tuple[Cost, Choice]:
+) -> tuple[Cost, BlockChoice]:
     """Make one selection, from the distances on the nodes to the blocks that each saves; return its cost and choice."""
     cost = Cost()
     nodes = on_each(
@@ -149,7 +149,7 @@ def selected(
     cost.alone(time.perf_counter() - resumed)
     cost.to_nodes += len(nodes) * wire_bytes(selection.verdict)
     chosen = on_each(cost, [lambda node=node: node.taken(selection.verdict) for node in nodes])
-    return cost, Choice(np.sort(np.concatenate(chosen)), selection.credit)
+    return cost, BlockChoice(np.sort(np.concatenate(chosen)), selection.credit)
 
 
 def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.model import Model
 
 WIDTH = 4096  # float32 numbers in a block
@@ -38,13 +38,13 @@ class Wide(Model):
         """Return all blocks, but none to measure the loss."""
         return np.arange(self._rows if round < self.rounds else 0)
 
-    def compute(self, part: Any, when: When, pulled: dict[str, Any], summed: dict[str, Any]) -> Push:
+    def compute(self, part: Any, when: RoundId, pulled: dict[str, Any], summed: dict[str, Any]) -> Push:
         """Multiply matrices, and push the pulled values."""
         for _ in range(self._work):
             part @ part
         return Push(np.arange(self._rows), {"values": pulled["values"]})
 
-    def apply(self, when: When, ids: NDArray[np.int64], held: dict[str, Any], pushed: dict[str, Any]) -> None:
+    def apply(self, when: RoundId, ids: NDArray[np.int64], held: dict[str, Any], pushed: dict[str, Any]) -> None:
         """Replace the values by the pushed ones."""
         held["values"][...] = pushed["values"]
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint import scrub, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import overlapped
 from holdfast.faults.schedule import at
-from holdfast.faults.storage import POINTS, Faulty
+from holdfast.faults.storage import POINTS, FaultyStore
 
 State = dict[str, Any]
 RAISED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
@@ -72,7 +72,7 @@ class Holdfast:
 
     def save(self, step: int, state: State, fault: Fault | None) -> str:
         faults = at([step], kind=fault.kind, point=fault.point) if fault else ()
-        writer = overlapped(Faulty(self.store, faults, delay=DELAY), keep_last=2, backoff=(0.0, 0.0))
+        writer = overlapped(FaultyStore(self.store, faults, delay=DELAY), keep_last=2, backoff=(0.0, 0.0))
         writer.save(step, {"weight": state["weight"]}, {"lr": state["lr"]})
         (saved,) = writer.close()
         return f"{saved.retries} retry" if saved.retries else ""

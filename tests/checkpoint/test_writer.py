@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, scrub, snapshot
-from holdfast.checkpoint.capture import PIECE, BufferPool, Capture, Image, make_ready
+from holdfast.checkpoint.capture import PIECE, BufferPool, HostImage, StateCapture, make_ready
 from holdfast.checkpoint.device import ByteRun, _packed
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
@@ -169,7 +169,7 @@ def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path,
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30), st.integers(1, 4), st.integers(100, 250))
 def test_images_never_take_more_than_was_allowed(uses: list[tuple[int, bool]], most: int, budget: int) -> None:
     images = BufferPool(most, budget)
-    taken: list[Image] = []
+    taken: list[HostImage] = []
     for size, hold in uses:
         if len(taken) == most or images.bytes + size > budget:  # or else it might wait for ever
             while taken:
@@ -585,9 +585,9 @@ def test_a_large_state_is_copied_by_several_threads_to_the_last_bit() -> None:
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 4),
     }
-    capture = Capture()
+    capture = StateCapture()
     layout = capture.layout(state)
-    image = Image(layout.length)
+    image = HostImage(layout.length)
     for _ in range(3):
         assert capture.fill(image, layout, state) == []
         copied = payload.decode(image.bytes[: layout.length], "image")

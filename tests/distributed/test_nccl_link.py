@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.distributed.nccl_link import NCCL, _Sums, link_for, why_not
 
 
@@ -63,7 +63,7 @@ def test_an_aborted_sum_has_failed_although_nccl_reports_it_as_complete(sums: An
     assert lost.is_completed()
     assert done.get_future().done()
     assert done.wait()
-    with pytest.raises(RuntimeError, match=Broken("the membership has changed").args[0]):
+    with pytest.raises(RuntimeError, match=GroupBroken("the membership has changed").args[0]):
         lost.get_future().value()
 
 
@@ -84,7 +84,7 @@ def test_a_communicator_of_one_is_aborted_and_replaced() -> None:
         link.do("allreduce", [values])
         assert not link.is_broken
         link.hang_up()
-        with pytest.raises(Broken):
+        with pytest.raises(GroupBroken):
             link.do("allreduce", [values])
 
 

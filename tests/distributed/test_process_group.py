@@ -9,9 +9,9 @@ import torch.distributed as dist
 from finished_run import different, events, failed_checks
 from holdfast import progress
 from holdfast.distributed import process_group
-from holdfast.distributed.process_group import SCRIPT_COLLECTIVES, Outlived
+from holdfast.distributed.process_group import SCRIPT_COLLECTIVES, ReplacedGroup
 from holdfast.errors import WorkerLost
-from holdfast.live.settlement import NOWHERE, Stand, settle
+from holdfast.live.settlement import NOWHERE, MemberReport, settle
 from supervisor_process import SUPPORT, Start, Supervisor
 
 SCRIPT = SUPPORT / "collectives_script.py"
@@ -70,9 +70,9 @@ def test_a_replacement_worker_can_call_get_rank(start: Start, tmp_path: Path) ->
 
 
 def test_recovery_needs_a_restart_if_one_member_has_called_torch_distributed() -> None:
-    stands = {0: Stand(step=3, members=(0, 1, 2)), 2: Stand(step=3, members=(0, 1, 2), exchanges=True)}
+    stands = {0: MemberReport(step=3, members=(0, 1, 2)), 2: MemberReport(step=3, members=(0, 1, 2), exchanges=True)}
     assert settle(stands) == SCRIPT_COLLECTIVES
-    assert not isinstance(settle({0: stands[0], 1: Stand(step=NOWHERE)}), str)
+    assert not isinstance(settle({0: stands[0], 1: MemberReport(step=NOWHERE)}), str)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_every_collective_of_a_group_with_a_lost_member_makes_the_run_restart(
     outlived: progress.Progress, name: str
 ) -> None:
     try:
-        assert isinstance(dist.group.WORLD, Outlived)
+        assert isinstance(dist.group.WORLD, ReplacedGroup)
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (1, 3, "gloo")
         assert not process_group.has_script_collectives()
         with pytest.raises(WorkerLost, match=SCRIPT_COLLECTIVES):

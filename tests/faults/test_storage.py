@@ -12,7 +12,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import Failure, at
-from holdfast.faults.storage import KINDS, POINTS, Faulty
+from holdfast.faults.storage import KINDS, POINTS, FaultyStore
 
 BEFORE, STRUCK, AFTER = 20, 30, 40
 STATE = "step-00000030/manifest.json"
@@ -64,7 +64,7 @@ def test_the_matrix(tmp_path: Path, kind: str, point: str, writer: Callable[...,
     store = prepared(tmp_path)
     struck: list[Failure] = []
     faults = at([STRUCK], kind=kind, point=point)
-    ours = writer(Faulty(store, faults, delay=0.01, record=struck.append), keep_last=2, backoff=(0.0, 0.0))
+    ours = writer(FaultyStore(store, faults, delay=0.01, record=struck.append), keep_last=2, backoff=(0.0, 0.0))
 
     if kind == "enospc":
         with pytest.raises(StorageFailed, match=r"^the save of step 30 failed 3 times: .*free some space") as error:
@@ -92,24 +92,24 @@ def test_a_silent_fault_does_not_cost_the_last_good_snapshot_where_one_is_kept(
     tmp_path: Path, kind: str, writer: Callable[..., Writer]
 ) -> None:
     store = prepared(tmp_path)
-    trained(writer(Faulty(store, at([STRUCK], kind=kind)), keep_last=1), STRUCK)
+    trained(writer(FaultyStore(store, at([STRUCK], kind=kind)), keep_last=1), STRUCK)
     assert_good(store, BEFORE)
 
 
 def test_a_fault_strikes_once_and_waits_for_a_save_at_or_after_its_step(tmp_path: Path) -> None:
     struck: list[Failure] = []
     faults = at([15, 35], kind="io-error")
-    store = Faulty(DirectoryStore(tmp_path), faults, record=struck.append)
+    store = FaultyStore(DirectoryStore(tmp_path), faults, record=struck.append)
     saved = trained(blocking(store, keep_last=9, backoff=(0.0,)), 10, 20, 30, 40, 50)
     assert [each.retries for each in saved] == [0, 1, 0, 1, 0]
     assert struck == list(faults)
 
 
 def test_failures_that_are_not_of_storage_are_ignored(tmp_path: Path) -> None:
-    store = Faulty(DirectoryStore(tmp_path), at([10], kind="kill"))
+    store = FaultyStore(DirectoryStore(tmp_path), at([10], kind="kill"))
     assert [saved.retries for saved in trained(blocking(store, keep_last=1), 10)] == [0]
 
 
 def test_a_point_that_is_not_in_a_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="tensors, extra, manifest, latest, removal"):
-        Faulty(DirectoryStore(tmp_path), at([10], kind="delay", point="backward"))
+        FaultyStore(DirectoryStore(tmp_path), at([10], kind="delay", point="backward"))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Commit, Done, Event, Malformed, Other, Recover, Save, Seconds, Step
-from holdfast.history.log import HistoryWriter, Torn, backwards, read_history, stream_history
+from holdfast.history.log import HistoryWriter, TornLine, backwards, read_history, stream_history
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
@@ -290,7 +290,7 @@ def test_a_history_can_be_streamed_file_by_file(tmp_path: Path) -> None:
             history.append(step(0))
     with (tmp_path / "rank-1.jsonl").open("ab") as file:
         file.write(b"{")
-    torn: list[Torn] = []
+    torn: list[TornLine] = []
     events = [event for _, event in stream_history(tmp_path, torn)]
     assert [name for name, _ in stream_history(tmp_path, [])] == [event.who for event in events]
     whole = read_history(tmp_path)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.distributed.gloo_link import Broken
+from holdfast.distributed.gloo_link import GroupBroken
 from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import BoundaryGate
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
-from holdfast.live.settlement import Losses, Settlement, Stand, WindowState
+from holdfast.live.settlement import LossEffects, MemberReport, RecoveryPlan, WindowState
 from holdfast.sampler.plan import SamplePlan
 
 ALL = (0, 1, 2)
@@ -27,7 +27,7 @@ class FakeCoordination(SimpleNamespace):
         return Membership(1, LEFT, {}, ())
 
     def exchange(self, members: tuple[int, ...], report: Any) -> dict[int, Any]:
-        return {1: report, 2: Stand(step=STEP + 1, members=ALL, basis=ALL).to_json()}
+        return {1: report, 2: MemberReport(step=STEP + 1, members=ALL, basis=ALL).to_json()}
 
     def connect(self, *_: Any) -> None:
         pass
@@ -56,7 +56,7 @@ def live(record: FakeRecord) -> LiveRecovery:
     recovery.start(
         TrainingHooks(
             **hooks,
-            losses=Losses("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0)),
+            losses=LossEffects("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0)),
             attempt=1,
             record_steps=lambda: None,
             inject=lambda step: None,
@@ -78,7 +78,7 @@ def fake_transfer(monkeypatch: pytest.MonkeyPatch, transfer: Callable[..., Any],
 
 
 def broken(*_: Any) -> Any:
-    raise Broken("the giver is lost")
+    raise GroupBroken("the giver is lost")
 
 
 def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
@@ -87,7 +87,7 @@ def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
     """Otherwise the history names the sender's step, while the others finish the step before it."""
     live.groups = [group := interrupted_group()]
     fake_transfer(monkeypatch, broken, broken)
-    with pytest.raises(Broken):
+    with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
     assert record == []
     assert (stand := live._stand(group)).step == STEP
@@ -99,7 +99,7 @@ def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
 ) -> None:
     live.groups = [group := interrupted_group()]
     fake_transfer(monkeypatch, lambda *_: {"model": {}}, broken)
-    with pytest.raises(Broken):
+    with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
     stand = live._stand(group)
     assert (stand.step, stand.begun, stand.buckets) == (STEP + 1, False, None)
@@ -117,7 +117,7 @@ def test_a_recovery_is_recorded_once_every_member_has_the_state(
 
 
 def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:
-    state = WindowState(step=STEP, begun=True, basis=ALL).recovered(Settlement(step=STEP, begun=True, basis=ALL))
+    state = WindowState(step=STEP, begun=True, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=True, basis=ALL))
     assert (state.divides_at, state.settled, state.finish_basis) == (STEP + 1, STEP, ALL)
     assert state._replace(begun=False).divided(LEFT)[0].basis == ALL
     after, is_new = state.ended()._replace(step=STEP + 1, begun=False).divided(LEFT)
@@ -126,6 +126,6 @@ def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:
 
 
 def test_a_window_that_was_not_begun_is_divided_among_the_survivors() -> None:
-    state = WindowState(step=STEP, basis=ALL).recovered(Settlement(step=STEP, begun=False))
+    state = WindowState(step=STEP, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=False))
     after, is_new = state.divided(LEFT)
     assert (after.basis, after.divides_at, is_new) == (LEFT, None, True)

@@ -1,17 +1,17 @@
 """How members go on after a loss, by where each of them stands."""
 
-from holdfast.live.settlement import NOWHERE, Settlement, Stand, settle
+from holdfast.live.settlement import NOWHERE, MemberReport, RecoveryPlan, settle
 
 ALL = (0, 1, 2)
 
 
-def in_backward(*done: bool, step: int = 5, synced: int = 0) -> Stand:
-    return Stand(step=step, begun=True, basis=ALL, members=ALL, buckets=done, synced=synced)
+def in_backward(*done: bool, step: int = 5, synced: int = 0) -> MemberReport:
+    return MemberReport(step=step, begun=True, basis=ALL, members=ALL, buckets=done, synced=synced)
 
 
-def found(stands: dict[int, Stand]) -> Settlement:
+def found(stands: dict[int, MemberReport]) -> RecoveryPlan:
     how = settle(stands)
-    assert isinstance(how, Settlement)
+    assert isinstance(how, RecoveryPlan)
     return how
 
 
@@ -26,23 +26,23 @@ def test_a_sum_that_all_members_have_is_not_sent() -> None:
 
 
 def test_a_joining_worker_gets_every_sum() -> None:
-    how = found({0: in_backward(True, False), 1: Stand(step=NOWHERE), 2: in_backward(True, False)})
+    how = found({0: in_backward(True, False), 1: MemberReport(step=NOWHERE), 2: in_backward(True, False)})
     assert (how.joining, how.given, how.shared) == ((1,), (0, None), frozenset())
 
 
 def test_a_member_one_step_behind_takes_over_the_parameters_of_a_member_ahead() -> None:
-    ahead = Stand(step=6, members=ALL, basis=ALL)
+    ahead = MemberReport(step=6, members=ALL, basis=ALL)
     how = found({0: in_backward(True, False), 2: ahead})
     assert (how.step, how.behind, how.giver, how.given) == (6, (0,), 2, ())
 
 
 def test_a_sum_of_a_backward_that_not_all_members_have_begun_needs_a_restart() -> None:
-    before = Stand(step=5, begun=True, basis=ALL, members=ALL)
+    before = MemberReport(step=5, begun=True, basis=ALL, members=ALL)
     assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"
 
 
 def test_members_that_divided_the_step_differently_need_a_restart() -> None:
-    other = Stand(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
+    other = MemberReport(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
     assert (
         settle({0: in_backward(False), 2: other}) == "the survivors disagree about how this step's samples were divided"
     )

@@ -19,7 +19,7 @@ from holdfast.report import figures, files, runs_page
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
 from holdfast.report.run_data import names, run_from_history
-from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
+from holdfast.report.thinning import TimelineBar, thinned, thinned_line, thinned_marks
 from holdfast.report.timeline_svg import COLUMNS, left_out, standalone, timeline
 from holdfast.sampler.digest import Samples
 from repository import ROOT
@@ -28,11 +28,11 @@ KINDS = st.sampled_from(["train", "wait", "recover"])
 PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0.001, 3), KINDS), max_size=60)
 
 
-def one_after_another(parts: list[tuple[float, float, str]]) -> list[Piece]:
+def one_after_another(parts: list[tuple[float, float, str]]) -> list[TimelineBar]:
     pieces, now = [], 0.0
     for gap, length, kind in parts:
         begin, now = now + gap, now + gap + length
-        pieces.append(Piece(begin, now, kind))
+        pieces.append(TimelineBar(begin, now, kind))
     return pieces
 
 

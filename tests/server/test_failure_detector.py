@@ -1,10 +1,10 @@
 """The failure detector finds exactly the members that are silent for too long."""
 
-from holdfast.server.failure_detector import Detector
+from holdfast.server.failure_detector import FailureDetector
 
 
-def detector() -> Detector[str]:
-    found: Detector[str] = Detector(interval=0.25, deadline=1.25, at_first=30.0)
+def detector() -> FailureDetector[str]:
+    found: FailureDetector[str] = FailureDetector(interval=0.25, deadline=1.25, at_first=30.0)
     for member in ("a", "b"):
         found.watch(member, 0.0)
         found.settle(member)
@@ -33,7 +33,7 @@ def test_a_member_that_misses_the_deadline_is_silent() -> None:
 
 
 def test_a_member_may_be_slow_until_it_has_done_each_task_once() -> None:
-    members: Detector[str] = Detector()
+    members: FailureDetector[str] = FailureDetector()
     members.watch("a", 0.0)
     members.asked("a", 0.25)
     times = [tick / 10 for tick in range(320)]

@@ -12,7 +12,7 @@ from holdfast.history.log import read_history
 from holdfast.server.members import Member
 from holdfast.server.server_node import ServerNode
 from holdfast.server.shard import BlocksMoved
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from server_in_process import run_in_process
 from server_runs import QUARTERS, settings, told
 
@@ -96,5 +96,5 @@ def test_a_node_that_gives_blocks_away_no_longer_changes_them(tmp_path: Path) ->
     node.give(1, ids)
 
     with pytest.raises(BlocksMoved):
-        node.apply(0, When(0, 0, 0), 0, Push(ids, values))
+        node.apply(0, RoundId(0, 0, 0), 0, Push(ids, values))
     node.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.policy import RANKINGS, BlockInfo, Choice, Policy, at_most, exact_sum
+from holdfast.blocks.policy import RANKINGS, BlockChoice, BlockInfo, Policy, at_most, exact_sum
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import (
     BINS,
@@ -22,7 +22,7 @@ from holdfast.server.selection import (
     CandidateBlocks,
     Conversation,
     Question,
-    Span,
+    RankingRange,
     Survey,
     central,
     converse,
@@ -66,13 +66,13 @@ def on_nodes(policy: Policy, step: int, info: BlockInfo, owners: Ids, nodes: int
     return [Candidates(policy, step, ids, part, count) for ids, part in zip(held, parts, strict=True)]
 
 
-def chosen(conversation: Conversation, nodes: Sequence[Candidates]) -> Choice:
+def chosen(conversation: Conversation, nodes: Sequence[Candidates]) -> BlockChoice:
     """Return the blocks that all nodes save together, and the remaining budget."""
     selection = converse(conversation, lambda question: [node.answer(question) for node in nodes])
-    return Choice(np.sort(np.concatenate([node.taken(selection.verdict) for node in nodes])), selection.credit)
+    return BlockChoice(np.sort(np.concatenate([node.taken(selection.verdict) for node in nodes])), selection.credit)
 
 
-def assert_same(one: Choice, other: Choice) -> None:
+def assert_same(one: BlockChoice, other: BlockChoice) -> None:
     assert one.ids.tolist() == other.ids.tolist()
     assert one.credit == other.credit
 
@@ -144,8 +144,8 @@ def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> No
     info = BlockInfo(np.full(10, 0.1), np.ones(10), np.zeros(10, np.int64), np.ones(10, np.int64))
     policy = a_policy("threshold", Fraction(1, 2))
     nodes = on_nodes(policy, 24, info, np.arange(10) % 3, 3)
-    assert_same(policy.choose(24, info), Choice(np.zeros(0, np.int64), Fraction(5)))
-    assert_same(chosen(exchange(policy, Fraction(0)), nodes), Choice(np.zeros(0, np.int64), Fraction(5)))
+    assert_same(policy.choose(24, info), BlockChoice(np.zeros(0, np.int64), Fraction(5)))
+    assert_same(chosen(exchange(policy, Fraction(0)), nodes), BlockChoice(np.zeros(0, np.int64), Fraction(5)))
 
 
 @pytest.mark.parametrize("ranking", ["priority", "relative", "threshold", "round"])
@@ -233,7 +233,7 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
 def test_bytes_on_the_wire_are_those_of_arrays_and_eight_for_every_other_number() -> None:
     four = np.zeros(4, np.int64)
     assert wire_bytes(CandidateBlocks(four.astype(np.uint64), four, four, four)) == 128
-    assert wire_bytes(AskHistogram(0.0, Span((5,), 0, 1), 16)) == 8 * 5
+    assert wire_bytes(AskHistogram(0.0, RankingRange((5,), 0, 1), 16)) == 8 * 5
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,7 +12,7 @@ import ray
 
 from holdfast.server.selection import AskSurvey
 from holdfast.server.server_node import THREADS, ServerNode
-from holdfast.workloads.divided import When
+from holdfast.workloads.divided import RoundId
 from repository import EXAMPLES
 from server_runs import settings
 
@@ -94,7 +94,7 @@ def test_a_round_is_not_applied_while_a_node_measures(tmp_path: Path, slow: Any)
     choosing.start()
     awaited((tmp_path / "measures").exists)
 
-    applying = threading.Thread(target=lambda: node.commit(0, When(0, 0, 0), (0, 1)))
+    applying = threading.Thread(target=lambda: node.commit(0, RoundId(0, 0, 0), (0, 1)))
     applying.start()
     applying.join(0.1)
     assert applying.is_alive()

@@ -15,7 +15,7 @@ from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import converse, exchange
-from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
+from holdfast.server.shard import BlocksMoved, HeldBlocks, Shard, restored
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.divided import Push
 from holdfast.workloads.lda import lda
@@ -300,7 +300,7 @@ def test_distances_on_nodes_are_bit_by_bit_those_of_the_whole_state(made: Callab
     for node in partition.nodes:
         ids, shard = partition.held_by(node), Shard(workload)
         packs = [{name: np.asarray(a) for name, a in blocks.pack(s, ids).items()} for s in (state, saved)]
-        shard.adopt(Holding(ids, packs[0], np.zeros(len(ids), int), packs[1], np.zeros(len(ids), int), {}), 0)
+        shard.adopt(HeldBlocks(ids, packs[0], np.zeros(len(ids), int), packs[1], np.zeros(len(ids), int), {}), 0)
         distances[ids] = shard.distances()
     assert distances.any()
     assert np.array_equal(distances, workload.norm(blocks, state, saved))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.partition_map import PartitionMap
 from holdfast.server.shard import BlocksMoved, Shard, restored
-from holdfast.workloads.divided import When
+from holdfast.workloads.divided import RoundId
 from marked_workload import (
     COLUMNS,
     COUNT,
@@ -57,9 +57,9 @@ def test_workers_that_run_ahead_of_each_other_have_each_round_applied_once_while
 ) -> None:
     rng = np.random.default_rng(seed)
     shards, under, done = [a_shard(), a_shard([])], 0, [0] * WORKERS
-    sent: list[tuple[int, When]] = []
+    sent: list[tuple[int, RoundId]] = []
 
-    def deliver(worker: int, when: When) -> None:
+    def deliver(worker: int, when: RoundId) -> None:
         for shard in shards:
             shard.apply(when, worker, push_of(worker, when, shard.ids), under)
 

@@ -11,7 +11,7 @@ from holdfast.blocks.partition_map import PartitionMap
 from holdfast.server import members
 from holdfast.server.members import Member, ServerMembers
 from holdfast.server.worker import Worker
-from holdfast.workloads.divided import When
+from holdfast.workloads.divided import RoundId
 from server_runs import settings
 
 SILENT = "it did not answer within 1.25 s"
@@ -83,7 +83,7 @@ def test_a_worker_that_waits_for_a_node_breaks_off_when_it_is_given_up(
     worker.route(PartitionMap(0, _all_of(worker, 0), (0,)), {0: node})  # type: ignore[dict-item]
     monkeypatch.setattr(members, "ray", Interrupted(lambda: worker.give_up(0, SILENT)))
 
-    assert worker.compute(When(0, 0, 0), (0,)).broken == {0: SILENT}
+    assert worker.compute(RoundId(0, 0, 0), (0,)).broken == {0: SILENT}
     assert worker.measure((0,)).broken == {0: SILENT}
     worker.close()
 

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
-from holdfast.history.follow import Growing
+from holdfast.history.follow import GrowingFile
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
-from holdfast.supervise.display import Display, Journal, Tail, Tally, last_attempt
-from holdfast.supervise.failure_cause import FirstFailure, Raised, RestartPolicy, read_error, write_error
+from holdfast.supervise.display import Display, Journal, StatusTotals, Tail, last_attempt
+from holdfast.supervise.failure_cause import FirstFailure, RaisedException, RestartPolicy, read_error, write_error
 
 
 def step(number: int) -> Step:
@@ -32,7 +32,7 @@ def test_a_growing_history_yields_every_event_once_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory, values: list[int], cuts: list[int]
 ) -> None:
     path = tmp_path_factory.mktemp("growing") / "rank-0.jsonl"
-    growing = Growing(path)
+    growing = GrowingFile(path)
     text = b"".join(line(0.0, "rank-0", step(value)) for value in values)
     seen = list(growing.new())
     with path.open("wb", buffering=0) as file:
@@ -47,7 +47,7 @@ def test_a_growing_history_yields_every_event_once_however_it_is_cut(
 def test_earlier_events_are_not_read_and_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(line(0.0, "rank-0", step(1)) * 1000)
-    growing = Growing(path)
+    growing = GrowingFile(path)
     with path.open("ab") as file:
         file.write(b'garbage\n[]\n{"event": "step"}\n\xff\n' + line(0.0, "rank-0", step(7)))
     assert [event.what for event in growing.new() if isinstance(event.what, Step)] == [step(7)]
@@ -86,7 +86,7 @@ def test_the_output_of_a_worker_is_shown_completely_and_in_order(
 
 def test_the_tally_counts_from_the_start_of_the_command() -> None:
     policy = RestartPolicy(3, 40)
-    tally = Tally(100.0, policy)
+    tally = StatusTotals(100.0, policy)
     for what in [
         Launch(2, workers=2),
         Plan(2, samples=1000, batch=10, epochs=2, seed=0, save_every=20, writer="blocking", config=""),
@@ -209,9 +209,9 @@ def test_an_error_is_recorded_in_the_format_that_torch_reads(tmp_path: Path) -> 
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert failure.message["message"] == "KeyError: 'w'"  # type: ignore[index]
     write_error(path, memory, BadInput("give a batch of 1 or more"), __file__)
-    assert read_error(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
+    assert read_error(path, memory) == RaisedException("give a batch of 1 or more", "", ANY, "refused", "")
     write_error(tmp_path, memory, StorageFailed("no space"), __file__)
-    assert read_error(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
+    assert read_error(tmp_path, memory) == RaisedException("no space", "", ANY, "storage", "")
     path.write_text('{"message": {"mess')
     assert read_error(path, Progress()) is None
     assert read_error(tmp_path / "none", Progress()) is None

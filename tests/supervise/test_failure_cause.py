@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.tail import Finish
-from holdfast.supervise.failure_cause import FirstFailure, Raised, RestartPolicy, WorkerExit, first_failure
+from holdfast.supervise.failure_cause import FirstFailure, RaisedException, RestartPolicy, WorkerExit, first_failure
 from holdfast.supervise.verdict import RunVerdict, done_before
 
 # Errors that peers of a dead worker raised.
@@ -21,7 +21,7 @@ CONNECTION_ERRORS = (
     "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
     "RuntimeError: Broken pipe",
 )
-peer_error = st.builds(Raised, st.sampled_from(CONNECTION_ERRORS), st.just("Traceback ..."), st.floats(0, 9))
+peer_error = st.builds(RaisedException, st.sampled_from(CONNECTION_ERRORS), st.just("Traceback ..."), st.floats(0, 9))
 consequences = st.one_of(
     st.tuples(st.none(), st.none()),  # it still runs
     st.tuples(st.sampled_from([1, None]), peer_error),
@@ -29,8 +29,8 @@ consequences = st.one_of(
 )
 
 
-def own(message: str, time: float) -> Raised:
-    return Raised(message, f"Traceback ...\n{message}", time)
+def own(message: str, time: float) -> RaisedException:
+    return RaisedException(message, f"Traceback ...\n{message}", time)
 
 
 causes = st.one_of(
@@ -42,7 +42,9 @@ causes = st.one_of(
 
 
 def test_a_worker_that_leaves_its_loop_with_0_is_tried_once_more_and_then_the_script_is_blamed() -> None:
-    peer = WorkerExit(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
+    peer = WorkerExit(
+        rank=0, local_rank=0, exit=1, raised=RaisedException(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8
+    )
     lost = first_failure([peer, WorkerExit(rank=1, local_rank=1, exit=0, midway=True, step=8)])
     assert lost.line.startswith(
         "rank 1 exited with status 0 in the middle of its loop, at step 8 (to end a run early, call"
@@ -192,7 +194,7 @@ def test_a_loader_process_that_is_killed_repeatedly_is_not_blamed_on_the_script(
 
 
 def test_survivors_that_cannot_continue_are_not_blamed_on_the_script() -> None:
-    raised = Raised("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
+    raised = RaisedException("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
     lost = first_failure([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
     assert (lost.kind, lost.line) == ("peer", "rank 1 cannot continue: rank 0 is lost, and its buffers with it")
     policy = RestartPolicy(3, None)

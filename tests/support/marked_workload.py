@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, ragged, whole
 from holdfast.server.shard import Shard, restored
 from holdfast.workloads.block_layout import BlockLayout, Layouts, join, take
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 WORKERS, ROUNDS, ITERATIONS = 3, 2, 3
@@ -58,14 +58,14 @@ class Marks:
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         return {"marks": np.array([sum(array.sum() for array in held.values())])}
 
-    def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         marked = self.start()
         del marked["changes"]
         for array in marked.values():
             array[:, (when.iteration * ROUNDS + when.round) * WORKERS + part] = 1
         return Push(self.pulls(part, when.round), marked)
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         for name, marks in pushed.items():
             held[name] += marks
         if "changes" in held:
@@ -95,21 +95,21 @@ def packed(state: Arrays, ids: Ids) -> Arrays:
     return {name: np.asarray(array) for name, array in WORKLOAD.blocks.pack(state, ids).items()}
 
 
-def push_of(worker: int, when: When, ids: Ids = EVERY) -> Push:
+def push_of(worker: int, when: RoundId, ids: Ids = EVERY) -> Push:
     """What a worker pushes for some blocks."""
     return _push_of(worker, when, tuple(ids.tolist()))
 
 
 @cache
-def _push_of(worker: int, when: When, chosen: tuple[int, ...]) -> Push:
+def _push_of(worker: int, when: RoundId, chosen: tuple[int, ...]) -> Push:
     ids = np.array(chosen, np.int64)
     everything = WORKLOAD.compute(worker, when, {}, {})
     layout = BlockLayout(WORKLOAD.blocks, everything.ids)
     return Push(ids, take(everything.values, layout.places(layout.positions(ids))))
 
 
-def when_is(number: int) -> When:
-    return When(*divmod(number, ROUNDS), stream=0)
+def when_is(number: int) -> RoundId:
+    return RoundId(*divmod(number, ROUNDS), stream=0)
 
 
 def marks_of(shards: Sequence[Shard]) -> np.ndarray:

@@ -9,11 +9,11 @@ from holdfast import events
 from holdfast.audit.verdicts import audit_run
 from holdfast.history.log import read_history
 from holdfast.sampler.digest import Samples
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.divided import DividedWorkload
 from server_runs import checkpoint, told
 
 
-def assert_accounted(out: Path, workload: Divided, iterations: int) -> None:
+def assert_accounted(out: Path, workload: DividedWorkload, iterations: int) -> None:
     """The history of a finished run is whole."""
     done = [event.iteration for event in told(out, events.Iterate)]
     assert sorted(set(done)) == list(range(iterations))
@@ -24,7 +24,7 @@ def assert_accounted(out: Path, workload: Divided, iterations: int) -> None:
     assert [each for each in audit_run(out) if each.verdict != "pass"] == []
 
 
-def _assert_rounds(out: Path, workload: Divided, iterations: int) -> None:
+def _assert_rounds(out: Path, workload: DividedWorkload, iterations: int) -> None:
     """In every round all blocks were changed, but for those of which it is told that they were not."""
     applied, dropped = defaultdict(list), defaultdict(list)
     for event in read_history(out).events:
@@ -42,7 +42,7 @@ def _assert_rounds(out: Path, workload: Divided, iterations: int) -> None:
         assert changed.count <= everything.count, when
 
 
-def _assert_losses(out: Path, workload: Divided) -> None:
+def _assert_losses(out: Path, workload: DividedWorkload) -> None:
     """Every block of a lost node came back, from a save that was committed before."""
     events_of = told(out, object)
     gone = [(e.kind, e.number) for e in events_of if isinstance(e, events.Lost) and e.kind != "controller"]

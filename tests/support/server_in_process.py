@@ -19,7 +19,7 @@ from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
 from holdfast.server.status import ServerOutcome
 from holdfast.server.worker import Worker
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.divided import DividedWorkload
 from holdfast.workloads.registry import load_workload
 
 
@@ -166,6 +166,6 @@ def run_in_process(
 
 
 @cache
-def _loaded(name: str) -> Divided:
+def _loaded(name: str) -> DividedWorkload:
     """A workload never changes: all processes of all runs may have the same."""
     return load_workload(name)

@@ -25,7 +25,7 @@ from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, 
 from holdfast.runs import lock
 from holdfast.sampler.digest import Samples
 from holdfast.watch import metrics, screen, web
-from holdfast.watch.run_state import LATEST, Now, RunState, RunWatcher
+from holdfast.watch.run_state import LATEST, CurrentState, RunState, RunWatcher
 
 WITHIN = 60.0
 PLAN = Plan(1, 800, 8, 2, 0, 50, "overlapped", "c")
@@ -50,8 +50,8 @@ def seen_of(events: Sequence[Event]) -> RunState:
     return seen
 
 
-def stands(state: str = "trains") -> Now:
-    return Now(Path("runs/a"), state, goodput=2.5)
+def stands(state: str = "trains") -> CurrentState:
+    return CurrentState(Path("runs/a"), state, goodput=2.5)
 
 
 def site_of(folder: Path) -> web.Site:
@@ -151,7 +151,7 @@ class TestSeen:
 
 
 class TestScreen:
-    def shown(self, seen: RunState, now: Now) -> str:
+    def shown(self, seen: RunState, now: CurrentState) -> str:
         console = Console(width=100, file=io.StringIO())
         with console.capture() as capture:
             console.print(screen.screen(seen, now, clock=1.7e9 + 100))
@@ -193,7 +193,7 @@ class TestMetrics:
         assert "holdfast_steps_planned" not in names, "nothing was text of it"
 
     def test_a_name_cannot_break_out_of_its_label(self) -> None:
-        now = Now(Path('a"b\\c\nd'), "trains", None)
+        now = CurrentState(Path('a"b\\c\nd'), "trains", None)
         assert 'run="a\\"b\\\\c\\nd"' in metrics.text(RunState(), now)
 
     def test_numbers_that_are_not_finite_are_what_prometheus_calls_them(self) -> None:

@@ -14,9 +14,9 @@ from holdfast.errors import BadInput
 from holdfast.lab.simulate.trajectory import continue_training
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.corpora import Corpus
-from holdfast.workloads.divided import When, balanced_share, share
+from holdfast.workloads.divided import RoundId, balanced_share, share
 from holdfast.workloads.lda import LatentDirichletAllocation
-from holdfast.workloads.local_server import InRounds
+from holdfast.workloads.local_server import SimulatedServer
 from holdfast.workloads.registry import load_workload
 from holdfast.workloads.workload import Arrays, stacked
 
@@ -34,7 +34,7 @@ def owners(name: str, nodes: int, seed: int = 0) -> Ids:
 
 def in_rounds(name: str, state: Arrays, first: int, last: int, workers: int, owners: Ids | None = None) -> Arrays:
     """The state before iteration `last`, from that before iteration `first`, on stream 0."""
-    rounds = InRounds(workload(name), workers, owners)
+    rounds = SimulatedServer(workload(name), workers, owners)
     with threadpool_limits(1):
         for iteration in range(first, last):
             state = rounds.advance(state, iteration)
@@ -110,7 +110,7 @@ class TestAnIteration:
     @every_workload
     def test_follows_the_stream(self, name: str) -> None:
         state = simulated(name, ITERATIONS)
-        ours = InRounds(workload(name), 2)
+        ours = SimulatedServer(workload(name), 2)
         first, second, again = (ours.advance(state, 3, stream) for stream in (1, 2, 1))
         assert same(first, again)
         draws = name.startswith(("lda", "cnn"))  # the others draw at the start at most
@@ -122,13 +122,15 @@ class TestTheLoss:
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_measured_by_workers_is_that_of_the_simulator(self, name: str, workers: int) -> None:
         state = simulated(name, ITERATIONS)
-        measured = InRounds(workload(name), workers, owners(name, 3)).loss(state)
+        measured = SimulatedServer(workload(name), workers, owners(name, 3)).loss(state)
         assert measured == pytest.approx(loss(name, state), rel=1e-6 if name.startswith(("mlr", "cnn")) else 1e-12)
 
     def test_of_topics_has_what_belongs_to_no_word_once_where_workers_are_more_than_words(self) -> None:
         corpus = Corpus("tiny", np.array([0, 1, 1, 0, 1], np.int32), np.array([0, 3, 5]), vocabulary=2)
         tiny = LatentDirichletAllocation(corpus, criterion=0)
-        assert InRounds(tiny, workers=5).loss(tiny.start()) == pytest.approx(tiny.loss(stacked([tiny.start()]))[0])
+        assert SimulatedServer(tiny, workers=5).loss(tiny.start()) == pytest.approx(
+            tiny.loss(stacked([tiny.start()]))[0]
+        )
 
 
 class TestAFailure:
@@ -171,7 +173,7 @@ class TestWorkers:
         for part in parts:
             ids = ours.pulls(part, 0)
             values = ours.blocks.pack(state, ids) if len(ids) else {}
-            idle += not len(ours.compute(part, When(3, 0, 0), values, summed).ids)  # type: ignore[arg-type]
+            idle += not len(ours.compute(part, RoundId(3, 0, 0), values, summed).ids)  # type: ignore[arg-type]
         assert idle > 0
 
     @every_workload
@@ -181,18 +183,18 @@ class TestWorkers:
         pulled = ours.blocks.pack(state, ours.pulls(part, 0))
         for array in (*pulled.values(), *summed.values()):
             array.flags.writeable = False  # type: ignore[union-attr]
-        ours.compute(part, When(3, 0, 0), pulled, summed)  # type: ignore[arg-type]
+        ours.compute(part, RoundId(3, 0, 0), pulled, summed)  # type: ignore[arg-type]
 
     def test_there_is_at_least_one(self) -> None:
         with pytest.raises(BadInput, match="workers must be at least 1"):
-            InRounds(workload("mlr-digits"), 0)
+            SimulatedServer(workload("mlr-digits"), 0)
 
     def test_whose_counts_are_of_another_moment_sample_all_the_same(self) -> None:
         """Counts that lack the worker's own tokens must not fall below zero when these leave their topics."""
         ours = workload("lda-generated")
         part, nothing = ours.part(1, 2), ours.summary(np.zeros(0, np.int64), {})
         pulled = ours.blocks.pack(ours.start(), ours.pulls(part, 0))
-        topics = ours.compute(part, When(0, 0, 0), pulled, nothing).values["topics"]  # type: ignore[arg-type]
+        topics = ours.compute(part, RoundId(0, 0, 0), pulled, nothing).values["topics"]  # type: ignore[arg-type]
         counts = np.bincount(topics, minlength=20)
         assert counts.max() < 0.5 * counts.sum()  # one topic would have it all, had its count wrapped around
 
@@ -225,6 +227,6 @@ class TestShares:
         for item in (ours, again):
             part = item.part(1, 3)
             pulled = item.blocks.pack(state, item.pulls(part, 0))
-            pushes.append(item.compute(part, When(3, 0, 7), pulled, summed))  # type: ignore[arg-type]
+            pushes.append(item.compute(part, RoundId(3, 0, 7), pulled, summed))  # type: ignore[arg-type]
         assert np.array_equal(pushes[0].ids, pushes[1].ids)
         assert same(pushes[0].values, pushes[1].values)

@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import BadInput
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.simulate.trajectory import trajectory
-from holdfast.workloads.local_server import InRounds
+from holdfast.workloads.local_server import SimulatedServer
 from holdfast.workloads.registry import WORKLOADS, load_workload
 from holdfast.workloads.workload import Clock, stacked, unstacked
 from repository import EXAMPLES
@@ -47,7 +47,7 @@ def file(folder: Path, text: str) -> str:
 class TestTheExample:
     def test_runs_both_ways_alike(self) -> None:
         ours = load_workload(str(KMEANS))
-        rounds = InRounds(ours, workers=3, owners=np.arange(10) % 2)
+        rounds = SimulatedServer(ours, workers=3, owners=np.arange(10) % 2)
         state, stack = ours.start(), stacked([ours.start()])
         for iteration in range(8):
             assert rounds.loss(state) == pytest.approx(ours.loss(stack)[0], rel=1e-12)
@@ -89,7 +89,7 @@ class TestAModel:
     def test_in_rounds_is_what_it_is_alone(self, tmp_path: Path) -> None:
         ours = load_workload(file(tmp_path, MEAN))
         alone = ours.advance(stacked([ours.start()]), Clock(np.array([0]), np.array([0])))
-        divided = InRounds(ours, workers=3, owners=np.array([0, 1, 0, 2])).advance(ours.start(), 0)
+        divided = SimulatedServer(ours, workers=3, owners=np.array([0, 1, 0, 2])).advance(ours.start(), 0)
         np.testing.assert_allclose(divided["x"], alone["x"][:, 0], rtol=1e-15)
         assert divided["steps"] == 3  # of three workers
 

@@ -36,7 +36,7 @@ from holdfast.events import (
 )
 from holdfast.finding import SHOWN, CannotTell, where
 from holdfast.history.lineage import Lineage
-from holdfast.history.log import Torn
+from holdfast.history.log import TornLine
 from holdfast.runs.histories import RunFacts
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position, SamplePlan
@@ -83,7 +83,9 @@ class CommittedSave(NamedTuple):
 class RunRecord:
     """The history of a run. Add the events of each writer in file order; events of several writers may be mixed."""
 
-    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
+    def __init__(
+        self, history: Iterable[Event] = (), torn: Sequence[TornLine] = (), facts: RunFacts | None = None
+    ) -> None:
         self.facts, self.torn = facts, torn
         self.recovery = facts.recovery if facts else None
         self.event_count = 0

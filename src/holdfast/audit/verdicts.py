@@ -10,7 +10,7 @@ from holdfast.audit import history_checks, loss_checks, restore_checks, sample_c
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
 from holdfast.finding import CannotTell, Verdict, counted
-from holdfast.history.log import Torn, Where, stream_history
+from holdfast.history.log import TornLine, Where, stream_history
 from holdfast.runs.histories import RunFacts, read_facts
 
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
@@ -54,12 +54,12 @@ def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Find
 def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]:
     """Audit the run whose event files are at `path`; `facts` are read from its run.json if not given."""
     with no_collection():
-        torn: list[Torn] = []
+        torn: list[TornLine] = []
         return audit_files(stream_history(path, torn), torn, facts or read_facts(path))
 
 
 def audit_files(
-    lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = (), facts: RunFacts | None = None
+    lines: Iterable[tuple[str, Event]], torn: Sequence[TornLine] = (), facts: RunFacts | None = None
 ) -> tuple[Finding, ...]:
     """Audit a run from pairs of a file name and an event read from that file; `torn` lists incomplete lines."""
     record = RunRecord(torn=torn, facts=facts)
@@ -99,7 +99,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _server_findings(
-    lines: Sequence[tuple[str, Event]], torn: Sequence[Torn], others: RunRecord
+    lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
     """Return the findings on a run with a parameter server, or an empty tuple for a run without one."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it

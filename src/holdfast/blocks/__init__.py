@@ -6,13 +6,13 @@ the blocks to save at a step. A recovery (`full`, `partial` or `fresh`) chooses 
 
 from holdfast.blocks.division import Blocks, Norm, along, by_row, euclidean, partition, ragged, whole
 from holdfast.blocks.partition_map import PartitionMap
-from holdfast.blocks.policy import BlockInfo, Choice, Policy
+from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
 from holdfast.blocks.recoveries import Recovery, fresh, full, partial, recover, recovery
 
 __all__ = [
+    "BlockChoice",
     "BlockInfo",
     "Blocks",
-    "Choice",
     "Norm",
     "PartitionMap",
     "Policy",

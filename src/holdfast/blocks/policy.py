@@ -142,7 +142,7 @@ SAVES = {
 """The schedules of the first saves; after step C they do not differ."""
 
 
-class Choice(NamedTuple):
+class BlockChoice(NamedTuple):
     """The blocks to save now, in ascending order, and the unspent budget in array elements (negative if overspent)."""
 
     ids: Ids
@@ -208,7 +208,7 @@ class Policy:
         """Return how much is written in `steps` steps, in multiples of the state's size, without the initial save."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
-    def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
+    def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> BlockChoice:
         """Choose the blocks to save after `step`.
 
         The budget is `fraction` of all array elements plus `credit`, the unspent budget of earlier saves.
@@ -218,8 +218,8 @@ class Policy:
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
         order, sizes = RANKINGS[self.ranking](info, rng), info.sizes
         if self.fraction == 1:
-            return Choice(np.sort(order), Fraction(0))
+            return BlockChoice(np.sort(order), Fraction(0))
         budget = credit + self.fraction * int(sizes.sum())
         before = np.cumsum(sizes[order]) - sizes[order]
         taken = np.sort(order[before < ceil(budget)])  # sizes are whole numbers, so this is `before < budget`, exactly
-        return Choice(taken, budget - int(sizes[taken].sum()))
+        return BlockChoice(taken, budget - int(sizes[taken].sum()))

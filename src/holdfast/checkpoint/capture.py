@@ -18,7 +18,7 @@ import torch
 
 from holdfast.blocks.division import Array, State
 from holdfast.checkpoint import payload
-from holdfast.checkpoint.device import Departure, Sender, pin
+from holdfast.checkpoint.device import DeviceCopy, Sender, pin
 from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
@@ -29,7 +29,7 @@ Piece: TypeAlias = tuple[Array, Array]
 """A view of some values in an image, and the values to copy into it."""
 
 
-class Image:
+class HostImage:
     """Page-aligned host memory for the tensor file of one snapshot, which can be written with direct I/O."""
 
     def __init__(self, capacity: int) -> None:
@@ -63,8 +63,8 @@ class BufferPool:
         if most < 1:
             raise BadInput(f"the number of saves in flight must be 1 or more (got {most}).")
         self._most, self._budget = most, budget
-        self._free: list[Image] = []
-        self._made: list[Image] = []
+        self._free: list[HostImage] = []
+        self._made: list[HostImage] = []
         self._changed = threading.Condition()
 
     @property
@@ -72,7 +72,7 @@ class BufferPool:
         """The total size in bytes of all allocated images, free or in use."""
         return sum(image.capacity for image in self._made)
 
-    def take(self, size: int) -> Image:
+    def take(self, size: int) -> HostImage:
         """Return an image of at least `size` bytes for exclusive use. Block until one is free or may be allocated."""
         if self._budget is not None and size > self._budget:
             raise BadInput(
@@ -88,11 +88,11 @@ class BufferPool:
                 while self._free and not self._has_room(size):
                     self._made.remove(self._free.pop())  # too small, and it counts towards the limit
                 if self._has_room(size):
-                    self._made.append(image := Image(size))
+                    self._made.append(image := HostImage(size))
                     return image
                 self._changed.wait()
 
-    def reserve(self, size: int, count: int) -> list[Image]:
+    def reserve(self, size: int, count: int) -> list[HostImage]:
         """Allocate images of `size` bytes until the pool has `count` images or is full; return the new images.
 
         New images count as in use until they are passed to `give_back`. Free images that are too small are removed.
@@ -101,13 +101,13 @@ class BufferPool:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
                 self._made.remove(image)
-            reserved: list[Image] = []
+            reserved: list[HostImage] = []
             while len(self._made) < count and self._has_room(size):
-                reserved.append(Image(size))
+                reserved.append(HostImage(size))
                 self._made.append(reserved[-1])
             return reserved
 
-    def give_back(self, image: Image) -> None:
+    def give_back(self, image: HostImage) -> None:
         """Return an image to the pool, so that another save can take it."""
         with self._changed:
             self._free.append(image)
@@ -123,7 +123,7 @@ class BufferPool:
         return within and len(self._made) < self._most
 
 
-class Capture:
+class StateCapture:
     """A copier of states into images. It reuses the file layout while tensor names, dtypes and shapes are the same."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Capture:
             self._form, self._layout = form, payload.layout(tensors)
         return self._layout
 
-    def fill(self, image: Image, layout: PayloadLayout, tensors: State) -> list[Departure]:
+    def fill(self, image: HostImage, layout: PayloadLayout, tensors: State) -> list[DeviceCopy]:
         """Copy `tensors` into the image; return the device copies in progress. Training may then change the tensors."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
@@ -178,7 +178,7 @@ def device_of(tensors: State) -> torch.device | None:
     return next(devices, None)
 
 
-def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None) -> None:
+def make_ready(image: HostImage, layout: PayloadLayout, device: torch.device | None) -> None:
     """Allocate the pages of a new image, write its header, and pin it for `device`, so that the first save is fast."""
     image.bytes[:: mmap.PAGESIZE] = 0  # allocates all pages now, instead of one by one while it is filled
     image.lay_out(layout)

@@ -13,7 +13,7 @@ from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.capture import Image
+    from holdfast.checkpoint.capture import HostImage
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Departure:
+class DeviceCopy:
     """A copy in progress from a device to the host. CUDA events mark its start, the end of the clone, and its end."""
 
     started: torch.cuda.Event
@@ -60,7 +60,7 @@ class Sender:
         self._runs: list[ByteRun] = []
         self._arrived: torch.cuda.Event | None = None
 
-    def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "Image") -> Departure:
+    def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "HostImage") -> DeviceCopy:
         """Start to copy `tensors` into `image`. Kernels queued on the current stream afterwards may change them."""
         views = image.lay_out(layout)
         pin(image)
@@ -90,7 +90,7 @@ class Sender:
                     host[run.start : run.end].copy_(part, non_blocking=True)
             arrived.record(self._side)
         self._arrived = arrived
-        return Departure(started, captured, arrived)
+        return DeviceCopy(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
         """Allocate the clone and a view of it for each tensor, or no clone if the device has too little free memory."""
@@ -110,7 +110,7 @@ class Sender:
             self._views.append(self._clone[at : at + like.nbytes].view(like.dtype).view(like.shape))
 
 
-def pin(image: "Image") -> None:
+def pin(image: "HostImage") -> None:
     """Pin the memory of an image (page-lock it), so that a device can copy into it asynchronously at full speed."""
     if image.pinned:
         return

@@ -229,14 +229,14 @@ def _bytes_each(dtype: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flat:
+class FlatState:
     """A flattened state: its tensors by path, and in `extra` the rest as JSON that refers to tensors by path."""
 
     tensors: dict[str, Array]
     extra: dict[str, Any]
 
 
-def flatten(state: Any) -> Flat:
+def flatten(state: Any) -> FlatState:
     """Split a nested state into its tensors and JSON for everything else.
 
     It may consist of dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput.
@@ -246,7 +246,7 @@ def flatten(state: Any) -> Flat:
         tree = _take_apart(state, "", tensors)
     except RecursionError as error:
         raise BadInput("the state contains itself, or is nested too deeply to be saved.") from error
-    return Flat(tensors, {"state": tree})
+    return FlatState(tensors, {"state": tree})
 
 
 def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:

@@ -92,7 +92,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Draft:
+class SnapshotDraft:
     """A snapshot to be committed, without its tensors. A repeated commit of the same draft has no further effect."""
 
     step: int
@@ -107,7 +107,7 @@ class Draft:
 
 def draft(
     step: int, extra: Mapping[str, Any], *, epoch: int = 0, cursor: int = 0, world: int = 1, config: str = ""
-) -> Draft:
+) -> SnapshotDraft:
     """Return the draft of a snapshot; raise BadInput if `extra` is not plain JSON or is too large.
 
     `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and model structure.
@@ -126,7 +126,7 @@ def draft(
         raise BadInput("extra does not survive JSON (tuples, or keys that are not strings): flatten the state first.")
     if len(text) > EXTRA_LIMIT:
         raise BadInput(f"an extra of {len(text)} bytes is larger than {EXTRA_LIMIT}: use tensors.")
-    return Draft(step=step, position=position, extra=text.encode())
+    return SnapshotDraft(step=step, position=position, extra=text.encode())
 
 
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
@@ -144,7 +144,7 @@ def at_once() -> None:
 
 def commit(
     store: Store,
-    draft: Draft,
+    draft: SnapshotDraft,
     tensors: Iterable[memoryview | bytes],
     *,
     ready: Callable[[], None] = at_once,
@@ -332,7 +332,7 @@ def _claimed(store: Store) -> list[int]:
     return sorted({step for step, part in _parts(store) if part in (None, _MANIFEST)})
 
 
-def _cleared(store: Store, draft: Draft) -> Manifest | None:
+def _cleared(store: Store, draft: SnapshotDraft) -> Manifest | None:
     """Prepare a save: remove temporary files, uncommitted payloads, and a corrupt snapshot of the same step.
 
     Return the manifest if an earlier attempt has already committed this draft, else None.

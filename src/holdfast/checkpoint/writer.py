@@ -17,11 +17,11 @@ import torch
 
 from holdfast.blocks.division import State
 from holdfast.checkpoint import payload, snapshot
-from holdfast.checkpoint.capture import BufferPool, Capture, Image, device_of, make_ready
-from holdfast.checkpoint.device import Departure
+from holdfast.checkpoint.capture import BufferPool, HostImage, StateCapture, device_of, make_ready
+from holdfast.checkpoint.device import DeviceCopy
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import PayloadLayout
-from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
+from holdfast.checkpoint.snapshot import BACKOFF, Manifest, SnapshotDraft, at_once
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.stall import Stall
@@ -137,7 +137,9 @@ class _Target:
         if self.keep_last < 1:
             raise BadInput(f"keep_last must be 1 or more (got {self.keep_last}).")
 
-    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
+    def write(
+        self, draft: SnapshotDraft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready
+    ) -> _Written:
         """Commit a draft, and remove all but the last `keep_last` snapshots. Each retry calls `tensors` again."""
         step = draft.step
 
@@ -235,7 +237,7 @@ class _Overlapped:
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
         self._target, self._images = target, images
-        self._capture = Capture()
+        self._capture = StateCapture()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
 
@@ -260,7 +262,7 @@ class _Overlapped:
         laid_out = perf_counter()
         image = self._images.take(layout.length)
         taken = perf_counter()
-        departures: list[Departure] = []
+        departures: list[DeviceCopy] = []
         try:
             departures += self._capture.fill(image, layout, tensors)
             captured = perf_counter()
@@ -308,7 +310,7 @@ class _Overlapped:
                 raise failure
 
     def _make_ready(
-        self, reserved: list[Image], count: int, layout: PayloadLayout, device: torch.device | None
+        self, reserved: list[HostImage], count: int, layout: PayloadLayout, device: torch.device | None
     ) -> None:
         """Allocate and pin the memory of the `reserved` images, in the background thread, and give them to the pool."""
         # Earlier saves have completed, so their images may be free now: replace those that are too small.
@@ -319,7 +321,7 @@ class _Overlapped:
                 self._images.give_back(image)
 
     def _write(
-        self, draft: Draft, image: Image, layout: PayloadLayout, departures: list[Departure], ready: Ready
+        self, draft: SnapshotDraft, image: HostImage, layout: PayloadLayout, departures: list[DeviceCopy], ready: Ready
     ) -> tuple[_Written, float, float]:
         """Write a draft from its image; return the result, and the seconds of device copies and of writing."""
         try:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from holdfast import events
-from holdfast.cost.timeline import Moment, Stretch
+from holdfast.cost.timeline import AttemptStretch, TimedEvent
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Stopped, Strike
 from holdfast.faults.schedule import ENDING
@@ -37,7 +37,7 @@ class StepCost(NamedTuple):
         return self.data + self.compute
 
 
-class Regrouped(NamedTuple):
+class LiveRecoveryEnd(NamedTuple):
     """A live recovery that ended `at` seconds after the run began, at Unix time `time`. Other workers continued."""
 
     at: float
@@ -79,9 +79,9 @@ class AttemptTimeline:
     `stretch` is its part of the critical path, and `committed` the number of steps that were saved by its end.
     """
 
-    stretch: Stretch
+    stretch: AttemptStretch
     steps: Sequence[StepCost]
-    regroups: Sequence[Regrouped]
+    regroups: Sequence[LiveRecoveryEnd]
     saves: Sequence[SaveCost]
     committed: int
     after_failure: bool
@@ -102,7 +102,7 @@ class AttemptTimeline:
         return min([self.stop, *ends])
 
 
-def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[AttemptTimeline]:
+def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> list[AttemptTimeline]:
     """Return the timeline of each attempt; `stretches` are the parts of the critical path, one for each attempt."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
@@ -118,7 +118,7 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
                 stretch=stretch,
                 steps=steps,
                 regroups=[
-                    Regrouped(at, event.time, event.what, event.what.step >= lineage.limit(event.what.attempt))
+                    LiveRecoveryEnd(at, event.time, event.what, event.what.step >= lineage.limit(event.what.attempt))
                     for at, event in stretch.moments_of(Regroup)
                     if isinstance(event.what, Regroup)
                 ],
@@ -138,18 +138,18 @@ def strikes(history: Iterable[Event]) -> list[StruckFailure]:
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
-def verdict(stretch: Stretch) -> str | None:
+def verdict(stretch: AttemptStretch) -> str | None:
     """Return the supervisor's verdict on the run, such as "completed", or None if `stretch` does not contain it."""
     return next((judged.verdict for judged in stretch.events_of(Judged)), None)
 
 
-def moment_of(event: Event, stretch: Stretch) -> float:
+def moment_of(event: Event, stretch: AttemptStretch) -> float:
     """Return the time of `event` in seconds since the run began, based on the last step event of `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
-def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
+def _read(stretches: Iterable[AttemptStretch]) -> tuple[Lineage, list[int]]:
     """Return the lineage, which knows the rolled-back steps, and the number of committed steps after each stretch."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
@@ -163,7 +163,7 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
     return lineage, counts
 
 
-def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
+def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
     steps: list[StepCost] = []
     before = stretch.begin
     recovered: list[tuple[float, float]] = []  # live recoveries since the last step: their end, and their seconds
@@ -185,10 +185,10 @@ def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
     return steps
 
 
-def fatal(stretch: Stretch) -> list[Moment]:
+def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
     """Return the detected failures that ended the attempt, without losses that the other workers survived."""
     survived = _survived(stretch)
-    moments: list[Moment] = []
+    moments: list[TimedEvent] = []
     for moment in stretch.moments_of(Detect):
         rank = moment.event.what.rank if isinstance(moment.event.what, Detect) else -1
         if survived[rank] > 0:
@@ -198,12 +198,12 @@ def fatal(stretch: Stretch) -> list[Moment]:
     return moments
 
 
-def _survived(stretch: Stretch) -> Counter[int]:
+def _survived(stretch: AttemptStretch) -> Counter[int]:
     """Count, for each rank, the losses after which the other workers continued."""
     return Counter(member for regroup in stretch.events_of(Regroup) for member in regroup.lost)
 
 
-def _saves(stretch: Stretch) -> list[SaveCost]:
+def _saves(stretch: AttemptStretch) -> list[SaveCost]:
     durable = {commit.step: commit.seconds for commit in stretch.events_of(Commit)}
     return [
         SaveCost(
@@ -237,7 +237,7 @@ def _fatal(
     return None
 
 
-def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
+def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
     """Return "completed", "preempted" or "failed", or None if the attempt still runs or its end was not recorded."""
     judged = verdict(stretch)
     detected = bool(fatal(stretch))
@@ -250,7 +250,7 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
     return "failed" if judged or detected or not is_last else None
 
 
-def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
+def _stop(stretch: AttemptStretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
     """Return the time at which the failure began, which lies between the end of the last step and the detection."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.cost.attempts import (
     AttemptTimeline,
-    Regrouped,
+    LiveRecoveryEnd,
     SaveCost,
     StruckFailure,
     attempts,
@@ -24,7 +24,7 @@ from holdfast.cost.attempts import (
     verdict,
 )
 from holdfast.cost.formulas import goodput
-from holdfast.cost.timeline import RANK_0, Moment, timeline
+from holdfast.cost.timeline import RANK_0, TimedEvent, timeline
 from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
 from holdfast.stall import Stall
@@ -315,10 +315,10 @@ def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: 
 
 def _lost(
     attempt: AttemptTimeline,
-    at: Regrouped,
+    at: LiveRecoveryEnd,
     member: int,
     struck: Iterable[StruckFailure],
-    detects: list[Moment],
+    detects: list[TimedEvent],
     known: set[int],
 ) -> FailureCost:
     new = (failure for failure in struck if failure.strike.rank == member and id(failure.event) not in known)

@@ -96,7 +96,7 @@ GOES_ON = (*BEGINS, Detect, Restart)
 T = TypeVar("T")
 
 
-class Moment(NamedTuple):  # a tuple, because there is one for every step
+class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
     """An event of the critical path, and its time in seconds since the run began."""
 
     at: float
@@ -104,19 +104,19 @@ class Moment(NamedTuple):  # a tuple, because there is one for every step
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class AttemptStretch:
     """The part of the critical path that belongs to one attempt; `kinds` has its `moments` by type of event."""
 
     number: int
-    moments: Sequence[Moment]
+    moments: Sequence[TimedEvent]
     end: float
-    kinds: Mapping[type[object], Sequence[Moment]]
+    kinds: Mapping[type[object], Sequence[TimedEvent]]
 
     @property
     def begin(self) -> float:
         return self.moments[0].at
 
-    def moments_of(self, kind: type[What]) -> Sequence[Moment]:
+    def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
         """Return the moments whose event has the type `kind`, sorted by time."""
         return self.kinds.get(kind, ())
 
@@ -131,7 +131,7 @@ class Timeline:
 
     `away` is the time between a clean end and a continuation; `clock_back` is how far clocks were set back."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[AttemptStretch, ...]
     away: float
     clock_back: float
 
@@ -152,13 +152,13 @@ def timeline(history: Sequence[Event]) -> Timeline:
     ends = [part[0].at for part in parts[1:]] + [moments[-1].at]
     stretches = []
     for part, end in zip(parts, ends, strict=True):
-        kinds: defaultdict[type[object], list[Moment]] = defaultdict(list)
+        kinds: defaultdict[type[object], list[TimedEvent]] = defaultdict(list)
         for moment in part:
             kinds[type(moment.event.what)].append(moment)
         # Rank 0's number of the attempt, or the supervisor's if rank 0 never recorded one.
         numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
         number = next((number for number in numbers if number is not None), 1)
-        stretches.append(Stretch(number, part, end, kinds))
+        stretches.append(AttemptStretch(number, part, end, kinds))
     return Timeline(tuple(stretches), away, clock_back)
 
 
@@ -202,10 +202,10 @@ def _named(event: Event) -> int | None:
     return getattr(event.what, "attempt", None)
 
 
-def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
+def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float]:
     now = away = clock_back = 0.0
     over = False
-    moments: list[Moment] = []
+    moments: list[TimedEvent] = []
     for before, event in pairwise([path[0], *path]):
         passed = event.time - before.time
         if passed < 0:
@@ -214,7 +214,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
             away += passed
         else:
             now += passed
-        moments.append(Moment(now, event))
+        moments.append(TimedEvent(now, event))
         over = isinstance(event.what, IN_ORDER) or (over and not isinstance(event.what, GOES_ON))
     return moments, away, clock_back
 
@@ -244,8 +244,8 @@ class _Attempt:
             self.detected = True
 
 
-def _divided(moments: Iterable[Moment]) -> Iterator[list[Moment]]:
-    part: list[Moment] = []
+def _divided(moments: Iterable[TimedEvent]) -> Iterator[list[TimedEvent]]:
+    part: list[TimedEvent] = []
     attempt = _Attempt()
     for moment in moments:
         if attempt.is_over(moment.event):

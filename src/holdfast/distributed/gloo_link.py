@@ -27,7 +27,7 @@ CONNECT_TIMEOUT = timedelta(seconds=60)
 POLL_SECONDS = 0.0005
 
 
-class Broken(RuntimeError):
+class GroupBroken(RuntimeError):
     """Raised when an operation fails because a worker was lost or the set of workers has changed."""
 
 
@@ -68,7 +68,7 @@ class FailedWork(CompletedWork):
 
 
 def _raise_broken(_: object = None) -> NoReturn:
-    raise Broken("the membership has changed")
+    raise GroupBroken("the membership has changed")
 
 
 class NoPeersLink:
@@ -114,7 +114,7 @@ class Link:
             work.wait()
         except RuntimeError as error:
             self.hang_up()
-            raise Broken(str(error)) from error
+            raise GroupBroken(str(error)) from error
 
     def hang_up(self) -> None:
         """Shut down all connections to peers, so that every operation under way fails. Any thread may call this."""
@@ -137,10 +137,10 @@ class Link:
         builder = _GroupBuilder(store, rank, size)
         while builder.is_alive():
             if outdated():
-                raise Broken("the membership has changed while its group was built")  # the builder ends by itself
+                raise GroupBroken("the membership has changed while its group was built")  # the builder ends by itself
             time.sleep(POLL_SECONDS)
         if builder.ports is None:
-            raise Broken(str(builder.error)) from builder.error
+            raise GroupBroken(str(builder.error)) from builder.error
         self._group, self._ports = builder.group, builder.ports
         self.is_broken = False
         self.do("allreduce", [torch.zeros(1)])  # the group exists for every member, or for none

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
 from holdfast import progress
-from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.distributed.ranks import BoundaryGate
 from holdfast.progress import Phase
 
@@ -84,7 +84,7 @@ class MembershipWatch(threading.Thread):
             self._changed(membership)
 
 
-class Asleep(Exception):
+class Suspended(Exception):
     """Raised in a worker that the supervisor has suspended: it is not a member until it is admitted again."""
 
 
@@ -150,7 +150,7 @@ class Coordination:
             self.number = newest.number
             self.gate.waiting.discard(self)
         if self.member in newest.asleep:
-            raise Asleep
+            raise Suspended
         if self.member not in newest.members or newest.joining.get(self.member, self.seat) != self.seat:
             os._exit(EXPELLED)
         return newest
@@ -160,7 +160,7 @@ class Coordination:
         keys = [f"stand/{self.number}/{member}" for member in members]
         self._store.set(f"stand/{self.number}/{self.member}", json.dumps(report))
         if not self._wait_for_all(keys, self.number):
-            raise Broken("the membership has changed while its members exchanged reports")
+            raise GroupBroken("the membership has changed while its members exchanged reports")
         return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
 
     def connect(self, link: Link, members: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 from torch.futures import Future
 
-from holdfast.distributed.gloo_link import POLL_SECONDS, Broken, Link
+from holdfast.distributed.gloo_link import POLL_SECONDS, GroupBroken, Link
 
 NCCL = "cpu:gloo,cuda:nccl"
 
@@ -65,10 +65,10 @@ class DeviceLink(Link):
         built.start()
         while built.is_alive():
             if outdated() or self.is_broken:
-                raise Broken("the membership has changed while its communicator was built")
+                raise GroupBroken("the membership has changed while its communicator was built")
             time.sleep(POLL_SECONDS)
         if sums.error:
-            raise Broken(str(sums.error)) from sums.error
+            raise GroupBroken(str(sums.error)) from sums.error
         self._sums, self._group = sums, _Both(self._group, sums)
 
 
@@ -89,7 +89,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.is_aborted, self.error, self._group = False, None, None  # type: tuple[bool, Exception | None, Any]
-        self._posted: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[NcclWork] = queue.SimpleQueue()
 
     def build(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Build the communicator and connect the members; store a failure in `error`. Runs in a thread of its own."""
@@ -106,8 +106,8 @@ class _Sums:
         self._group = group
         threading.Thread(target=self._watch, name="holdfast-sums", daemon=True).start()
 
-    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> "Watched":
-        posted = Watched(self._group.allreduce(tensors, *options), tensors, self)
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> "NcclWork":
+        posted = NcclWork(self._group.allreduce(tensors, *options), tensors, self)
         self._posted.put(posted)
         return posted
 
@@ -126,7 +126,7 @@ class _Sums:
             posted.conclude()
 
 
-class Watched(dist.Work):
+class NcclWork(dist.Work):
     """The `Work` of an NCCL operation: it completes once the operation has ended on the device."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], sums: _Sums) -> None:
@@ -148,7 +148,7 @@ class Watched(dist.Work):
 
     def _outcome(self, _: Future[None]) -> list[torch.Tensor]:
         if self._sums.is_aborted or not self._work.is_success():
-            raise Broken("the membership has changed")
+            raise GroupBroken("the membership has changed")
         return self._tensors
 
     def get_future(self) -> Future[Any]:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Sum:
+class BucketSum:
     """The sum of one gradient bucket in the backward pass under way."""
 
     values: torch.Tensor
@@ -56,8 +56,8 @@ class RecoverableGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # there is such a form
         self._link, self._size, self._all_posted = link, size, all_posted
         self.factor = 1.0
-        self.sums: list[Sum] = []
-        self._spent: list[Sum] = []
+        self.sums: list[BucketSum] = []
+        self._spent: list[BucketSum] = []
         self.given: dict[int, torch.Tensor] = {}
         """Sums for the next backward that this rank received when it joined, by bucket number."""
         self._buckets: list[list[torch.Tensor]] = []
@@ -92,11 +92,11 @@ class RecoverableGroup(ProcessGroup):
         if self.watch and not self.sums:
             self.watch([], len(self._buckets))
         if self.given and (given := self.given.pop(len(self.sums), None)) is not None:
-            self.sums.append(Sum(values.copy_(given), CompletedWork([values]), is_done=True))
+            self.sums.append(BucketSum(values.copy_(given), CompletedWork([values]), is_done=True))
         else:
             if self.factor != 1.0:
                 values.mul_(self.factor)
-            self.sums.append(Sum(values, self._link.post("allreduce", tensors, opts or AllreduceOptions())))
+            self.sums.append(BucketSum(values, self._link.post("allreduce", tensors, opts or AllreduceOptions())))
         work = self.sums[-1].work
         if self.watch:
             self.watch([bucket.work for bucket in self.sums], len(self._buckets))
@@ -150,7 +150,7 @@ class RecoverableGroup(ProcessGroup):
         for number in numbers:
             self.pack(number)
             values = self.sums[number].values
-            self.sums[number] = Sum(values, self._link.post("allreduce", [values]))
+            self.sums[number] = BucketSum(values, self._link.post("allreduce", [values]))
         for number in numbers:
             self._link.wait(self.sums[number].work)
             self.sums[number].is_done = True
@@ -186,7 +186,7 @@ _COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "r
 def has_script_collectives() -> bool:
     """Return True if the script itself uses torch.distributed. The first time, warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
-    own = [group for group in groups if not isinstance(group, Outlived)]
+    own = [group for group in groups if not isinstance(group, ReplacedGroup)]
     # Every collective on a group increases its sequence number.
     has_used = len(groups) > 1 or any(group._get_sequence_number_for_group() > 0 for group in own)
     if has_used and not progress.here.has_exchanged:
@@ -200,13 +200,13 @@ def has_script_collectives() -> bool:
 
 def replace_default_group(rank: int, size: int) -> None:
     """Replace torch's default group, whose members have changed, by a placeholder that knows only rank and size."""
-    if isinstance(dist.group.WORLD, Outlived) and dist.get_rank() == rank:
+    if isinstance(dist.group.WORLD, ReplacedGroup) and dist.get_rank() == rank:
         return
     leave_default_group()
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             _BACKEND,
-            lambda _, rank, size, __: Outlived(rank, size),  # type: ignore[call-arg]  # this form exists
+            lambda _, rank, size, __: ReplacedGroup(rank, size),  # type: ignore[call-arg]  # this form exists
             devices=["cpu", "cuda"],
         )
     dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=size)
@@ -226,7 +226,7 @@ def leave_default_group() -> None:
         dist.destroy_process_group()
 
 
-class Outlived(ProcessGroup):
+class ReplacedGroup(ProcessGroup):
     """A placeholder for torch's default group after its members changed: any collective makes the run restart."""
 
     @property
@@ -236,7 +236,7 @@ class Outlived(ProcessGroup):
 
 
 class NoStore(Store):
-    """The store of an `Outlived` group: any access makes the run restart."""
+    """The store of an `ReplacedGroup` group: any access makes the run restart."""
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:
@@ -245,6 +245,6 @@ def _fall_back(*_: Any, **__: Any) -> NoReturn:
 
 
 for _name in filter(lambda name: name.lstrip("_").startswith(_COLLECTIVES), dir(ProcessGroup)):
-    setattr(Outlived, _name, _fall_back)
+    setattr(ReplacedGroup, _name, _fall_back)
 for _name in ("add", "check", "compare_set", "get", "set", "wait"):
     setattr(NoStore, _name, _fall_back)

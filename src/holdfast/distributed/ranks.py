@@ -71,7 +71,7 @@ class BoundaryGate:
             self.waiting.discard(owner)
 
 
-class Changed(Exception):
+class RanksChanged(Exception):
     """Raised when the set of ranks changes while this rank waits for a message."""
 
 
@@ -115,7 +115,7 @@ class Ranks:
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:
                 beats, deadline = newest, time.monotonic() + self.patience
             if self.has_changed():
-                raise Changed(topic)
+                raise RanksChanged(topic)
             if time.monotonic() > deadline:
                 raise WorkerLost(
                     f"rank {self.rank} waited {self.patience:g} s for a message of a peer ({topic}): "

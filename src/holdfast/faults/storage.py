@@ -38,7 +38,7 @@ Parts: TypeAlias = Iterable[memoryview | bytes]
 Record: TypeAlias = Callable[[Failure], None]
 
 
-class Faulty:
+class FaultyStore:
     """A wrapper around a store that injects faults into saves.
 
     A fault strikes once, in the first save at or after its step, when the file named by its `point` is written (by

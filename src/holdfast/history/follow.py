@@ -11,7 +11,7 @@ from holdfast.events import Event, parse
 MOST = 1 << 22  # bytes that are read at once
 
 
-class Growing:
+class GrowingFile:
     """A reader of a growing history file; it skips what the file already contains, unless `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:

@@ -28,7 +28,7 @@ LONGEST = 16 << 20  # bytes of a line: no event is this long, and a damaged file
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
+class TornLine:
     """An unfinished line that a killed writer left: its file, line number, and size in bytes."""
 
     path: Path
@@ -41,7 +41,7 @@ class History:
     """The events of a run in the order of time, and its torn (unfinished) lines."""
 
     events: tuple[Event, ...]
-    torn: tuple[Torn, ...]
+    torn: tuple[TornLine, ...]
 
 
 class HistoryWriter:
@@ -164,14 +164,14 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
 
 def read_history(path: Where) -> History:
     """Return the history in a file, in a folder of files, in the `history` folder of a run, or in several of these."""
-    torn: list[Torn] = []
+    torn: list[TornLine] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
     events = heapq.merge(*files, key=lambda event: event.time)
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]:
+def stream_history(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Event]]:
     """Yield (file name, event) for each event of a history, and append torn (unfinished) lines to `torn`."""
     for file in files_of(path):
         name = file.stem
@@ -224,18 +224,18 @@ def files_of(path: Where) -> list[Path]:
     raise BadInput(f"there is no history at {path}: name a run's folder or a .jsonl file.")
 
 
-def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
+def _read_file(path: Path, torn: list[TornLine]) -> Iterator[Event]:
     require_file(path)
     try:
         with path.open("rb") as lines:
             for number, text in enumerate(iter(lambda: lines.readline(LONGEST), b""), 1):
                 if not text.endswith(b"\n"):  # only the last line can lack it
-                    torn.append(Torn(path, number, os.fstat(lines.fileno()).st_size - lines.tell() + len(text)))
+                    torn.append(TornLine(path, number, os.fstat(lines.fileno()).st_size - lines.tell() + len(text)))
                     break
                 event = _decode(text, path, number)
                 what = event.what
                 if isinstance(what, Open) and what.torn:
-                    torn.append(Torn(path, number, what.torn))
+                    torn.append(TornLine(path, number, what.torn))
                 yield event if not isinstance(what, Malformed) else event._replace(what=what._replace(line=number))
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error

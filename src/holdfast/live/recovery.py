@@ -1,15 +1,15 @@
 """Live recovery of one rank: when members are lost, the survivors complete the step they were in and continue.
 
 Everything here runs in the training thread. A round of recovery has four parts: wait for the supervisor's next
-membership, report this rank's position in the training to the other members (`Stand`), connect with them, and carry out
-the plan that `settle` derives from all reports (`Settlement`). If another member is lost during a round, a new round
+membership, report this rank's position in the training to the other members (`MemberReport`), connect with them, and carry out
+the plan that `settle` derives from all reports (`RecoveryPlan`). If another member is lost during a round, a new round
 begins.
 
     spare or suspended worker --join()--> at a boundary --begin_step()--> in a step --end_step()--> at the next boundary
 
 A rank recovers at a boundary if the membership has changed (`at_boundary`). It recovers within a step if backward, or
 the exchange of buffers before a forward, has failed. Then it continues where it was; with the strategy `skip`, the step
-is dropped. A worker that is to be suspended raises `Asleep` at a boundary, and the training loop calls `suspend`.
+is dropped. A worker that is to be suspended raises `Suspended` at a boundary, and the training loop calls `suspend`.
 """
 
 import functools
@@ -24,17 +24,17 @@ import torch
 
 from holdfast import progress
 from holdfast.distributed import nccl_link
-from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.distributed.membership import Coordination
 from holdfast.distributed.process_group import RecoverableGroup, has_script_collectives, replace_default_group
 from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, WindowState, settle
+from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, WindowState, settle
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
-from holdfast.train.state.attempt import Enrolled
+from holdfast.train.state.attempt import MemberRecorder
 from holdfast.train.state.protected import Protected
 
 logger = logging.getLogger(__name__)
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 class TrainingHooks:
     """State and callbacks of the training loop that live recovery needs, set once the loop is built."""
 
-    losses: Losses
+    losses: LossEffects
     protected: Protected
-    record: Enrolled
+    record: MemberRecorder
     attempt: int
     record_steps: Callable[[], None]  # writes every step that was trained so far to the history
     inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
@@ -123,7 +123,7 @@ class LiveRecovery:
             try:
                 plan = self._recover_once(None, began=perf_counter())
                 break
-            except Broken:
+            except GroupBroken:
                 self.coordination.leave()
         self.coordination.is_joining = False
         replace_default_group(self.member, self.size)
@@ -191,7 +191,7 @@ class LiveRecovery:
                 try:
                     self._recover_once(group, began)
                     break
-                except Broken:
+                except GroupBroken:
                     progress.here.suspect(self.coordination.number)
         replace_default_group(self.member, self.size)
         progress.here.set_membership(self.coordination.number)
@@ -242,7 +242,7 @@ class LiveRecovery:
         assert self._hooks is not None, "live recovery has not started"
         return self._hooks
 
-    def _recover_once(self, group: RecoverableGroup | None, began: float) -> Settlement:
+    def _recover_once(self, group: RecoverableGroup | None, began: float) -> RecoveryPlan:
         """Recover once and return the Settlement (the plan of the recovery); raise Broken if another member is lost."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
@@ -253,7 +253,7 @@ class LiveRecovery:
         if group:
             group.drain()
         reports = self.coordination.exchange(membership.members, self._stand(group).to_json())
-        stands = {member: Stand.from_json(report) for member, report in reports.items()}
+        stands = {member: MemberReport.from_json(report) for member, report in reports.items()}
         self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
         self.coordination.connect(self.link, membership.members)
         self.coordination.members = membership.members
@@ -263,13 +263,13 @@ class LiveRecovery:
         self._apply(plan, stands, group, began)
         return plan
 
-    def _stand(self, group: RecoverableGroup | None) -> Stand:
-        """Return this rank's `Stand`: the report of its position in the training that the other members get."""
+    def _stand(self, group: RecoverableGroup | None) -> MemberReport:
+        """Return this rank's `MemberReport`: the report of its position in the training that the other members get."""
         if self.is_joining:
-            return Stand(step=NOWHERE)
+            return MemberReport(step=NOWHERE)
         window = self.window
         is_ahead = window.staged is not None  # then this rank is as good as at the next boundary
-        return Stand(
+        return MemberReport(
             step=window.step + is_ahead,
             begun=window.begun and not is_ahead,
             basis=window.basis,
@@ -284,7 +284,9 @@ class LiveRecovery:
             exchanges=has_script_collectives(),
         )
 
-    def _apply(self, plan: Settlement, stands: dict[int, Stand], group: RecoverableGroup | None, began: float) -> None:
+    def _apply(
+        self, plan: RecoveryPlan, stands: dict[int, MemberReport], group: RecoverableGroup | None, began: float
+    ) -> None:
         """Carry out this rank's part of `plan`. `stands` are the members' reports; `began` is a perf_counter time."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
@@ -311,7 +313,7 @@ class LiveRecovery:
                 group.sum_again([bucket for bucket, holder in enumerate(plan.given) if holder is None])
             group.unpack()
 
-    def _record(self, plan: Settlement, seconds: float) -> None:
+    def _record(self, plan: RecoveryPlan, seconds: float) -> None:
         self._recorded = self.members
         self._training.record.append(
             Regroup(
@@ -331,7 +333,7 @@ class LiveRecovery:
         )
         self._training.record.flush()
 
-    def _send_result(self, plan: Settlement, group: RecoverableGroup | None) -> None:
+    def _send_result(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
         """Send the result of a step from a member that has finished it to the members that have not."""
         finished = self._training.protected.trained
         state = self._transfer(plan.giver, plan.behind, lambda: self.window.staged or finished())
@@ -343,7 +345,7 @@ class LiveRecovery:
                     bucket.is_done = True
         state_transfer.meet(self.link)
 
-    def _send_state(self, plan: Settlement, stands: dict[int, Stand]) -> None:
+    def _send_state(self, plan: RecoveryPlan, stands: dict[int, MemberReport]) -> None:
         """Send the whole training state of one member to the workers that join."""
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
@@ -364,7 +366,7 @@ class LiveRecovery:
         ranks = [self.members.index(taker) for taker in takers]
         return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
 
-    def _send_sums(self, plan: Settlement, group: RecoverableGroup | None) -> None:
+    def _send_sums(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
         """Send the sum of each gradient bucket from a member that has the sum to the members that lack it."""
         if self.is_joining:
             for own in self.groups:

@@ -18,7 +18,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class MemberReport:
     """The report of one member about its position in the training, sent to all members when a recovery begins.
 
     `basis` are the members among whom the step's samples are divided. `buckets` says which gradient sums are complete.
@@ -41,7 +41,7 @@ class Stand:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Stand":
+    def from_json(cls, data: Mapping[str, Any]) -> "MemberReport":
         buckets = None if data["buckets"] is None else tuple(data["buckets"])
         return cls(**{**data, "buckets": buckets, "basis": tuple(data["basis"]), "members": tuple(data["members"])})
 
@@ -51,7 +51,7 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class RecoveryPlan:
     """The plan of a recovery, the same on all members. They continue in `step`, divided among members `basis`.
 
     `giver` sends its whole state to the workers `joining`, and its parameters to the members `behind`, one step back.
@@ -78,7 +78,7 @@ class Settlement:
         return bool(self.given) and None not in self.given
 
 
-def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
+def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> RecoveryPlan | str:
     """Return the plan of the recovery, or a string that says why the run must restart instead.
 
     `stands` are the reports of all members by member number. `asleep` are workers that were suspended at the boundary
@@ -116,7 +116,7 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
     if lacking and (most > 1 or top[1]):
         return "the survivors are in different forward passes of a step"
     recorded = {member for stand in stands.values() for member in stand.members}
-    return Settlement(
+    return RecoveryPlan(
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
@@ -157,7 +157,7 @@ class WindowState(NamedTuple):
         """Return the state after this rank has trained the window."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
-    def recovered(self, plan: Settlement) -> "WindowState":
+    def recovered(self, plan: RecoveryPlan) -> "WindowState":
         """Return the state after the recovery `plan`. A window that has begun stays divided among its old members."""
         return self._replace(
             divides_at=plan.step + plan.begun,
@@ -175,7 +175,7 @@ class WindowState(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Losses:
+class LossEffects:
     """The effects of lost members on a run: the gradient weights of the others, and the samples that are left out."""
 
     strategy: str
@@ -190,7 +190,7 @@ class Losses:
         assert weights is not None
         return weights[basis.index(member)]
 
-    def missing(self, plan: Settlement) -> tuple[int, ...]:
+    def missing(self, plan: RecoveryPlan) -> tuple[int, ...]:
         """Return the ids of the samples that step `plan.step` does not train because members were lost."""
         before = self._spared[1] if self._spared[0] == plan.step else ()
         lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]

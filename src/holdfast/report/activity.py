@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from holdfast import events
 from holdfast.cost.attempts import AttemptTimeline, attempts
-from holdfast.cost.timeline import Stretch, timeline
+from holdfast.cost.timeline import AttemptStretch, timeline
 from holdfast.events import Commit, Detect, Event, Regroup, Strike
 from holdfast.history.lineage import Lineage
-from holdfast.report.thinning import Piece, Point
+from holdfast.report.thinning import Point, TimelineBar
 
 # In the order of drawing: a later kind is drawn over an earlier one.
 KINDS = ("train", "undone", "wait", "recover")
 
 
-class Mark(NamedTuple):
+class TimelineMark(NamedTuple):
     """A save or failure to mark in a timeline, `at` seconds after the start of the run."""
 
     at: float
@@ -43,10 +43,10 @@ class Activity:
     wall: float
     reached: int
     trained: int
-    lanes: Mapping[int, Sequence[Piece]]
+    lanes: Mapping[int, Sequence[TimelineBar]]
     lines: Sequence[Line]
-    saves: Sequence[Mark]
-    failures: Sequence[Mark]
+    saves: Sequence[TimelineMark]
+    failures: Sequence[TimelineMark]
 
 
 def activity(history: Sequence[Event]) -> Activity:
@@ -74,7 +74,7 @@ def activity(history: Sequence[Event]) -> Activity:
 class _Clock:
     """A converter of event times to seconds since the start of the run, based on the first event of each attempt."""
 
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, stretches: Sequence[AttemptStretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
 
     def at(self, event: Event) -> float | None:
@@ -89,7 +89,7 @@ class _Clock:
         return self._stretches[attempt].begin
 
 
-def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[Piece]:
+def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[TimelineBar]:
     """Yield the activities of one rank from its events. In a gap the rank was absent or waited for others."""
     now, begun, trains = 0.0, set[int](), False
     for event in history:
@@ -117,9 +117,9 @@ def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator
                 pass
 
 
-def _piece(begin: float, end: float, kind: str) -> Iterator[Piece]:
+def _piece(begin: float, end: float, kind: str) -> Iterator[TimelineBar]:
     if end > begin:
-        yield Piece(begin, end, kind)
+        yield TimelineBar(begin, end, kind)
 
 
 def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
@@ -129,26 +129,26 @@ def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
         yield Line(not undone, [first, *((step.end, step.number + 1) for step in steps)])
 
 
-def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
+def _saves(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
     return sorted(
-        Mark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
+        TimelineMark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
         for event in history
         if isinstance(event.what, Commit) and not event.what.found and event.who.startswith("rank-")
         if (at := clock.at(event)) is not None
     )
 
 
-def _failures(history: Sequence[Event], clock: _Clock) -> list[Mark]:
+def _failures(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
     """Return a mark for each failure that a supervisor detected, and for each injected one that was not detected."""
     seen: set[tuple[int, int]] = set()
-    marks: list[Mark] = []
+    marks: list[TimelineMark] = []
     for event in history:
         what, at = event.what, clock.at(event)
         if isinstance(what, Detect) and at is not None and what.rank >= 0 and what.kind != "peer":
-            marks.append(Mark(at, what.rank, what.step or 0, what.signal or what.kind))
+            marks.append(TimelineMark(at, what.rank, what.step or 0, what.signal or what.kind))
             seen.add((what.attempt, what.rank))
     for event in history:
         what, at = event.what, clock.at(event)
         if isinstance(what, Strike) and at is not None and (what.attempt, what.rank) not in seen:
-            marks.append(Mark(at, what.rank, what.step, what.kind))
+            marks.append(TimelineMark(at, what.rank, what.step, what.kind))
     return sorted(marks)

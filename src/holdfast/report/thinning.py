@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 STEPS_APART = 4.0  # two neighbours of the same kind stay separate if each is this many times the least width
 
 
-class Piece(NamedTuple):
+class TimelineBar(NamedTuple):
     """A bar in a timeline: an activity of a rank from `begin` to `end`, in seconds."""
 
     begin: float
@@ -21,13 +21,13 @@ class Piece(NamedTuple):
 Point: TypeAlias = tuple[float, float]
 
 
-def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
+def thinned(pieces: Iterable[TimelineBar], least: float) -> list[TimelineBar]:
     """Merge pieces that are shorter than `least` seconds with their neighbours; `pieces` must be sorted by time.
 
     A merged piece has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both
     are long enough to be distinguished.
     """
-    joined: list[Piece] = []
+    joined: list[TimelineBar] = []
     for piece in _gathered(pieces, least):
         last = joined[-1] if joined else None
         if (
@@ -36,15 +36,15 @@ def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
             and piece.begin - last.end < least
             and min(last.length, piece.length) < STEPS_APART * least
         ):
-            joined[-1] = Piece(last.begin, max(last.end, piece.end), piece.kind)
+            joined[-1] = TimelineBar(last.begin, max(last.end, piece.end), piece.kind)
         else:
             joined.append(piece)
     return joined
 
 
-def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
+def _gathered(pieces: Iterable[TimelineBar], least: float) -> Iterator[TimelineBar]:
     """Yield long pieces unchanged, and merge short neighbours into pieces that last about `least` seconds."""
-    short: list[Piece] = []
+    short: list[TimelineBar] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):
             yield _one(short)
@@ -60,12 +60,12 @@ def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
         yield _one(short)
 
 
-def _one(pieces: Sequence[Piece]) -> Piece:
+def _one(pieces: Sequence[TimelineBar]) -> TimelineBar:
     """Merge all pieces into one, of the kind that takes most of their time."""
     lengths: dict[str, float] = {}
     for piece in pieces:
         lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length
-    return Piece(pieces[0].begin, max(piece.end for piece in pieces), max(lengths, key=lengths.__getitem__))
+    return TimelineBar(pieces[0].begin, max(piece.end for piece in pieces), max(lengths, key=lengths.__getitem__))
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:

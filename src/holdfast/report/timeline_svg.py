@@ -10,7 +10,7 @@ from math import log10
 
 from holdfast.finding import counted
 from holdfast.report.activity import KINDS, Activity
-from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
+from holdfast.report.thinning import TimelineBar, thinned, thinned_line, thinned_marks
 
 COLUMNS = 1000  # horizontal resolution: more than a reader can tell apart
 TOP, CURVE, GAP, LANE, BAR, FOOT = 26, 150, 22, 24, 14, 30
@@ -190,7 +190,7 @@ def _lanes(run: Activity) -> Iterator[str]:
         yield "</svg>"
 
 
-def _shape(run: Activity, piece: Piece) -> str:
+def _shape(run: Activity, piece: TimelineBar) -> str:
     """Return the SVG path of a bar. A wide bar is drawn slightly narrower, so that neighbours stay visible."""
     scale = COLUMNS / (run.wall or 1.0)
     width = piece.length * scale

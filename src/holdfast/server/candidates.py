@@ -14,14 +14,14 @@ from holdfast.server.selection import (
     AskHistogram,
     AskSurvey,
     AskTotal,
+    BlockTotal,
     CandidateBlocks,
     Codes,
     Histogram,
     Question,
+    RankingRange,
     SaveUpTo,
-    Span,
     Survey,
-    Total,
 )
 
 Where: TypeAlias = Ids | slice
@@ -35,13 +35,13 @@ class Candidates:
     def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
         self._ids, self._info = ids, info
         self._first = _ranking_keys(policy, step, ids, info, count)
-        self._within: tuple[float, Span | None, Where] = (-np.inf, None, _ALL)
+        self._within: tuple[float, RankingRange | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
         """Return this node's answer to a question about its blocks, such as a histogram of their ranking keys."""
         match question:
             case AskTotal():
-                return Total.of(len(self._ids), total_distance(self._info))
+                return BlockTotal.of(len(self._ids), total_distance(self._info))
             case AskSurvey(above, few):
                 where = self._above(above)
                 numbers = [self._numbers(level, where) for level in range(3)]
@@ -73,7 +73,7 @@ class Candidates:
         info = self._info
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
-    def _inside(self, above: float, span: Span) -> Where:
+    def _inside(self, above: float, span: RankingRange) -> Where:
         """Return the indices of the blocks in the range `span` of the ranking that moved further than `above`."""
         known_above, known, where = self._within
         if known_above != above or known is None or not known.contains(span):

@@ -18,7 +18,7 @@ from holdfast.sampler.digest import Samples
 from holdfast.server.members import ServerMembers, call, gather
 from holdfast.server.selection import Answer, Question, converse, exchange
 from holdfast.server.settings import Settings
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.divided import DividedWorkload
 
 Record = Callable[[events.What], None]
 PATIENCE = 120.0  # seconds for the store to take a save
@@ -46,7 +46,7 @@ class ServerSave(NamedTuple):
     blocks: Ids
 
 
-class Selected(NamedTuple):
+class SelectedBlocks(NamedTuple):
     """The blocks that nodes chose for a save, and how far each node's other blocks have moved since their saves."""
 
     blocks: Samples
@@ -58,7 +58,7 @@ class Selected(NamedTuple):
 class CheckpointCoordinator:
     """The controller's interface to the run's incremental checkpoint, with at most one save in progress."""
 
-    def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:
+    def __init__(self, settings: Settings, workload: DividedWorkload, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
         self._store: Store = settings.open()
         self.credit = Fraction(0)
@@ -80,7 +80,7 @@ class CheckpointCoordinator:
         """The iteration of the last committed save of each block."""
         return self._running.saved_at
 
-    def select(self, step: int) -> Selected:
+    def select(self, step: int) -> SelectedBlocks:
         """Let nodes choose the blocks to save after iteration `step` and buffer copies of them for `write`."""
         policy = self._settings.policy.at(step)
         verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
@@ -88,7 +88,7 @@ class CheckpointCoordinator:
         parts = answers.results
         blocks, size = Samples.total(part.blocks for part in parts.values()), sum(part.bytes for part in parts.values())
         distances = {node: part.distance for node, part in parts.items() if part.distance is not None}
-        return Selected(blocks, size, distances, answers.missing)
+        return SelectedBlocks(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
         """Start writing the blocks that nodes have buffered, `size` bytes in total, as the save of iteration `step`."""

@@ -18,15 +18,15 @@ from ray.actor import ActorHandle
 from holdfast import events
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
-from holdfast.server.checkpointing import CheckpointCoordinator, NodesLost, Selected
+from holdfast.server.checkpointing import CheckpointCoordinator, NodesLost, SelectedBlocks
 from holdfast.server.members import Member, ServerMembers
 from holdfast.server.recovery import ServerRecovery, first_map, gathered_map
-from holdfast.server.rounds import Rounds, StaleRounds, Times
-from holdfast.server.server_node import Account
+from holdfast.server.rounds import PhaseTimes, StaleRounds, SynchronousRounds
+from holdfast.server.server_node import NodeAccount
 from holdfast.server.settings import Settings
 from holdfast.server.status import ServerOutcome, Status
 from holdfast.server.takeover import ControllerPast
-from holdfast.workloads.divided import When
+from holdfast.workloads.divided import RoundId
 
 
 class Controller:
@@ -57,7 +57,7 @@ class Controller:
         self._struck = self._past.strikes()
         self._coordinator = CheckpointCoordinator(settings, self._workload, members, record)
         self._recovery = ServerRecovery(settings, members, self._coordinator, record, self._reinforce, self._strike_at)
-        self._rounds = Rounds(settings, self._workload, members, self._recovery, record, self._strike_at)
+        self._rounds = SynchronousRounds(settings, self._workload, members, self._recovery, record, self._strike_at)
         gone = self._past.lost()
         for kind, actors in (("node", nodes), ("worker", workers)):
             for number, actor in actors.items():
@@ -117,7 +117,7 @@ class Controller:
         """Take over from a lost controller and finish its iteration; return the number of the next iteration."""
         members, recovery = self._members, self._recovery
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
-        accounts: dict[int, Account] = answers.results
+        accounts: dict[int, NodeAccount] = answers.results
         joined = self._past.joined()
         for node in [number for number, account in accounts.items() if not len(account.ids)]:
             if (member := Member("node", node)) not in joined:  # its joining was not recorded: it joins again
@@ -173,13 +173,13 @@ class Controller:
         for member in sorted({*self._members.all()} - self._past.joined()):
             self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
 
-    def _record_dropped(self, nodes: list[int], when: When) -> None:
+    def _record_dropped(self, nodes: list[int], when: RoundId) -> None:
         ids = np.concatenate([np.zeros(0, np.int64), *(self._recovery.map.held_by(node) for node in nodes)])
         if len(ids):
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
-    def _save_again(self, accounts: Mapping[int, Account]) -> None:
+    def _save_again(self, accounts: Mapping[int, NodeAccount]) -> None:
         """Write again the blocks that nodes consider saved but whose save was never committed."""
         saved_at = self._coordinator.saved_at
         arguments = {
@@ -197,11 +197,11 @@ class Controller:
         if not round:
             if iteration == self._status.iteration:
                 return iteration
-            self._end_iteration(iteration - 1, Times(), chosen)
+            self._end_iteration(iteration - 1, PhaseTimes(), chosen)
             return iteration
-        times = Times()
+        times = PhaseTimes()
         for later in range(round, self._workload.rounds):
-            self._rounds.train(When(iteration, later, self._settings.seed), times)
+            self._rounds.train(RoundId(iteration, later, self._settings.seed), times)
         self._end_iteration(iteration, times, chosen)
         return iteration + 1
 
@@ -211,9 +211,9 @@ class Controller:
             self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
-            times = Times()
+            times = PhaseTimes()
             for round in range(self._workload.rounds):
-                self._rounds.train(When(iteration, round, self._settings.seed), times)
+                self._rounds.train(RoundId(iteration, round, self._settings.seed), times)
             self._end_iteration(iteration, times, -1)
             self._members.settle()
             iteration += 1
@@ -228,7 +228,7 @@ class Controller:
             self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
-            times = Times()
+            times = PhaseTimes()
             done = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
@@ -240,7 +240,7 @@ class Controller:
             iteration = done.iteration + 1
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
-    def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
+    def _end_iteration(self, iteration: int, times: PhaseTimes, chosen: int) -> None:
         """Measure the loss while nodes choose the blocks to save (both only read blocks), and record the iteration."""
         began, version = time.perf_counter(), self._recovery.map.version
         asked = self._rounds.measure({})
@@ -250,7 +250,7 @@ class Controller:
         self._record_iteration(iteration, times, loss, selected, max(0.0, took - seconds))
 
     def _record_iteration(
-        self, iteration: int, times: Times, loss: float, selected: Selected | None, waited: float
+        self, iteration: int, times: PhaseTimes, loss: float, selected: SelectedBlocks | None, waited: float
     ) -> None:
         began, step = time.perf_counter(), iteration + 1
         self._coordinator.poll()
@@ -268,7 +268,7 @@ class Controller:
         saves, failures = self._status.saves + (selected is not None), self._recovery.failures
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
-    def _select(self, step: int, chosen: int) -> Selected | None:
+    def _select(self, step: int, chosen: int) -> SelectedBlocks | None:
         """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
 
         Also return None if the choice was made before: `chosen` is the last iteration for which nodes chose blocks.

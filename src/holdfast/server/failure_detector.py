@@ -19,7 +19,7 @@ DEADLINE = 1.25  # seconds for an answer
 AT_FIRST = 30.0  # seconds for an answer until `settle`: a task may compile code when it first runs
 
 
-class Detector(Generic[Member]):
+class FailureDetector(Generic[Member]):
     """A heartbeat-based failure detector: it tracks when each member was last asked and last answered."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:

@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from holdfast.errors import HoldfastError
-from holdfast.server.failure_detector import Detector, raylet_lives
+from holdfast.server.failure_detector import FailureDetector, raylet_lives
 from holdfast.server.shard import BlocksMoved
 
 Who = TypeVar("Who", bound=Hashable)
@@ -30,7 +30,7 @@ class Member(NamedTuple):
         return f"{self.kind} {self.number}" if self.kind != "controller" else self.kind
 
 
-class Answers(NamedTuple):
+class RemoteResults(NamedTuple):
     """The results of remote calls, and the reason for each call that has no result."""
 
     results: dict[Any, Any]
@@ -47,7 +47,7 @@ def gather(
     patience: float,
     *,
     first: bool = False,
-) -> Answers:
+) -> RemoteResults:
     """Wait up to `patience` seconds for the results of `calls`, except from members that `given_up()` reports as lost.
 
     With `first`, return after the first result. An exception raised by an actor is raised here, except `BlocksMoved`,
@@ -70,7 +70,7 @@ def gather(
             if who in gone:
                 missing[who] = gone[who]
                 del waiting[ref]
-    return Answers(results, missing)
+    return RemoteResults(results, missing)
 
 
 def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: dict[Any, str]) -> None:
@@ -105,7 +105,7 @@ class ServerMembers:
         self.nodes: dict[int, ActorHandle[Any]] = {}
         self.workers: dict[int, ActorHandle[Any]] = {}
         self.newest = 0  # the version of the newest map, which every heartbeat carries
-        self._detector: Detector[Member] = Detector()
+        self._detector: FailureDetector[Member] = FailureDetector()
         self._beats: dict[ObjectRef[Any], Member] = {}
         self._suspects: dict[Member, str] = {}
 
@@ -136,7 +136,7 @@ class ServerMembers:
 
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
-    ) -> Answers:
+    ) -> RemoteResults:
         """Call `method` of each member in `arguments` and wait for the results; lost members are listed as missing."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
@@ -144,7 +144,7 @@ class ServerMembers:
         actors = self._of(kind)
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
-    def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> Answers:
+    def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
         """Wait for the results of `calls` in progress; members that are lost meanwhile are listed as missing."""
 
         def given_up() -> dict[int, str]:

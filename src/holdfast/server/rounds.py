@@ -20,12 +20,12 @@ from holdfast.server.members import PATIENCE, Member, ServerMembers, call, gathe
 from holdfast.server.recovery import RoundPlace, ServerRecovery
 from holdfast.server.settings import Settings
 from holdfast.server.worker import WorkerRound
-from holdfast.workloads.divided import Divided, When
+from holdfast.workloads.divided import DividedWorkload, RoundId
 
 TRIES = 20  # of a round in which no lost member is found
 
 
-class Times:
+class PhaseTimes:
     """Seconds spent in the phases of an iteration; of parallel workers or nodes, only the slowest counts."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Times:
         self.push += max(turn.push for turn in turns)
 
 
-class Rounds:
+class SynchronousRounds:
     """The training rounds of a run, and the number of the current round."""
 
     def __init__(
         self,
         settings: Settings,
-        workload: Divided,
+        workload: DividedWorkload,
         members: ServerMembers,
         recovery: ServerRecovery,
         record: Record,
@@ -60,15 +60,15 @@ class Rounds:
         """Set the current round to `number`, counted from the start of the run."""
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
-    def when(self, number: int) -> When:
+    def when(self, number: int) -> RoundId:
         """Convert the round `number`, counted from the start of the run, to an iteration and a round within it."""
-        return When(*divmod(number, self._workload.rounds), self._settings.seed)
+        return RoundId(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
         """Continue without the `lost` members; return True if the current round must be repeated."""
         return bool(lost) and self._recovery.recover(lost, self.place)
 
-    def train(self, when: When, times: Times) -> None:
+    def train(self, when: RoundId, times: PhaseTimes) -> None:
         """Train one round: workers compute and push updates, then nodes apply them. Add the seconds to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
@@ -94,7 +94,7 @@ class Rounds:
         tried = f"round {when.round} of iteration {when.iteration} failed {TRIES} times"
         raise WorkerLost(f"{tried}, but no lost member was found.")
 
-    def commit(self, when: When) -> float:
+    def commit(self, when: RoundId) -> float:
         """Let nodes apply the pushed updates of the round `when`; return the seconds of the slowest node.
 
         If a node is lost meanwhile, updates of its blocks are recorded as dropped, and its blocks are restored.

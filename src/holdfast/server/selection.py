@@ -27,7 +27,7 @@ BEFORE_ALL: Place = (0, 0, -1)
 AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
-class Span(NamedTuple):
+class RankingRange(NamedTuple):
     """A range of ranking positions (three integers): those that start with `prefix`, then a number in `low`..`high`."""
 
     prefix: tuple[int, ...]
@@ -39,7 +39,7 @@ class Span(NamedTuple):
         """The index (0 to 2) of the component of a ranking position that this span limits to `low`..`high`."""
         return len(self.prefix)
 
-    def contains(self, other: "Span") -> bool:
+    def contains(self, other: "RankingRange") -> bool:
         """Return True if this span contains all ranking positions in `other`."""
         if other.prefix[: self.level] != self.prefix or other.level < self.level:
             return False
@@ -50,17 +50,17 @@ class Span(NamedTuple):
         """Return how many low bits to drop from numbers in this span so that they fall into at most `bins` bins."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
-    def bin(self, number: int, bins: int) -> "Span":
+    def bin(self, number: int, bins: int) -> "RankingRange":
         """Return the part of this span that forms bin `number` of its `bins` histogram bins."""
         low = self.low + (number << self.shift(bins))
-        return Span(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
+        return RankingRange(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
 class AskTotal(NamedTuple):
     """A question to nodes: how far all of their blocks have moved since the last save, summed up."""
 
 
-class Total(NamedTuple):
+class BlockTotal(NamedTuple):
     """A node's answer: its number of blocks, and the exact sum of their distances, encoded as a fraction."""
 
     blocks: int
@@ -68,7 +68,7 @@ class Total(NamedTuple):
     denominator: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, blocks: int, moved: Fraction | None) -> "Total":
+    def of(cls, blocks: int, moved: Fraction | None) -> "BlockTotal":
         """Encode the sum `moved` of the distances of `blocks` blocks; None (not finite) becomes empty arrays."""
         above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
         sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
@@ -107,7 +107,7 @@ class AskHistogram(NamedTuple):
     """A question to nodes: the number and total size of the candidates for saving in each bin of the range `span`."""
 
     above: float
-    span: Span
+    span: RankingRange
     bins: int
 
 
@@ -122,7 +122,7 @@ class AskBlocks(NamedTuple):
     """A question to nodes: all candidates for saving in the range `span` of the ranking."""
 
     above: float
-    span: Span
+    span: RankingRange
 
 
 class CandidateBlocks(NamedTuple):
@@ -142,7 +142,7 @@ class SaveUpTo(NamedTuple):
 
 
 Question: TypeAlias = AskTotal | AskSurvey | AskHistogram | AskBlocks
-Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
+Answer: TypeAlias = BlockTotal | Survey | Histogram | CandidateBlocks
 
 
 def wire_bytes(message: Any) -> int:
@@ -154,7 +154,7 @@ def wire_bytes(message: Any) -> int:
 
 BINS = 1024  # also the number of blocks that are listed one by one
 FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models need one question
-EVERYTHING = Span((), 0, 2**64 - 1)
+EVERYTHING = RankingRange((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
@@ -196,10 +196,10 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     if len(listed) == len(surveys):
         return _selection(policy, above, budget, _cut(_together(listed), ceil(budget)))
     ends, taken = _ends(surveys), 0
-    span = Span((), *ends[0])
+    span = RankingRange((), *ends[0])
     while count > bins:
         while span.low == span.high:
-            span = Span((*span.prefix, span.low), *ends[span.level + 1])
+            span = RankingRange((*span.prefix, span.low), *ends[span.level + 1])
         histograms = _all(Histogram, (yield AskHistogram(above, span, bins)))
         counts = np.sum([histogram.counts for histogram in histograms], axis=0)
         up_to = np.cumsum(np.sum([histogram.values for histogram in histograms], axis=0))
@@ -225,7 +225,7 @@ def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
     """Return the distance a block must exceed to be saved: the mean of all blocks for `threshold`, else -inf."""
     if policy.ranking != "threshold":
         return -np.inf
-    totals = _all(Total, (yield AskTotal()))
+    totals = _all(BlockTotal, (yield AskTotal()))
     return mean([total.moved for total in totals], sum(total.blocks for total in totals))
 
 

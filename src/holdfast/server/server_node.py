@@ -27,9 +27,9 @@ from holdfast.server.candidates import Candidates
 from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.selection import Answer, Question, SaveUpTo
 from holdfast.server.settings import Settings
-from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
+from holdfast.server.shard import BlocksMoved, HeldBlocks, Shard, restored
 from holdfast.workloads.block_layout import BlockLayout, put
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.reinit import rule_of
 from holdfast.workloads.workload import Arrays
 
@@ -39,7 +39,7 @@ THREADS = {"health": 1, "disk": 1, "choose": 1}
 Method = TypeVar("Method")
 
 
-class Kept(NamedTuple):
+class BufferedSave(NamedTuple):
     """The blocks that a node has buffered for a save, and how far its other blocks have moved since their saves."""
 
     blocks: Samples
@@ -54,7 +54,7 @@ class FetchedBlocks(NamedTuple):
     saved_at: Ids
 
 
-class Account(NamedTuple):
+class NodeAccount(NamedTuple):
     """The state of a node and its blocks, as reported to a controller that takes over the run.
 
     `versions` has the next round of each block, `changed` the version of the partition map when the node last gained or
@@ -118,7 +118,7 @@ class ServerNode:
             raise BlocksMoved(f"the map of version {map_version} is older than node {self._number}'s blocks")
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
-    def push(self, map_version: int, when: When, part: int, push: Push) -> int:
+    def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
         """Buffer an update computed from input part `part` until the round is committed.
 
         Return the number of blocks in `push` to which this round has not been applied yet.
@@ -128,7 +128,7 @@ class ServerNode:
         return waiting
 
     @_exclusive
-    def commit(self, map_version: int, when: When, parts: Sequence[int]) -> float:
+    def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
         """Apply the buffered updates from the input parts `parts` in the round `when`; return the seconds it took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
@@ -141,7 +141,7 @@ class ServerNode:
         return time.perf_counter() - began
 
     @_exclusive
-    def apply(self, map_version: int, when: When, part: int, push: Push) -> int:
+    def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
         """Apply an update computed from input part `part` immediately; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
@@ -161,7 +161,7 @@ class ServerNode:
 
     @_exclusive
     @ray.method(concurrency_group="choose")
-    def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> Kept:
+    def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
         """Mark the blocks that `verdict` selects as saved at iteration `step`, and buffer their values for `write`."""
         began = time.perf_counter()
         assert self._candidates is not None
@@ -173,7 +173,7 @@ class ServerNode:
         distance = float(np.sqrt(np.sum(info.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
         self._to_write = ids, np.full(len(ids), step), values
-        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), distance)
+        kept = BufferedSave(Samples.of(ids), sum(array.nbytes for array in values.values()), distance)
         self._record(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         return kept
 
@@ -234,12 +234,12 @@ class ServerNode:
         return FetchedBlocks(lacking, saved_at)
 
     @_exclusive
-    def give(self, map_version: int, ids: Ids) -> Holding:
+    def give(self, map_version: int, ids: Ids) -> HeldBlocks:
         """Return a copy of the blocks `ids` for another node; from now on, refuse requests that use older maps."""
         return self._shard.give(ids, map_version)
 
     @_exclusive
-    def adopt(self, map_version: int, *holdings: Holding) -> None:
+    def adopt(self, map_version: int, *holdings: HeldBlocks) -> None:
         self._candidates = None
         for holding in holdings:
             self._shard.adopt(holding, map_version)
@@ -250,9 +250,9 @@ class ServerNode:
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_exclusive
-    def account(self) -> Account:
+    def account(self) -> NodeAccount:
         shard = self._shard
-        return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
+        return NodeAccount(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
 
     def close(self) -> None:
         self._history.close()
@@ -269,7 +269,7 @@ class ServerNode:
         self._history.append(what)
         self._history.flush()
 
-    def _renew(self, holding: Holding, unsaved: Ids, summaries: Arrays) -> None:
+    def _renew(self, holding: HeldBlocks, unsaved: Ids, summaries: Arrays) -> None:
         """Re-initialise the never-saved blocks, at positions `unsaved` in `holding`, from summaries of other blocks."""
         iteration = int(holding.versions[0]) // self._workload.rounds
         fresh = rule_of(self._workload).fresh(holding.ids[unsaved], summaries, iteration, self._settings.seed)

@@ -10,7 +10,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput
 from holdfast.events import Serve
 from holdfast.faults.schedule import Schedule
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.divided import DividedWorkload
 from holdfast.workloads.registry import load_workload
 
 POINTS = ("boundary", "apply", "checkpoint", "recovery")
@@ -53,13 +53,13 @@ class Settings:
                 there = f"there are {members[kind]} at the start, numbered from 0"
                 raise BadInput(f"cannot kill {kind} {wrong[0]}: {there}.")
 
-    def load(self) -> Divided:
+    def load(self) -> DividedWorkload:
         return load_workload(self.workload, self.data)
 
     def open(self) -> Store:
         return store_at(self.store)
 
-    def announced(self, life: int, workload: Divided) -> Serve:
+    def announced(self, life: int, workload: DividedWorkload) -> Serve:
         """Return the event by which a controller records the settings; `life` is the number of earlier controllers."""
         return Serve(
             attempt=life,

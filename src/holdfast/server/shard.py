@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids
 from holdfast.blocks.policy import BlockInfo
 from holdfast.workloads.block_layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
-from holdfast.workloads.divided import Divided, Push, When
+from holdfast.workloads.divided import DividedWorkload, Push, RoundId
 from holdfast.workloads.workload import Arrays
 
 
@@ -21,7 +21,7 @@ class BlocksMoved(Exception):
     """Raised if a node does not hold the requested blocks or has a newer partition map than the caller."""
 
 
-class Holding(NamedTuple):
+class HeldBlocks(NamedTuple):
     """Some blocks of a node, in ascending order, with values, last saved values and the number of the next round."""
 
     ids: Ids
@@ -40,16 +40,16 @@ class AppliedCommit(NamedTuple):
     behind: Ids  # miss an earlier round, and are unchanged
 
 
-def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
-    """Return blocks loaded from a save as a `Holding`; `version` is the number of the next round to apply to them."""
+def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
+    """Return blocks loaded from a save as a `HeldBlocks`; `version` is the number of the next round to apply to them."""
     copies = {name: array.copy() for name, array in values.items()}
-    return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
+    return HeldBlocks(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
 
 class Shard:
     """The blocks that one node holds; none until `adopt` is called."""
 
-    def __init__(self, workload: Divided) -> None:
+    def __init__(self, workload: DividedWorkload) -> None:
         self._workload = workload
         self._blocks = workload.blocks
         self._layouts = Layouts(self._blocks)
@@ -78,7 +78,7 @@ class Shard:
         """The iteration of each block's last save."""
         return self._saved_at.copy()
 
-    def number(self, when: When) -> int:
+    def number(self, when: RoundId) -> int:
         """Return the number of the round `when`, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
@@ -92,7 +92,7 @@ class Shard:
             self._summary = self._workload.summary(self.ids, self._values)
         return self._summary
 
-    def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
+    def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
         """Buffer a worker's update until its round is committed; return the blocks that it will then change."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
@@ -100,11 +100,11 @@ class Shard:
             self._inbox.setdefault(self.number(when), {})[worker] = push, map_version
         return np.asarray(push.ids[waits])
 
-    def waiting(self, when: When) -> tuple[int, ...]:
+    def waiting(self, when: RoundId) -> tuple[int, ...]:
         """Return the workers whose updates for the round `when` are buffered."""
         return tuple(self._inbox.get(self.number(when), {}))
 
-    def commit(self, when: When, workers: Sequence[int], map_version: int) -> AppliedCommit:
+    def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> AppliedCommit:
         """Apply the buffered updates of `workers`, summed in this order, to blocks whose next round is `when`."""
         self._require_recent(map_version)
         number = self.number(when)
@@ -116,7 +116,7 @@ class Shard:
         self._inbox = {later: pushes for later, pushes in self._inbox.items() if later > number}
         return result
 
-    def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
+    def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
         """Apply a worker's update immediately, but at most once to each block; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
@@ -126,7 +126,7 @@ class Shard:
         seen[due] = self.number(when) + 1
         return np.asarray(self.ids[due])
 
-    def adopt(self, holding: Holding, map_version: int) -> None:
+    def adopt(self, holding: HeldBlocks, map_version: int) -> None:
         """Add the blocks in `holding`, or replace their values, according to partition map `map_version`.
 
         Buffered updates that were sent under older maps are discarded, because their round is repeated. A second call
@@ -141,7 +141,7 @@ class Shard:
         stays = ~np.isin(self.ids, arriving.ids)
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
-    def give(self, ids: Ids, map_version: int | None = None) -> Holding:
+    def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
         """Return a copy of the blocks `ids`, with their saved values and round numbers.
 
         Pass `map_version` if the blocks move to another node: requests that use older maps are then refused.
@@ -184,7 +184,7 @@ class Shard:
         self._saved_at[new] = iteration
         return values if len(new) == len(found) else take(self._cache, self._layout.places(found))
 
-    def _apply(self, when: When, due: np.ndarray, pushes: list[Push]) -> None:
+    def _apply(self, when: RoundId, due: np.ndarray, pushes: list[Push]) -> None:
         pushed = np.zeros(len(due), bool)
         for push in pushes:
             position = self._layout.positions(push.ids)
@@ -212,10 +212,10 @@ class Shard:
             add(total, layout.places(position[wanted]), part)
         return total
 
-    def _holding(self) -> Holding:
-        return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
+    def _holding(self) -> HeldBlocks:
+        return HeldBlocks(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
-    def _hold(self, stays: Holding, since: Ids, arriving: Holding, map_version: int) -> None:
+    def _hold(self, stays: HeldBlocks, since: Ids, arriving: HeldBlocks, map_version: int) -> None:
         self._layouts, self._summary = Layouts(self._blocks), None
         self._layout, self._values = join(self._layouts, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
         self._cache = join(self._layouts, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
@@ -253,9 +253,9 @@ class Shard:
             raise BlocksMoved(f"the map of version {map_version} is older than {newer}")
 
 
-def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
+def _part(blocks: Blocks, holding: HeldBlocks, wanted: np.ndarray) -> HeldBlocks:
     places = BlockLayout(blocks, holding.ids).places(np.flatnonzero(wanted))
-    return Holding(
+    return HeldBlocks(
         holding.ids[wanted],
         take(holding.values, places),
         holding.versions[wanted],

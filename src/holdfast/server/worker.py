@@ -24,7 +24,7 @@ from holdfast.server.members import call, gather
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
 from holdfast.workloads.block_layout import BlockSlices, together
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.workload import Arrays
 
 PATIENCE = 20.0  # seconds for one call of a node
@@ -84,7 +84,7 @@ class Worker:
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
-    def compute(self, when: When, parts: Sequence[int]) -> WorkerRound:
+    def compute(self, when: RoundId, parts: Sequence[int]) -> WorkerRound:
         """Pull blocks, compute updates and push them in the round `when`, for each of the input parts `parts`."""
         pull = compute = push = 0.0
         try:
@@ -100,7 +100,7 @@ class Worker:
         pull = compute = push = 0.0
         try:
             for round in range(self._workload.rounds):
-                when = When(iteration, round, self._settings.seed)
+                when = RoundId(iteration, round, self._settings.seed)
                 turn = self._do_round(when, part, "apply")
                 pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
@@ -133,7 +133,7 @@ class Worker:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _do_round(self, when: When, part: int, method: str) -> WorkerRound:
+    def _do_round(self, when: RoundId, part: int, method: str) -> WorkerRound:
         """Pull blocks, compute and push an update for one input part; `method` is the node method that receives it."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
@@ -162,7 +162,7 @@ class Worker:
             summed = {name: summed[name] + value if name in summed else value for name, value in summary.items()}
         return together([(route.places, answers[route.node][0]) for route in routes]), summed
 
-    def _push(self, when: When, part: int, push: Push, method: str) -> None:
+    def _push(self, when: RoundId, part: int, push: Push, method: str) -> None:
         routes, version = self._routed("push", part, when.round, push.ids), self._map_now().version
         calls = {}
         for node, ids, places in routes:

@@ -26,7 +26,7 @@ from holdfast.cost.formulas import goodput
 from holdfast.errors import StorageFailed
 from holdfast.events import Detect, Launch, Recover, Restart, What
 from holdfast.finding import counted
-from holdfast.history.follow import Growing
+from holdfast.history.follow import GrowingFile
 from holdfast.history.lineage import Lineage
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.runs.arguments import changes
@@ -110,7 +110,7 @@ MOST_BARS = 4  # progress bars, of the first ranks that draw one
 
 
 @dataclass(slots=True)
-class Tally:
+class StatusTotals:
     """The totals for the status line, from the events since the supervisor began."""
 
     began: float
@@ -154,8 +154,8 @@ class Display:
 
     def __init__(self, console: Console, history: Path, supervisor: str, restarts: RestartPolicy) -> None:
         self._console = console
-        self._files = [Growing(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
-        self._tally = Tally(time.time(), restarts)
+        self._files = [GrowingFile(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
+        self._tally = StatusTotals(time.time(), restarts)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._shown = time.monotonic()
         self._warned: set[str] = set()

@@ -49,7 +49,7 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RaisedException:
     """An exception that a worker raised.
 
     `message` is its type and text in one line, `origin` the code that raised it, and `place` the raising line. No
@@ -77,7 +77,7 @@ class WorkerExit:
     exit: int | None
     midway: bool = False
     hung: str = ""
-    raised: Raised | None = None
+    raised: RaisedException | None = None
     step: int | None = None
     place: tuple[int, int] = (0, 0)
     idle: float = 0.0
@@ -228,7 +228,7 @@ def write_error(path: Path, memory: Progress, error: BaseException, script: str)
     memory.leave_words(_shortened(record))
 
 
-def read_error(path: Path, memory: Progress) -> Raised | None:
+def read_error(path: Path, memory: Progress) -> RaisedException | None:
     """Return the exception recorded at `path` or else in the shared `memory`; None if there is no complete record."""
     with suppress(OSError, ValueError):
         if raised := _parse_error(path.read_text()):
@@ -265,14 +265,16 @@ def _shortened(record: dict[str, Any]) -> str:
     return text
 
 
-def _parse_error(text: str) -> Raised | None:
+def _parse_error(text: str) -> RaisedException | None:
     try:
         message = json.loads(text)["message"]
         extra = message["extraInfo"]
         moment = float(extra.get("time", extra["timestamp"]))
         name = extra.get("origin", "script")
         origin: Origin = name if name in ("refused", "storage", "peer") else "script"
-        return Raised(str(message["message"]), str(extra["py_callstack"]), moment, origin, str(extra.get("place", "")))
+        return RaisedException(
+            str(message["message"]), str(extra["py_callstack"]), moment, origin, str(extra.get("place", ""))
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -73,7 +73,7 @@ class Hang(NamedTuple):
     because: str
 
 
-class Awaited(NamedTuple):
+class AwaitedWorkers(NamedTuple):
     """A group of workers, at least one of which may block all other workers.
 
     If all `workers` exceed their deadline, the first counts as hung. `surely` is True if other workers certainly wait.
@@ -83,20 +83,20 @@ class Awaited(NamedTuple):
     surely: bool = False
 
 
-def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited]:
+def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
     """Return the groups of workers that may block the other workers.
 
     `remote` is the position of the furthest-behind worker on other nodes, or None if it is unknown.
     """
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
-    groups = [Awaited([worker]) for worker in coming]
+    groups = [AwaitedWorkers([worker]) for worker in coming]
     if any(worker.phase is Phase.RECOVERING for worker in members):
         return [*groups, *_absent(members, bool(coming))]
     return [*groups, *_behind([worker for worker in members if worker.phase is not Phase.JOINING], remote)]
 
 
-def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awaited]:
+def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[AwaitedWorkers]:
     """Yield each member that has not joined the recovery, or one group of all members if all have joined.
 
     That group is left out if `replacements_start` (new workers are starting), since members may wait for these.
@@ -104,12 +104,12 @@ def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awa
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:
-        yield from (Awaited([worker], surely=True) for worker in absent)
+        yield from (AwaitedWorkers([worker], surely=True) for worker in absent)
     elif not replacements_start:  # otherwise they may wait for a replacement, which has a deadline of its own
-        yield Awaited(sorted(members, key=lambda worker: (worker.phase is Phase.RECOVERING, worker.seat)))
+        yield AwaitedWorkers(sorted(members, key=lambda worker: (worker.phase is Phase.RECOVERING, worker.seat)))
 
 
-def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited]:
+def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[AwaitedWorkers]:
     """Yield the group of members that are furthest behind, unless a worker on another node is even further behind."""
     if not members:
         return
@@ -118,7 +118,7 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
         return  # all of ours wait for a worker of another node, which will report it
     ahead = (remote is not None and remote > last) or any(worker.place > last for worker in members)
     behind = sorted((worker for worker in members if worker.place == last), key=lambda worker: worker.seat)
-    yield Awaited(behind, surely=ahead)
+    yield AwaitedWorkers(behind, surely=ahead)
 
 
 class HangDetector:
@@ -204,7 +204,7 @@ class HangDetector:
                 hangs.append(Hang(worker.seat, why))
         return hangs
 
-    def _overdue(self, groups: Sequence[Awaited], processor: Processor) -> list[Hang]:
+    def _overdue(self, groups: Sequence[AwaitedWorkers], processor: Processor) -> list[Hang]:
         for group in groups:
             idle: set[int] = set()  # workers that neither made progress nor computed for too long, while others waited
             if group.surely and (soon := self.soon) is not None:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import Dataset as TorchDataset
 
 from holdfast import progress
-from holdfast.distributed.ranks import Changed, Ranks
+from holdfast.distributed.ranks import Ranks, RanksChanged
 from holdfast.errors import BadInput
 from holdfast.live.recovery import LiveRecovery
 from holdfast.progress import restart_needed
@@ -165,7 +165,7 @@ class RankReducer:
 
         try:
             return replace(self._ranks, store=self._store, has_changed=is_lost).wait_for(key)
-        except Changed as error:
+        except RanksChanged as error:
             raise restart_needed("a rank was lost before it posted the result of its part of an evaluation") from error
 
     @property

@@ -19,12 +19,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.checkpoint.store import Store
-from holdfast.distributed.ranks import NEVER, Changed, Ranks
+from holdfast.distributed.ranks import NEVER, Ranks, RanksChanged
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Strike
 from holdfast.faults import points
 from holdfast.faults.schedule import Failure, Schedule
-from holdfast.faults.storage import KINDS, Faulty
+from holdfast.faults.storage import KINDS, FaultyStore
 from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import INJECTED, Struck, struck
 from holdfast.train.replicate import Replica
@@ -148,7 +148,9 @@ class Injection:
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)
-            with suppress(RuntimeError, HoldfastError, Changed):  # another rank is lost, which backward will notice
+            with suppress(
+                RuntimeError, HoldfastError, RanksChanged
+            ):  # another rank is lost, which backward will notice
                 for work in works:
                     work.wait()
                 if peers.device.type == "cuda":
@@ -167,7 +169,7 @@ class Injection:
             # The failure's other ranks might otherwise be ended for this failure before it strikes them.
             peers = replace(self._peers, patience=MEET_SECONDS, rank=self._rank)
             targets = [rank for rank in self._open_targets(failure) if rank < peers.size]
-            with suppress(RuntimeError, HoldfastError, Changed):
+            with suppress(RuntimeError, HoldfastError, RanksChanged):
                 self._meet(peers, failure, "strikes", targets)
         ACTS[failure.kind](failure)
 
@@ -191,7 +193,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
     def record(fault: Failure) -> None:
         _record(folder, "storage", Strike(attempt, fault.step, fault.kind, 0, fault.point))
 
-    return Faulty(store, faults, record=record)
+    return FaultyStore(store, faults, record=record)
 
 
 def check(schedule: Schedule, steps: int) -> None:

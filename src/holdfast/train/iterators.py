@@ -76,14 +76,14 @@ def moved(value: Any, *args: Any, **options: Any) -> Any:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Opening:
+class EpochStart:
     """A marker that precedes the batches of `epoch`. `step` is the first step of the epoch that is not trained yet."""
 
     epoch: int
     step: int
 
 
-Turns = Generator[Batch | Opening]
+Turns = Generator[Batch | EpochStart]
 
 
 class Batches:
@@ -138,7 +138,7 @@ class Epochs:
 
     def _epochs(self, turns: Turns) -> Iterator["Epoch"]:
         while (opening := next(turns, None)) is not None:
-            assert isinstance(opening, Opening)
+            assert isinstance(opening, EpochStart)
             epoch = Epoch(turns, self.dataset, self._plan, self._micro_batches, opening)
             yield epoch
             epoch.check_trained()
@@ -152,7 +152,7 @@ class Epoch:
     """
 
     def __init__(
-        self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: Opening
+        self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: EpochStart
     ) -> None:
         self.dataset = dataset
         self.number = opening.epoch
@@ -182,7 +182,7 @@ class Epoch:
 
     def _batches(self, turns: Turns) -> Iterator[Batch]:
         for batch in turns:
-            if isinstance(batch, Opening) or batch.epoch != self.number:
+            if isinstance(batch, EpochStart) or batch.epoch != self.number:
                 # The worker was suspended, and missed what its script does at the end of the epoch.
                 raise restart_needed(f"this worker was suspended in epoch {self.number} and resumed in another one")
             self._next = batch.step + batch.is_last
@@ -202,6 +202,6 @@ class Epoch:
             )
 
 
-def _batch(turn: Batch | Opening) -> Batch:
+def _batch(turn: Batch | EpochStart) -> Batch:
     assert isinstance(turn, Batch)
     return turn

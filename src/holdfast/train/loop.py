@@ -17,9 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.payload import flatten
-from holdfast.distributed.membership import Asleep
+from holdfast.distributed.membership import Suspended
 from holdfast.distributed.process_group import has_script_collectives
-from holdfast.distributed.ranks import NEVER, BoundaryGate, Changed, Ranks
+from holdfast.distributed.ranks import NEVER, BoundaryGate, Ranks, RanksChanged
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.live.recovery import LiveRecovery
@@ -28,13 +28,13 @@ from holdfast.progress import Phase, restart_needed
 from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.train.data.loader import SampleSource, divided, share_key
 from holdfast.train.inject import Injection
-from holdfast.train.iterators import Batch, Opening, Turns
+from holdfast.train.iterators import Batch, EpochStart, Turns
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.save import Saves
-from holdfast.train.step_log import Fingerprints, Place, StepRecorder, WorkDone
+from holdfast.train.step_log import Fingerprints, RankPlacement, StepRecorder, WorkDone
 from holdfast.train.stopping import Stopping
 
 FINISHED = "finished"
@@ -137,7 +137,7 @@ class Boundary:
     ranks: Ranks
     attempt: int
     record: Recorder
-    place: Place
+    place: RankPlacement
     source: SampleSource
     steps: StepRecorder
     saves: Saves
@@ -184,7 +184,7 @@ class Boundary:
             self._save(self.end, self.plan.position(self.end))
             self.saves.close()
             self.ranks.from_rank_0(FINISHED, None if self.ranks.rank else "")  # once the state is durable
-        except (Asleep, Changed):
+        except (Suspended, RanksChanged):
             raise restart_needed("a member was lost while the last state was saved") from None
         self._leave(Done(self.attempt, self.end))
 
@@ -211,7 +211,7 @@ class Boundary:
             try:
                 self._follow_membership(step)
                 return self._do_due(step, at)
-            except Changed:
+            except RanksChanged:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
@@ -221,7 +221,7 @@ class Boundary:
             return
         try:
             is_divided, settled = live.at_boundary(step, last=last)
-        except Asleep:
+        except Suspended:
             live.suspend()
             raise
         rank, size = live.coordination.rank, len(live.members)
@@ -304,13 +304,13 @@ class Loop:
             while step < self.boundary.end:
                 try:
                     stall = self.boundary.cross(step, at)
-                except Asleep:
+                except Suspended:
                     step, at = self.boundary.begin(self.start)
                     continue
                 if self.by_epoch and opened != at.epoch:
                     opened = at.epoch
                     with self.keeper.keeping() if at.cursor else nullcontext():
-                        yield Opening(at.epoch, step)
+                        yield EpochStart(at.epoch, step)
                 yield from self._step(step, at, stall)
                 step, at = step + 1, self.plan.following(at)
             self.boundary.finish()

@@ -14,8 +14,8 @@ from holdfast.errors import BadInput
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loading
-from holdfast.train.data.loader import Collate, MapDataset, Shares
-from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
+from holdfast.train.data.loader import Collate, MapDataset, ShareDataset
+from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, Streamed
 from holdfast.train.evaluation import DatasetShard, RankReducer
 from holdfast.train.iterators import Batches, Epochs
 from holdfast.train.session import Session
@@ -108,7 +108,7 @@ class Run:
         """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
         options = loading.checked_options(num_workers, dataloader_options)
-        shares = Shares(dataset, micro_batches, collate_fn)
+        shares = ShareDataset(dataset, micro_batches, collate_fn)
         turns = self._session.begin_loop(shares, plan, options, by_epoch=False)
         return Batches(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
 
@@ -133,7 +133,7 @@ class Run:
         """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
         options = loading.checked_options(num_workers, dataloader_options)
-        shares = Shares(dataset, micro_batches, collate_fn)
+        shares = ShareDataset(dataset, micro_batches, collate_fn)
         turns = self._session.begin_loop(shares, plan, options, by_epoch=True)
         return Epochs(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
 
@@ -153,7 +153,7 @@ class Run:
         seeded for each step, so after a failure the same world size draws the same samples. The audit counts the
         samples; it cannot check which ones they were.
         """
-        samples = Draws(global_batch * LONG)
+        samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
         )
@@ -176,11 +176,11 @@ class Run:
             raise BadInput(
                 "run.stream saves the position of its loader on every rank: leave the loader out of protect()."
             )
-        feed, batches = Feed(loader), self.world_size * micro_batches
+        feed, batches = LoaderBatches(loader), self.world_size * micro_batches
         feed.resume(session.restored, self.rank, self.world_size)
         if self.is_main and self.attempt == 1 and feed.caveat:
             logger.warning("%s", feed.caveat)
-        counted = Draws(batches * LONG)
+        counted = OwnSamples(batches * LONG)
         plan = self._plan(counted, batches, None, steps, None)
         loads = Streamed(counted, micro_batches, feed)
         turns = session.begin_loop(loads, plan, {"num_workers": 0}, by_epoch=False)

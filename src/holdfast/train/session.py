@@ -29,14 +29,14 @@ from holdfast.distributed.ranks import SUPERVISED, BoundaryGate, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Plan, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
-from holdfast.live.settlement import Losses
+from holdfast.live.settlement import LossEffects
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train import inject, loop
 from holdfast.train.data import loader
-from holdfast.train.data.loader import Loads, MapDataset
-from holdfast.train.data.stream import Draws, Streamed
+from holdfast.train.data.loader import MapDataset, ShareLoader
+from holdfast.train.data.stream import OwnSamples, Streamed
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import WAY, Turns
 from holdfast.train.loop import Boundary, FirstBatchCheck, Loop, StateKeeper
@@ -44,11 +44,11 @@ from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng
-from holdfast.train.state.attempt import AttemptContext, Enrolled, Recorder, Unrecorded, begin
+from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState
-from holdfast.train.state.save import CheckpointSaver, Conditions, Saves, Unsaved
-from holdfast.train.step_log import Fingerprints, LoggedLoss, Place, StepLog, StepRecorder, WorkDone, clock_of
+from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
+from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Session:
         self.live = live_for(config, ranks)
         self.ranks = self.live.watch(ranks) if self.live else ranks
         self.attempt = None if out is None else begin(Path(out), self.ranks, config)
-        self.record: Recorder = self.attempt.record if self.attempt else Unrecorded()
+        self.record: Recorder = self.attempt.record if self.attempt else NoRecorder()
         self.protected: Protected | None = None
         self.restored = RestoredState()
         self.loss = LoggedLoss()
@@ -120,7 +120,7 @@ class Session:
             self._writer = _writer_for(self.config, self.attempt, self.ranks)
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
-    def begin_loop(self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
+    def begin_loop(self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
         """Build the run's only training loop and return its generator, which has not started yet."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
@@ -172,7 +172,7 @@ class Session:
             restore.check_config(self.attempt.store, self.restored, plan, extend=self.config.extend)
 
     def _make_loop(
-        self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], protected: Protected, *, by_epoch: bool
+        self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], protected: Protected, *, by_epoch: bool
     ) -> Loop:
         self._enter_training(plan)
         injection = self._make_injection()
@@ -182,7 +182,7 @@ class Session:
         start = self.restored.step or 0
         gate = self.live.coordination.gate if self.live else BoundaryGate()
         self.stopping = Stopping(self.ranks, start, gate, wanted=self._was_stopped)
-        place = Place(self.ranks.rank, self.ranks.size)
+        place = RankPlacement(self.ranks.rank, self.ranks.size)
         fingerprints = Fingerprints(protected if self.attempt else None)
         log = StepLog(self.record, fingerprints, self.number, place)
         work = WorkDone(self._replicas, protected)
@@ -222,10 +222,10 @@ class Session:
     def _start_live(
         self, live: LiveRecovery, plan: SamplePlan, protected: Protected, steps: StepRecorder, injection: Injection
     ) -> None:
-        assert isinstance(self.record, Enrolled)
+        assert isinstance(self.record, MemberRecorder)
         live.start(
             TrainingHooks(
-                losses=Losses(live.strategy, plan),
+                losses=LossEffects(live.strategy, plan),
                 protected=protected,
                 record=self.record,
                 attempt=self.number,
@@ -274,17 +274,17 @@ class Session:
         injection.watch(self._models, self._replicas)
         return injection
 
-    def _check_conditions(self, plan: SamplePlan, loads: Loads) -> Conditions:
+    def _check_conditions(self, plan: SamplePlan, loads: ShareLoader) -> Conditions:
         """Return the data digest and thread count of this attempt, after comparing them with those of the snapshot."""
         if self.attempt is None:
             return Conditions.now(None)
-        is_drawn = isinstance(loads.dataset, Draws)
+        is_drawn = isinstance(loads.dataset, OwnSamples)
         now = Conditions.now(None if is_drawn else loader.probe(loads.dataset, plan.samples, plan.seed))
         same_world = self.restored.world == self.ranks.size
         now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
         return now
 
-    def _record_plan(self, plan: SamplePlan, fingerprint: str, loads: Loads, data: str | None) -> None:
+    def _record_plan(self, plan: SamplePlan, fingerprint: str, loads: ShareLoader, data: str | None) -> None:
         if self.attempt is None:
             return
         self.record.append(
@@ -298,7 +298,7 @@ class Session:
                 writer=self.config.writer,
                 config=fingerprint,
                 data=data,
-                own=isinstance(loads.dataset, Draws),
+                own=isinstance(loads.dataset, OwnSamples),
                 loader=isinstance(loads, Streamed),
                 limit=plan.limit,
                 extends=self.config.extend,
@@ -338,12 +338,12 @@ class Session:
         plan: SamplePlan,
         fingerprint: str,
         injection: Injection,
-        loads: Loads,
+        loads: ShareLoader,
         conditions: Conditions,
         protected: Protected,
     ) -> Saves:
         if self.attempt is None:
-            return Unsaved()
+            return NoSaver()
         saver = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else CheckpointSaver
         return saver(
             config=self.config,

@@ -178,7 +178,7 @@ def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class RankPlacement:
     """The rank and world size by which each step's samples are divided; both change when members are lost or join."""
 
     rank: int
@@ -192,7 +192,7 @@ class StepLog:
     record: Recorder
     fingerprints: Fingerprints
     attempt: int
-    place: Place
+    place: RankPlacement
     _waiting: deque[tuple[float, BegunStep, EndedStep, Sample]] = field(default_factory=deque)
     _flushed: float = 0.0
 

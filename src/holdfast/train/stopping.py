@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 
 from holdfast import process, progress
-from holdfast.distributed.ranks import BoundaryGate, Changed, Ranks
+from holdfast.distributed.ranks import BoundaryGate, Ranks, RanksChanged
 
 WANTED = "stop-wanted"
 NEXT = "stop-next"
@@ -95,7 +95,7 @@ class Stopping:
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))
 
     def _listen(self, over: threading.Event) -> None:
-        with suppress(Changed):  # `begin` is called again
+        with suppress(RanksChanged):  # `begin` is called again
             while not over.wait(LOOK):
                 if self.wanted or process.requested.is_set() or self._ranks.is_posted(WANTED):
                     self._agree_where()

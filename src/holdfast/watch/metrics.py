@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from holdfast.watch.run_state import Now, RunState
+from holdfast.watch.run_state import CurrentState, RunState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,13 +18,13 @@ class Metric(NamedTuple):
     values: Mapping[str, float | None]  # by label, for example rank="0"; an empty label for a single number
 
 
-def text(run: RunState, now: Now) -> str:
+def text(run: RunState, now: CurrentState) -> str:
     """Return all metrics of the run in the Prometheus text format, with their help texts."""
     label = _label("run", str(now.folder))
     return "".join(line for metric in _metrics(run, now) for line in _lines(metric, label))
 
 
-def _metrics(run: RunState, now: Now) -> Iterator[Metric]:
+def _metrics(run: RunState, now: CurrentState) -> Iterator[Metric]:
     def gauge(name: str, about: str, value: float | None) -> Metric:
         return Metric(name, "gauge", about, {"": value})
 

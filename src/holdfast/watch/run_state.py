@@ -30,7 +30,7 @@ from holdfast.events import (
     What,
     parse,
 )
-from holdfast.history.follow import Growing
+from holdfast.history.follow import GrowingFile
 from holdfast.history.lineage import Lineage
 from holdfast.runs.status import ENDS, STAMPS, is_run, state_of, wall
 
@@ -50,7 +50,7 @@ class Rank:
     latest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
 
 
-class Now(NamedTuple):
+class CurrentState(NamedTuple):
     """The present state of a run (`trains`, or a word for how it ended), and its goodput in steps per second."""
 
     folder: Path
@@ -218,20 +218,20 @@ class RunWatcher:
             raise BadInput(f"{folder} is not the folder of a run: name one that `holdfast runs` lists.")
         self.folder = folder
         self.run = RunState()
-        self._files: dict[Path, Growing] = {}
+        self._files: dict[Path, GrowingFile] = {}
 
-    def look(self) -> tuple[RunState, Now]:
+    def look(self) -> tuple[RunState, CurrentState]:
         """Read the new events, and return the totals and the present state of the run."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
             if path not in self._files and path.stem.startswith(WRITERS):
-                self._files[path] = Growing(path, from_start=True)
+                self._files[path] = GrowingFile(path, from_start=True)
         events = [event for file in self._files.values() for event in _new(file)]
         for event in sorted(events, key=lambda event: event.time):
             self.run.add(event)
-        return self.run, Now(self.folder, state_of(self.folder, self.run.reached), self.run.goodput)
+        return self.run, CurrentState(self.folder, state_of(self.folder, self.run.reached), self.run.goodput)
 
 
-def _new(file: Growing) -> Iterator[Event]:
+def _new(file: GrowingFile) -> Iterator[Event]:
     """Yield the new events of a file; if there are many new steps, only the latest, which give progress and speed."""
     lines: list[bytes] = []
     while more := file.lines():

@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.finding import counted
-from holdfast.watch.run_state import Now, RunState
+from holdfast.watch.run_state import CurrentState, RunState
 
 MOST_RANKS = 16
 STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold yellow"}
 
 
-def line(run: RunState, now: Now) -> str:
+def line(run: RunState, now: CurrentState) -> str:
     """Return the state of the run as one line of text."""
     parts = [f"{now.folder}: {now.state}", f"step {_of_planned(run)}", f"committed {run.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
@@ -25,7 +25,7 @@ def line(run: RunState, now: Now) -> str:
     return " · ".join(parts)
 
 
-def screen(run: RunState, now: Now, clock: float) -> RenderableType:
+def screen(run: RunState, now: CurrentState, clock: float) -> RenderableType:
     """Return the state of the run for a terminal; `clock` is the present time in seconds since 1970."""
     share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
@@ -49,7 +49,7 @@ def _of_planned(run: RunState) -> str:
     return f"{run.reached:,}" + (f" of {run.planned:,}" if run.planned else "")
 
 
-def _pairs(run: RunState, now: Now) -> Iterator[tuple[str, str]]:
+def _pairs(run: RunState, now: CurrentState) -> Iterator[tuple[str, str]]:
     yield "goodput", "-" if now.goodput is None else f"{now.goodput:.2f} steps/s"
     yield "now", "-" if run.speed is None or not now.trains else f"{run.speed:.2f} steps/s"
     yield "left", _left(run.seconds_left) if now.trains and run.seconds_left is not None else "-"
@@ -71,7 +71,7 @@ def _left(seconds: float) -> str:
     return f"about {seconds:.0f} s"
 
 
-def _ranks(run: RunState, now: Now, clock: float) -> Table:
+def _ranks(run: RunState, now: CurrentState, clock: float) -> Table:
     table = Table("rank", "step", "behind", "heard", box=None, padding=(0, 3, 0, 0), header_style="dim")
     furthest = max(rank.step for rank in run.ranks.values())
     shown = sorted(run.ranks.items(), key=lambda item: (item[1].step, item[0]))[:MOST_RANKS]

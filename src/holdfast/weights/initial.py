@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.checkpoint.payload import Flat, flatten
+from holdfast.checkpoint.payload import FlatState, flatten
 from holdfast.errors import BadInput
 from holdfast.runs.config import WeightsSource
 from holdfast.train.state.protected import Protected, digest, listed, own_keys, without_wrappers
@@ -88,7 +88,7 @@ def _read_run(source: WeightsSource, path: Path) -> SourceContent:
     # A single model has the digest of its weights alone, so that it equals the digest of an exported file.
     content = next(iter(models.values())) if len(models) == 1 else models
     tree = flatten(others).extra["state"] if others else None
-    flat = Flat({**dict(tensors_in(content)), **dict(tensors_in(others, "also"))}, {"state": tree})
+    flat = FlatState({**dict(tensors_in(content)), **dict(tensors_in(others, "also"))}, {"state": tree})
     return SourceContent({**models, **others}, True, digest(flat), loaded.step)
 
 
@@ -96,7 +96,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
     tensors = dict(tensors_in(content))
     if not tensors:
         raise BadInput(f"{path} holds no named tensors: it is not a weights file.")
-    return SourceContent(content, False, digest(Flat(dict(tensors), {"state": None})))
+    return SourceContent(content, False, digest(FlatState(dict(tensors), {"state": None})))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.convnet import Architecture
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.divided import DividedDefaults, Push, When, share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, RoundId, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
@@ -142,7 +142,7 @@ class ConvolutionalNetwork(DividedDefaults):
     def pulls(self, part: "_Part", round: int) -> Ids:
         return self._everything
 
-    def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: "_Part", when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return the gradient for the worker's images in this round, weighted by their share of the batch."""
         which = part.images(when)
         if not len(which):
@@ -154,7 +154,7 @@ class ConvolutionalNetwork(DividedDefaults):
             network.gradient.flat *= np.float32(len(which) / self.batch)
             return Push(self._everything, network.gradient.copy())
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Do a step of Adam, and update the mean of the parameters over this iteration."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
@@ -226,7 +226,7 @@ class _Part:
         self._networks: dict[int, Network] = {}
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
-    def images(self, when: When) -> Ids:
+    def images(self, when: RoundId) -> Ids:
         """Return the indices of the worker's images in the round `when`."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:

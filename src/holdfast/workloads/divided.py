@@ -22,7 +22,7 @@ from holdfast.blocks.division import Ids
 from holdfast.workloads.workload import Arrays, Workload
 
 
-class When(NamedTuple):
+class RoundId(NamedTuple):
     """An iteration, a round within it, and the random seed of the run (`stream`)."""
 
     iteration: int
@@ -37,7 +37,7 @@ class Push(NamedTuple):
     values: Arrays
 
 
-class Divided(Workload, Protocol):
+class DividedWorkload(Workload, Protocol):
     """A workload that the parameter server can run. Its rounds compute the same as `advance` does in the simulator."""
 
     @property
@@ -53,10 +53,10 @@ class Divided(Workload, Protocol):
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
 
-    def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return a worker's update, given the `pulled` blocks and the sum of all summaries; updates are added up."""
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
@@ -67,7 +67,7 @@ class Divided(Workload, Protocol):
 
 
 class DividedDefaults:
-    """Defaults for `Divided`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
+    """Defaults for `DividedWorkload`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return an empty summary, because workers need only the blocks that they pull."""

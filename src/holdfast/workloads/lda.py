@@ -15,7 +15,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, State, ragged
 from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
-from holdfast.workloads.divided import DividedDefaults, Push, When, balanced_share, share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, RoundId, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
 from holdfast.workloads.tally import Counts, Tokens, Topics, parted, tallied, tally, tally_documents
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -128,7 +128,7 @@ class LatentDirichletAllocation(DividedDefaults):
         """Return how often each word has each topic in the documents of a node."""
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
-    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Draw new topics for the worker's documents; changes by other workers are seen in the next sweep."""
         topics: Topics = _topics(pulled).copy()
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
@@ -139,7 +139,7 @@ class LatentDirichletAllocation(DividedDefaults):
         self._sample(part.words, part.bounds, topics, counts[..., None], keys, part.first)
         return Push(part.documents, {"topics": topics[:, 0]})
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:

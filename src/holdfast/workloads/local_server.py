@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
 from holdfast.workloads.block_layout import BlockSlices, together
-from holdfast.workloads.divided import Divided, Push, When
+from holdfast.workloads.divided import DividedWorkload, Push, RoundId
 from holdfast.workloads.workload import Arrays
 
 
@@ -34,10 +34,10 @@ class _Delivery(NamedTuple):
     pieces: tuple[tuple[int, BlockSlices, BlockSlices], ...]
 
 
-class InRounds:
+class SimulatedServer:
     """A workload run in one process by simulated workers and nodes; `owners` is the node that holds each block."""
 
-    def __init__(self, workload: Divided, workers: int = 1, owners: Ids | None = None) -> None:
+    def __init__(self, workload: DividedWorkload, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1 (got {workers}).")
         self._workload, self._blocks = workload, workload.blocks
@@ -53,7 +53,7 @@ class InRounds:
         """Return the state after one iteration; `stream` is the random seed."""
         held = self._dealt(state)
         for round in range(self._workload.rounds):
-            when, summed = When(iteration, round, stream), self._summed(held)
+            when, summed = RoundId(iteration, round, stream), self._summed(held)
             pushes = [
                 self._workload.compute(part, when, self._pulled(held, worker, round), summed)
                 for worker, part in enumerate(self._parts)
@@ -91,7 +91,7 @@ class InRounds:
                 routes.append(_Route(node, there, here))
         return routes
 
-    def _apply(self, held: list[Arrays], when: When, pushes: list[Push]) -> None:
+    def _apply(self, held: list[Arrays], when: RoundId, pushes: list[Push]) -> None:
         for node, ids, places, pieces in self._delivered(when.round, [push.ids for push in pushes]):
             pushed = together([(to, out.take(pushes[worker].values)) for worker, out, to in pieces], summed=True)
             changed = places.take(held[node])

@@ -16,7 +16,7 @@ from numba import njit
 
 from holdfast.blocks.division import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
-from holdfast.workloads.divided import DividedDefaults, Push, When, balanced_share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, RoundId, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
@@ -113,14 +113,14 @@ class MatrixFactorization(DividedDefaults):
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
-    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Solve for the worker's rows of L (round 0) or columns of R (round 1), which no other worker pushes."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
         return Push(part.items, {"R": _solved(right, part.by_item, left)[..., 0]})
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         for name, solution in pushed.items():
             held[name][...] = solution
 

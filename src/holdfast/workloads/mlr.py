@@ -18,7 +18,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.divided import DividedDefaults, Push, When, share
+from holdfast.workloads.divided import DividedDefaults, Push, RoundId, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 2000  # samples handled at once: enough for efficient products, few enough for scores to stay in the cache
@@ -110,12 +110,12 @@ class LogisticRegression(DividedDefaults):
         """Return the features (as block numbers) that are nonzero in some of the worker's samples of this round."""
         return part.pulls[round]
 
-    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+    def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return the gradient for the worker's samples in this round; features that are not pulled have gradient 0."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 
-    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+    def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         held["weights"] -= np.float32(self.rate) * pushed["weights"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:

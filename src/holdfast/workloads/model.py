@@ -9,7 +9,7 @@ A model is a class that inherits from `Model` and has
     apply(when, ids, held, pushed)          change blocks by the sum of the pushes
     measure(part, pulled, summed)           the loss of this part of the input
 
-Any other method of `Divided` may be overridden too.
+Any other method of `DividedWorkload` may be overridden too.
 """
 
 from functools import cached_property
@@ -18,8 +18,8 @@ from typing import Any, cast
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, by_row, euclidean
-from holdfast.workloads.divided import Divided, DividedDefaults
-from holdfast.workloads.local_server import InRounds
+from holdfast.workloads.divided import DividedDefaults, DividedWorkload
+from holdfast.workloads.local_server import SimulatedServer
 from holdfast.workloads.workload import Clock, Stack, stacked, unstacked
 
 
@@ -41,7 +41,7 @@ class Model(DividedDefaults):
     @cached_property
     def blocks(self) -> Blocks:
         """The division of the state into blocks: by default, one for each row of every array."""
-        return by_row(cast(Divided, self).start())
+        return by_row(cast(DividedWorkload, self).start())
 
     @property
     def norm(self) -> Norm:
@@ -62,8 +62,8 @@ class Model(DividedDefaults):
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 
     @cached_property
-    def _alone(self) -> InRounds:
-        return InRounds(cast(Divided, self))
+    def _alone(self) -> SimulatedServer:
+        return SimulatedServer(cast(DividedWorkload, self))
 
     @cached_property
     def _everything(self) -> Ids:

@@ -1,6 +1,6 @@
 """Workloads by name, and your own models by the path of the Python file that defines them.
 
-A file has a function `workload(data)`. For the parameter server it returns a divided model, see `Divided`; for the lab
+A file has a function `workload(data)`. For the parameter server it returns a divided model, see `DividedWorkload`; for the lab
 a `Workload`, or a model that is written for one state at a time, see `OneState`.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
-from holdfast.workloads.divided import Divided
-from holdfast.workloads.simple_model import ASKED, Stacked
+from holdfast.workloads.divided import DividedWorkload
+from holdfast.workloads.simple_model import ASKED, OneStateAdapter
 from holdfast.workloads.workload import Workload
 
 WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each name
@@ -37,16 +37,16 @@ WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each 
 }
 
 
-def load_workload(name: str, data: Path | None = None) -> Divided:
+def load_workload(name: str, data: Path | None = None) -> DividedWorkload:
     """Return the workload called `name` for the parameter server, or the model that the Python file `name` defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if not name.endswith(".py") and not Path(name).is_file():
         raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
     model = _made(Path(name), data)
-    if lacks := [needed for needed in _asked(Workload, Divided) if not _has(model, needed)]:
+    if lacks := [needed for needed in _asked(Workload, DividedWorkload) if not _has(model, needed)]:
         raise BadInput(f"the model of {name}, a {type(model).__name__}, lacks {', '.join(lacks)}")
-    divided = cast(Divided, model)
+    divided = cast(DividedWorkload, model)
     if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
         raise BadInput(f"array {outside[0]!r} of the model of {name} belongs to no block, so no node would hold it.")
     return divided
@@ -67,7 +67,7 @@ def as_workload(model: Any, whose: str) -> Workload:
     if lacks := [name for name in asked if not _has(model, name)]:
         hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"
         raise BadInput(f"{whose}, a {type(model).__name__}, lacks {', '.join(lacks)}{hint}")
-    return cast(Workload, model) if _has(model, "advance") else Stacked(model)
+    return cast(Workload, model) if _has(model, "advance") else OneStateAdapter(model)
 
 
 def own_error(traceback: str, workload: str) -> str | None:
@@ -111,7 +111,7 @@ class _FromFile:
         return _FromFile, (self._path, self._data)
 
 
-def _known(model: str, dataset: str, data: Path | None) -> Divided:
+def _known(model: str, dataset: str, data: Path | None) -> DividedWorkload:
     # Imported here, because each brings a compiler or PyTorch, and the names alone need neither.
     if model == "mlr":
         from holdfast.workloads.mlr import mlr

@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.workloads.workload import Arrays, Workload
 
 
-class Fresh(Protocol):
+class Reinitializable(Protocol):
     """A workload that can compute new values for lost blocks that were never saved."""
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
@@ -31,14 +31,14 @@ def has_rule(workload: Workload) -> bool:
     return hasattr(workload, "survivors") and hasattr(workload, "fresh")
 
 
-def rule_of(workload: Workload) -> Fresh:
+def rule_of(workload: Workload) -> Reinitializable:
     """Return `workload` if it can compute new values for blocks that were never saved, otherwise raise BadInput."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "
             "functions survivors(ids, held) and fresh(ids, summary, iteration, stream)."
         )
-    return cast(Fresh, workload)
+    return cast(Reinitializable, workload)
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:

@@ -61,7 +61,7 @@ class OneState(Protocol):
         """Return the loss of a state."""
 
 
-class Stacked:
+class OneStateAdapter:
     """An adapter from `OneState`, a model of a single state, to `Workload`; it advances trials one after the other."""
 
     def __init__(self, model: OneState) -> None:

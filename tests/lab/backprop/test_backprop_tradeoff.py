@@ -31,7 +31,7 @@ from holdfast.lab.backprop.scenarios import (
     NOW,
     PHASES,
     POINTS,
-    Cell,
+    FailureCase,
     Scenarios,
     TrialOutcome,
 )
@@ -126,7 +126,7 @@ def test_shares_are_the_window_divided_among_the_workers() -> None:
 
 def test_larger_groups_of_survivors_contain_smaller_ones() -> None:
     order = list(range(WORKERS))[::-1]
-    lost = [Cell("forward", 0.5, left).interruption(order) for left in (2, 4, 6)]
+    lost = [FailureCase("forward", 0.5, left).interruption(order) for left in (2, 4, 6)]
     casualties = [each.casualties for each in lost if each]
     assert [WORKERS - len(each) for each in casualties] == [2, 4, 6]
     assert casualties[2] < casualties[1] < casualties[0]
@@ -213,14 +213,14 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
     times = slowdown.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in times.predicted.items():
-        assert predicted == pytest.approx(times.slowdown[Cell("replay", point)][0], rel=0.02)
+        assert predicted == pytest.approx(times.slowdown[FailureCase("replay", point)][0], rel=0.02)
 
 
 def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> PanelResults:
     """A panel of one round, whose strategies took these multiples of a mini-batch at the three points."""
     slowdown = {cell: np.ones(1) for cell in INTERRUPTED}
     for strategy, took in (("replay", replay), ("skip", skip)):
-        slowdown |= {Cell(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
+        slowdown |= {FailureCase(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
     (panel,) = chosen_panels(("nt3",))
     alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
     return PanelResults(

@@ -10,7 +10,7 @@ from holdfast.lab.bounds import contraction as module
 from holdfast.lab.bounds.contraction import contraction
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.theory.bounds import iteration_cost_bound
-from holdfast.workloads.simple_model import Stacked
+from holdfast.workloads.simple_model import OneStateAdapter
 from holdfast.workloads.workload import Arrays
 
 
@@ -36,7 +36,7 @@ RATES = np.array([0.95, 0.9, 0.5])
 
 
 def test_c_is_the_same_however_far_away_the_optimum_is_taken_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Stacked(Linear(RATES))
+    workload = OneStateAdapter(Linear(RATES))
     run, found = trajectory(workload), []
     for far in (3.0, 10.0, 30.0):
         monkeypatch.setattr(module, "FAR", (far,))
@@ -53,7 +53,7 @@ def test_no_perturbation_costs_more_whole_iterations_than_the_bound_rounded_up(
     seed: int, step: int, size: float
 ) -> None:
     model = Linear(RATES)
-    workload = Stacked(model)
+    workload = OneStateAdapter(model)
     run = trajectory(workload)
     rate, step = contraction(workload, run), min(step, run.length - 1)
     direction = np.random.default_rng(seed).standard_normal(3)
@@ -66,7 +66,7 @@ def test_no_perturbation_costs_more_whole_iterations_than_the_bound_rounded_up(
 
 
 def test_under_noise_nothing_is_proved_and_c_has_a_range() -> None:
-    workload = Stacked(Linear(RATES, criterion=0.5, noise=0.05))
+    workload = OneStateAdapter(Linear(RATES, criterion=0.5, noise=0.05))
     rate = contraction(workload, trajectory(workload))
     assert not rate.proved
     assert rate.low <= rate.c <= rate.high

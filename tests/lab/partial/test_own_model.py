@@ -24,7 +24,7 @@ from holdfast.lab.result import Result
 from holdfast.lab.simulate import ray_pool
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.reinit import has_rule
-from holdfast.workloads.simple_model import LossAt, Stacked
+from holdfast.workloads.simple_model import LossAt, OneStateAdapter
 from holdfast.workloads.workload import Arrays, Clock, Stack
 from repository import ROOT
 
@@ -42,7 +42,7 @@ def example(tmp_path: Path) -> Path:
 
 def measured(model: Any, out: Path, *, trials: int, interval: int, lost: Fraction = Fraction(1, 2)) -> Result:
     """Return the result that `hf.lab.compare` reports."""
-    options = Options(out=out, interval=interval, workload=Stacked(model))
+    options = Options(out=out, interval=interval, workload=OneStateAdapter(model))
     return comparison_result(options, silent, trials, lost)
 
 
@@ -130,7 +130,7 @@ def test_a_loss_at_criterion_is_met_at_exactly_that_iteration() -> None:
     class Until(Halving):
         criterion = LossAt(5)
 
-    assert Stacked(Until()).criterion == pytest.approx(8 / 2**5)
+    assert OneStateAdapter(Until()).criterion == pytest.approx(8 / 2**5)
     assert check(Until()).summary.endswith("5 iterations to the criterion 0.25; with a full checkpoint every 8 iterations most "
         "failures would come before the first one: use a smaller interval or a lower criterion")  # fmt: skip
     with pytest.raises(BadInput, match="LossAt must be at least 2"):
@@ -146,7 +146,7 @@ def test_a_stochastic_model_is_detected_and_one_that_draws_only_later_is_refused
         def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
             return {"x": state["x"] * (0.5 if state["x"][-1] > 1 else rng.uniform(0.4, 0.6))}
 
-    assert (Stacked(Halving()).stochastic, Stacked(Noisy()).stochastic) == (False, True)
+    assert (OneStateAdapter(Halving()).stochastic, OneStateAdapter(Noisy()).stochastic) == (False, True)
     assert check(NoisyLater()).problems == [
         "step of noisylater draws random numbers at iteration 3, but not at first: set `stochastic = True` in the model."
     ]

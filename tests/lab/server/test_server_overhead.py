@@ -35,7 +35,7 @@ from holdfast.lab.server.server_trials import (
     SCAR,
     SCAR_ALONE,
     SIDE_BY_SIDE,
-    Arm,
+    ExperimentArm,
     ServerTrial,
     run_trials,
 )
@@ -50,7 +50,9 @@ def losses(behind: float, length: int = 17) -> np.ndarray:
     return 100 - np.where(fallen >= 7, fallen - behind, fallen)
 
 
-def trial(arm: Arm, behind: float = 0.0, *, seed: int = 0, checkpoint: float = 0.1, rest: float = 1.0) -> ServerTrial:
+def trial(
+    arm: ExperimentArm, behind: float = 0.0, *, seed: int = 0, checkpoint: float = 0.1, rest: float = 1.0
+) -> ServerTrial:
     of = {name: np.zeros(17) for name in MEASURED}
     steps = np.arange(1, 18)
     of["loss"] = losses(behind)

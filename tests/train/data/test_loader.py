@@ -14,7 +14,7 @@ from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loading
-from holdfast.train.data.loader import Shares
+from holdfast.train.data.loader import ShareDataset
 
 
 class Drawn:
@@ -34,7 +34,7 @@ GEOMETRY = SamplePlan(samples=50, batch=10, epochs=2, seed=3)
 
 
 def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int = 0) -> list[list[Any]]:
-    shares = Shares(dataset or Drawn(50), parts, default_collate)
+    shares = ShareDataset(dataset or Drawn(50), parts, default_collate)
     several = loading.load(shares, loading.requests(GEOMETRY, start, 1, 3), workers)
     return [[[column.tolist() for column in part] for part in parts] for _, parts in several]
 
@@ -73,7 +73,7 @@ def test_training_draws_the_same_whether_it_was_loaded_here_or_in_other_processe
     """The dataset draws too, and training goes on from where it stopped."""
 
     def drawn(dataset: Any, workers: int) -> list[float]:
-        several = loading.load(Shares(dataset, 1, default_collate), loading.requests(GEOMETRY, 0, 0, 2), workers)
+        several = loading.load(ShareDataset(dataset, 1, default_collate), loading.requests(GEOMETRY, 0, 0, 2), workers)
         return [random.random() + float(np.random.random()) + float(torch.rand(())) for _ in several]
 
     for dataset in (Drawn(50), list(range(50))):
@@ -116,7 +116,7 @@ def seen_by_init(_: int) -> None:
     ],
 )
 def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, Any]) -> None:
-    shares = Shares(Drawn(50), 1, default_collate)
+    shares = ShareDataset(Drawn(50), 1, default_collate)
     several = loading.load(shares, loading.requests(GEOMETRY, 0, 1, 3), **loading.checked_options(0, options))
     assert [[[column.tolist() for column in part] for part in parts] for _, parts in several] == loaded()
 
@@ -139,4 +139,4 @@ def test_options_that_would_change_the_samples_are_refused(workers: int, loader:
 
 def test_options_that_torch_refuses_are_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match="refuses the options of the run: prefetch_factor"):
-        loading.load(Shares(Drawn(50), 1, default_collate), iter(()), 0, prefetch_factor=2)
+        loading.load(ShareDataset(Drawn(50), 1, default_collate), iter(()), 0, prefetch_factor=2)

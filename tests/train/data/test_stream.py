@@ -14,7 +14,7 @@ from attached_runs import attach
 from finished_run import different, events, failed_checks, last
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt
-from holdfast.train.data.stream import Feed
+from holdfast.train.data.stream import LoaderBatches
 from holdfast.train.state.restore import RestoredState
 from streaming_script import STEPS, Crash, Numbered, divided, endless, of_rank, shuffled, train
 from supervisor_process import SUPPORT, Start
@@ -91,7 +91,7 @@ def test_two_ranks_of_which_one_is_killed_each_get_their_own_position_back(start
     assert [each.what.restored for each in events(job.out, "recover", "rank-1")] == [None, 4]
     assert failed_checks(job.out) == []  # steps that were trained twice, too, have the same fingerprints
     for rank, position in enumerate(last(job.out).extra["positions"]):
-        feed = Feed(of_rank(rank))
+        feed = LoaderBatches(of_rank(rank))
         for _ in range(STEPS):
             next(feed)
         assert tuple(position) == feed.position()
@@ -160,12 +160,12 @@ def test_a_loader_is_not_protected_beside(tmp_path: Path) -> None:
 
 def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
     with pytest.raises(BadInput, match="the snapshot of step 4 holds no position of a loader"):
-        Feed(shuffled()).resume(RestoredState(step=4, world=1), 0, 1)
+        LoaderBatches(shuffled()).resume(RestoredState(step=4, world=1), 0, 1)
     two = RestoredState(step=4, world=2, positions=([0, ""], [0, ""]))
     with pytest.raises(
         BadInput, match=r"saved with the loaders of 2 ranks.*resume with 2 workers, or name another"
     ) as refused:
-        Feed(shuffled()).resume(two, 0, 3)
+        LoaderBatches(shuffled()).resume(two, 0, 3)
     assert "\n" not in str(refused.value)
 
 
@@ -174,7 +174,7 @@ def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
 )
 def test_a_strangers_position_is_refused(position: Any) -> None:
     with pytest.raises(Corrupt, match="lacks the position of rank 0"):
-        Feed(shuffled()).resume(RestoredState(step=4, world=1, positions=(position,)), 0, 1)
+        LoaderBatches(shuffled()).resume(RestoredState(step=4, world=1, positions=(position,)), 0, 1)
 
 
 def test_a_run_that_recovers_live_is_refused(start: Start) -> None:

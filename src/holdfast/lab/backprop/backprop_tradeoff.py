@@ -13,7 +13,15 @@ from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
 from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen_panels
 from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, load_task
+from holdfast.lab.backprop.scenarios import (
+    INTERRUPTED,
+    MEASURED,
+    PHASES,
+    FailureCase,
+    Scenarios,
+    TrialOutcome,
+    load_task,
+)
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Result, Row
@@ -128,7 +136,7 @@ def _rows(results: PanelResults) -> Iterator[Row]:
         yield {"panel": results.panel.name, "what": "training", "epoch": epoch, **_columns("accuracy", after)}
 
 
-def _cell_columns(results: PanelResults, what: str, cell: Cell) -> Row:
+def _cell_columns(results: PanelResults, what: str, cell: FailureCase) -> Row:
     return {"panel": results.panel.name, "what": what, **asdict(cell)}
 
 

@@ -17,7 +17,7 @@ from holdfast.lab.backprop.scenarios import (
     NOW,
     PHASES,
     POINTS,
-    Cell,
+    FailureCase,
     TrialOutcome,
 )
 from holdfast.lab.confidence import ConfidenceInterval
@@ -38,7 +38,7 @@ class PanelResults:
     phases: tuple[int, ...]
     steps: int  # mini-batches of an epoch
     outcomes: list[TrialOutcome]
-    slowdown: dict[Cell, Floats]
+    slowdown: dict[FailureCase, Floats]
     prices: Prices
     predicted: dict[float, float]
     replayed: tuple[float, float]
@@ -48,11 +48,11 @@ class PanelResults:
         """The name of the panel in reports, marked if it is a quick run on smaller data."""
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
-    def accuracy(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
+    def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
         """Return each trial's test accuracy after failure `cell` in `phase`; `when` says at once or an epoch later."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
-    def deviation(self, phase: str, cell: Cell, when: str = NOW) -> Floats:
+    def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
         """Return the relative difference of each trial's accuracy from its accuracy without a failure."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
@@ -72,7 +72,7 @@ class PanelResults:
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
-    def worst(self, strategy: str) -> tuple[str, Cell, ConfidenceInterval]:
+    def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
         """Return the phase and failure in which `strategy` changes the accuracy most on average, and that change."""
         distances = {
             (phase, cell): confidence.mean_of_few(np.abs(self.deviation(phase, cell)))
@@ -83,7 +83,7 @@ class PanelResults:
         return phase, cell, distances[phase, cell]
 
 
-def _cells(strategy: str) -> list[Cell]:
+def _cells(strategy: str) -> list[FailureCase]:
     return [cell for cell in INTERRUPTED if cell.strategy == strategy]
 
 
@@ -114,7 +114,7 @@ def claims(results: PanelResults) -> list[Claim]:
     nearer = "mean distance from Baseline of forward, over that of replay"
     ratio = ConfidenceInterval(1 - value, 1 - high, 1 - low)
     made.append(claim("forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio))
-    ratios = np.stack([results.predicted[at] / results.slowdown[Cell("replay", at)] for at in POINTS], axis=1)
+    ratios = np.stack([results.predicted[at] / results.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1)
     model = "slowdown of replay by the performance model, over the measured one"
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
     restart = "time to load a checkpoint and replay mini-batches by the performance model, over the measured one"

@@ -22,7 +22,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class FailureCase:
     """A failure at the fraction `point` of backward (None: no failure), the survivors and the recovery strategy."""
 
     strategy: str
@@ -45,11 +45,15 @@ class Cell:
         return Interruption(strategy=self.strategy, point=self.point, casualties=frozenset(lost))
 
 
-BEFORE, BASELINE = Cell("before"), Cell("baseline")
+BEFORE, BASELINE = FailureCase("before"), FailureCase("baseline")
 INTERRUPTED = tuple(
     cell
     for point in POINTS
-    for cell in (Cell("replay", point), Cell("skip", point), *(Cell("forward", point, left) for left in SURVIVORS))
+    for cell in (
+        FailureCase("replay", point),
+        FailureCase("skip", point),
+        *(FailureCase("forward", point, left) for left in SURVIVORS),
+    )
 )
 CELLS = (BEFORE, BASELINE, *INTERRUPTED)
 MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, when) != (BEFORE, LATER)]
@@ -60,7 +64,7 @@ class TrialOutcome:
     """One trial: test accuracy after every epoch without failures (`curve`), and after each failure (`accuracy`)."""
 
     curve: list[float]
-    accuracy: dict[tuple[str, Cell, str], float]
+    accuracy: dict[tuple[str, FailureCase, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Scenarios:
         task, seed = load_task(self.panel, self.quick, self.data), trial_stream(self.seed, number)
         training = Training(task, seed, default_device())
         order = np.random.default_rng((self.seed, number)).permutation(WORKERS).tolist()
-        curve, accuracy, done = [training.accuracy()], dict[tuple[str, Cell, str], float](), 0
+        curve, accuracy, done = [training.accuracy()], dict[tuple[str, FailureCase, str], float](), 0
         for phase, epoch in zip(PHASES, task.phases, strict=True):
             failing = epoch * training.epoch + training.epoch // 2
             for step in range(done, failing):
@@ -98,7 +102,7 @@ class Scenarios:
 
     def _phase(
         self, training: "Training", failing: int, order: list[int], report: Report
-    ) -> dict[tuple[Cell, str], float]:
+    ) -> dict[tuple[FailureCase, str], float]:
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import compute_gradients
@@ -126,7 +130,7 @@ class Scenarios:
         return {place: self.known[key] for place, key in keys.items()}
 
     def _run_cell(
-        self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: Cell, order: list[int]
+        self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: FailureCase, order: list[int]
     ) -> None:  # fmt: skip
         """Restore `before`, then train mini-batch `failing` with the failure `cell`; `first` are its precomputed gradients."""
         from torch.nn.functional import cross_entropy

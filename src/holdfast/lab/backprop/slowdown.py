@@ -22,7 +22,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
 from holdfast.lab.backprop.panels import WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
-from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
+from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, FailureCase
 from holdfast.lab.backprop.simulated_workers import Share, compute_gradients, train_minibatch
 from holdfast.lab.backprop.training import State, Training, default_device
 from holdfast.lab.experiment import Progress
@@ -39,7 +39,7 @@ class MeasuredTimes:
     measured seconds to load a checkpoint and train the next mini-batches again.
     """
 
-    slowdown: dict[Cell, Floats]
+    slowdown: dict[FailureCase, Floats]
     prices: Prices
     predicted: dict[float, float]
     replayed: tuple[float, float]
@@ -54,7 +54,7 @@ def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Prog
         _cell_seconds(training, shares, cell)
     taken = []
     for number in range(rounds):
-        baseline, seconds = [_cell_seconds(training, shares, BASELINE)], dict[Cell, float]()
+        baseline, seconds = [_cell_seconds(training, shares, BASELINE)], dict[FailureCase, float]()
         for place in np.random.default_rng(number).permutation(len(INTERRUPTED)):
             seconds[INTERRUPTED[place]] = _cell_seconds(training, shares, INTERRUPTED[place])
             baseline.append(_cell_seconds(training, shares, BASELINE))
@@ -68,7 +68,7 @@ def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Prog
     return measured
 
 
-def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> float:
+def _cell_seconds(training: Training, shares: Sequence[Share], cell: FailureCase) -> float:
     failure = cell.interruption(list(range(WORKERS)))
     model, optimizer = training.model, training.optimizer
     return _seconds(training.device, lambda: train_minibatch(model, optimizer, shares, cross_entropy, failure))

@@ -18,7 +18,7 @@ from holdfast.lab.server.server_trials import NODES, QUARTERS, WORKERS
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import converse, exchange
 from holdfast.server.shard import Shard, restored
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.lda import LatentDirichletAllocation
 from holdfast.workloads.workload import Arrays
 
@@ -133,7 +133,7 @@ def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferre
     part = workload.part(0, WORKERS)
     pulled = cast(Arrays, workload.blocks.pack(workload.start(0), workload.pulls(part, 0)))
     summed = workload.summary(np.arange(documents), workload.start(0))
-    sampled = _seconds(lambda: workload.compute(part, When(0, 0, 0), pulled, summed)) / len(part.words)
+    sampled = _seconds(lambda: workload.compute(part, RoundId(0, 0, 0), pulled, summed)) / len(part.words)
     work = max(distances) + max(selecting, 0.0) / NODES + aside / NODES
     return Rates(
         sample=sampled / workload.topics,
@@ -155,8 +155,8 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
         ids = partition.held_by(node)
         shard = Shard(workload)
         shard.adopt(restored(ids, cast(Arrays, workload.blocks.pack(before, ids)), np.zeros(len(ids), np.int64), 0), 0)
-        shard.push(When(0, 0, 0), 0, Push(ids, cast(Arrays, workload.blocks.pack(after, ids))), 0)
-        shard.commit(When(0, 0, 0), [0], 0)
+        shard.push(RoundId(0, 0, 0), 0, Push(ids, cast(Arrays, workload.blocks.pack(after, ids))), 0)
+        shard.commit(RoundId(0, 0, 0), [0], 0)
         shards.append(shard)
     return shards
 

@@ -24,7 +24,7 @@ from holdfast.lab.server.server_trials import (
     SELDOM,
     SIDE_BY_SIDE,
     WORKERS,
-    Arm,
+    ExperimentArm,
     ServerTrial,
     message_seconds,
     run_trials,
@@ -69,11 +69,11 @@ class OverheadResults:
     rates: "Rates"
     projection: "Projection"
 
-    def of(self, arm: Arm) -> list[ServerTrial]:
+    def of(self, arm: ExperimentArm) -> list[ServerTrial]:
         """Return the trials of `arm`, sorted by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
-    def sooner(self, less: Arm, more: Arm) -> ConfidenceInterval:
+    def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:
         """Return how many iterations earlier arm `less` reaches the losses of arm `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])

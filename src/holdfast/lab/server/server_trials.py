@@ -44,7 +44,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ExperimentArm:
     """An arm of the experiment: a policy and a recovery; it trains `lasts` times as many iterations as other arms."""
 
     name: str
@@ -63,9 +63,15 @@ QUARTERS = Policy(ranking="priority", interval=INTERVAL, fraction=Fraction(1, 4)
 SELDOM = Policy(ranking="priority", interval=4 * INTERVAL, fraction=Fraction(1, 4))
 WHOLE = Policy(ranking="full", interval=INTERVAL)
 
-SCAR, FULL = Arm("scar", QUARTERS, "partial", fails=True), Arm("traditional", WHOLE, "full", fails=True)
-SCAR_ALONE, FULL_ALONE = Arm("scar, no failure", QUARTERS, "partial"), Arm("traditional, no failure", WHOLE, "full")
-SIDE_BY_SIDE = Arm("a quarter every 4th iteration, no failure", SELDOM, "partial", lasts=2)
+SCAR, FULL = (
+    ExperimentArm("scar", QUARTERS, "partial", fails=True),
+    ExperimentArm("traditional", WHOLE, "full", fails=True),
+)
+SCAR_ALONE, FULL_ALONE = (
+    ExperimentArm("scar, no failure", QUARTERS, "partial"),
+    ExperimentArm("traditional, no failure", WHOLE, "full"),
+)
+SIDE_BY_SIDE = ExperimentArm("a quarter every 4th iteration, no failure", SELDOM, "partial", lasts=2)
 ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 
@@ -73,7 +79,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 class ServerTrial:
     """One trial: the loss after each iteration, and the seconds of each iteration in total and by part."""
 
-    arm: Arm
+    arm: ExperimentArm
     seed: int
     columns: Mapping[str, Floats]
 
@@ -89,7 +95,7 @@ class ServerTrial:
 
 
 def run_trials(
-    workload: str, iterations: int, arms: Sequence[Arm], seeds: Sequence[int], options: Options, meter: Meter
+    workload: str, iterations: int, arms: Sequence[ExperimentArm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
     """Run every arm with every seed, except for trials that the log already has, and return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
@@ -112,7 +118,7 @@ def run_trials(
     return trials
 
 
-def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
+def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, options: Options) -> list[events.Iterate]:
     """Run one trial in a temporary folder and return its iterations; raise WorkerLost after `ENDS_WITHIN` seconds."""
     deadline = time.monotonic() + ENDS_WITHIN
 
@@ -132,7 +138,9 @@ def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options
     return [what for what in history if isinstance(what, events.Iterate)]
 
 
-def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Path, data: Path | None) -> Settings:
+def trial_settings(
+    workload: str, iterations: int, arm: ExperimentArm, seed: int, out: Path, data: Path | None
+) -> Settings:
     """Return the server settings of a trial whose run folder is `out`."""
     return Settings(
         workload=workload,
@@ -149,7 +157,7 @@ def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Pat
     )
 
 
-def _known(log: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
+def _known(log: TrialLog, arm: ExperimentArm, seed: int, iterations: int) -> dict[str, Floats] | None:
     length = log.known.get(_key(arm, seed, iterations, "length"))
     if length is None:
         return None
@@ -159,7 +167,7 @@ def _known(log: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Flo
     }
 
 
-def _key(arm: Arm, seed: int, iterations: int, *parts: object) -> str:
+def _key(arm: ExperimentArm, seed: int, iterations: int, *parts: object) -> str:
     return "/".join(map(str, (arm.name, seed, iterations, *parts)))
 
 

@@ -21,7 +21,7 @@ from holdfast.server.audit.committed_saves import CommittedSaves, SaveChoice
 Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
-class Recorded:
+class RecordedChoices:
     """Choices of blocks to save and restores of blocks, as recorded by the controller and by every node."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
@@ -53,7 +53,7 @@ class ReplayedMembers:
 class Replay:
     """The state of a run after the history lines replayed so far, and the contradictions found in them."""
 
-    def __init__(self, plan: Serve, policy: Policy, recorded: Recorded) -> None:
+    def __init__(self, plan: Serve, policy: Policy, recorded: RecordedChoices) -> None:
         self.plan, self._policy, self._recorded = plan, policy, recorded
         self.wrong: defaultdict[Topic, list[str]] = defaultdict(list)
         self.members = ReplayedMembers(plan.nodes, plan.workers)
@@ -351,7 +351,7 @@ def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Se
         policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
     except (BadInput, ValueError, ZeroDivisionError) as error:
         raise CannotTell(f"the controller's plan has a policy that cannot save anything: {error}") from error
-    replay = Replay(plan, policy, Recorded(lines, nodes))
+    replay = Replay(plan, policy, RecordedChoices(lines, nodes))
     for what, lost_soon in zip(lines, _lost_soon(lines), strict=True):
         replay.take(what, lost_soon)
     return replay

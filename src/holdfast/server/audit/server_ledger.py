@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast import events
 from holdfast.finding import CannotTell, where
-from holdfast.history.log import Torn
+from holdfast.history.log import TornLine
 from holdfast.server.audit.controller_replay import Replay, replay_controller
 
 # The events that each kind of process writes.
@@ -65,7 +65,7 @@ def writer_of(who: str) -> ServerWriter | None:
 class ServedLedger:
     """All events of a run on the parameter server, grouped by the process that wrote them."""
 
-    def __init__(self, torn: Sequence[Torn] = ()) -> None:
+    def __init__(self, torn: Sequence[TornLine] = ()) -> None:
         self.torn = torn
         self.events = 0
         self.wrong: list[str] = []  # lines that are wrong

@@ -19,7 +19,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # t
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, heartbeats, read_json
+from holdfast.supervise.nodes.connection import Connection, NodeRegistration, RoundResult, heartbeats, read_json
 from holdfast.supervise.nodes.rendezvous import Node, Peers, listen
 
 # Of two supervisors that claim the same node number, one may be the dead predecessor of the other, now silent.
@@ -109,7 +109,7 @@ class RoundCloser:
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
         """Announce which nodes start in round `number`, once enough are there; `last` are those of the last start."""
 
-        def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
+        def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
             return came, heartbeats(store, [*came, *last.members])
 
@@ -118,7 +118,7 @@ class RoundCloser:
         nodes = self._starting(list(came.values()), last, heard)
         if not nodes:
             return
-        answer: Answer = {"nodes": nodes, "host": self._node.rank, "refused": refusal(nodes, self._node.of)}
+        answer: RoundResult = {"nodes": nodes, "host": self._node.rank, "refused": refusal(nodes, self._node.of)}
         if not answer["refused"]:
             try:
                 term = self._take_term(nodes, last)
@@ -134,7 +134,9 @@ class RoundCloser:
                 answer |= {"address": self._node.address, "port": self.server.port}
         connection.ask(lambda store: _close(store, number, answer))
 
-    def _starting(self, greetings: Sequence[Greeting], last: Peers, heard: Heartbeats) -> list[Greeting]:
+    def _starting(
+        self, greetings: Sequence[NodeRegistration], last: Peers, heard: Heartbeats
+    ) -> list[NodeRegistration]:
         """Return the greetings of the nodes that start now, sorted by node number; empty to wait for more nodes."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
@@ -143,7 +145,7 @@ class RoundCloser:
         names = {arrival.who for arrival in start or ()}
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
-    def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
+    def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
         """Return the term (a numbered group) in which `nodes` start: their last term if the group is unchanged.
 
         Otherwise claim a new term. Its number follows the newest term in the store if all nodes are present, or else
@@ -159,7 +161,7 @@ class RoundCloser:
         return term if self._checkpoints.take(term) else None
 
 
-def refusal(nodes: Sequence[Greeting], of: int) -> str | None:
+def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
     """Return why `nodes` cannot start together, or None if they can; `of` is the number of all nodes."""
     numbers = [node["node"] for node in nodes]
     if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
@@ -172,14 +174,14 @@ def refusal(nodes: Sequence[Greeting], of: int) -> str | None:
     return f"node {wrong['node']} cannot use the checkpoints: {wrong['wrong']}" if wrong else None
 
 
-def read_greetings(store: Store, number: int) -> list[Greeting]:
+def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
     """Return the greetings of the nodes that have registered for round `number`."""
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]
 
 
-def _close(store: Store, number: int, answer: Answer) -> None:
+def _close(store: Store, number: int, answer: RoundResult) -> None:
     store.set(f"round/{number}", json.dumps(answer))
     if "term" in answer:
         store.set(f"token/{answer['term'][1]}", "")

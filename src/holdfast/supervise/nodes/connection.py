@@ -28,7 +28,7 @@ CUT_WITHIN = 2 * CONNECTS_WITHIN  # seconds for a thread to find its connection 
 T = TypeVar("T")
 
 
-class Greeting(TypedDict):
+class NodeRegistration(TypedDict):
     """The message with which a node registers for the next start of the workers.
 
     `of` is the number of all nodes, `who` the unique name of the supervisor, `where` the address of its own store, and
@@ -46,10 +46,10 @@ class Greeting(TypedDict):
     command: Mapping[str, Any]
 
 
-class Answer(TypedDict):
+class RoundResult(TypedDict):
     """The message that ends a rendezvous round: the nodes that start and their store, or why they cannot start."""
 
-    nodes: list[Greeting]
+    nodes: list[NodeRegistration]
     host: int  # the node that closed the round
     refused: str | None
     # If nothing is refused:

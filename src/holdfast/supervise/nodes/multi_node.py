@@ -29,9 +29,9 @@ from holdfast.history.tail import Finish, finish
 from holdfast.supervise.checkpoint_place import Checkpoints, PlaceContents
 from holdfast.supervise.nodes.close_round import Heartbeats, RoundCloser, read_greetings
 from holdfast.supervise.nodes.connection import (
-    Answer,
     Connection,
-    Greeting,
+    NodeRegistration,
+    RoundResult,
     Unreachable,
     end_all,
     join_address,
@@ -153,7 +153,7 @@ class MultiNodeRendezvous(Rendezvous):
             store=(answer["address"], answer["port"]),
         )
 
-    def _wait_for_answer(self, workers: int, deadline: float) -> Answer:
+    def _wait_for_answer(self, workers: int, deadline: float) -> RoundResult:
         """Wait in the store where the nodes meet, and return the answer to the first round that includes this node."""
         while time.monotonic() < deadline:
             self._while_waiting()
@@ -197,10 +197,10 @@ class MultiNodeRendezvous(Rendezvous):
             self._at.end()
         self._at = None
 
-    def _wait_here(self, workers: int, until: float) -> Answer | None:
+    def _wait_here(self, workers: int, until: float) -> RoundResult | None:
         """Register for the next round and return its answer, or None if there is no answer by the time `until`."""
         connection = self._connection
-        greeting: Greeting = {
+        greeting: NodeRegistration = {
             "node": self._node.rank,
             "of": self._node.of,
             "who": self._who,
@@ -225,7 +225,7 @@ class MultiNodeRendezvous(Rendezvous):
             time.sleep(_LOOK)
         return None
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: RoundResult) -> None:
         """Raise BadInput if the nodes that met cannot start together.
 
         Nodes that meet for the first time must each find the term that one of them wrote to the checkpoint store.
@@ -312,7 +312,7 @@ class MultiNodeRendezvous(Rendezvous):
             time.sleep(_LOOK)
 
 
-def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int, Answer | None]:
+def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
     """Return the number of the round that this node waits for, and its answer once it is closed.
 
     If `awaited`, the number of that round, is still 0, first register for the next round with `greeting`. Do not change

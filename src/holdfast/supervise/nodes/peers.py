@@ -12,7 +12,7 @@ from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import ours
 from holdfast.events import JSON
 from holdfast.supervise.nodes.close_round import Heartbeats, silent_nodes
-from holdfast.supervise.nodes.connection import Answer, Connection, heartbeats, is_refused, read_json
+from holdfast.supervise.nodes.connection import Connection, RoundResult, heartbeats, is_refused, read_json
 from holdfast.supervise.nodes.rendezvous import MembersReport, Node, Peers
 
 _AGAIN = 0.2  # seconds after which an unchanged report is repeated
@@ -25,7 +25,7 @@ class OtherNodes(Peers):
         self,
         node: Node,
         number: int,
-        answer: Answer,
+        answer: RoundResult,
         connection: Connection,
         heartbeats: Heartbeats,
         server: Store | None,

@@ -59,7 +59,7 @@ class LoadRequest:
 Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
-class Loads(Protocol):
+class ShareLoader(Protocol):
     """An object that loads the samples of a request and collates them into `parts` micro-batches."""
 
     @property
@@ -72,7 +72,7 @@ class Loads(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shares:
+class ShareDataset:
     """A loader of shares (one rank's samples of a step). To torch it looks like a dataset whose items are shares."""
 
     dataset: MapDataset
@@ -175,14 +175,14 @@ def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterato
 class SampleSource:
     """An iterator over this rank's loaded samples, step by step. `divide` changes the rank and the world size."""
 
-    def __init__(self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
+    def __init__(self, shares: ShareLoader, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
         self._shares, self._geometry, self._options = shares, geometry, options
-        self._wanted = Ahead(iter(()))
+        self._wanted = LoadRequests(iter(()))
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
         """Restart at step `start`, with the samples of `rank` among `world` ranks."""
-        self._wanted = Ahead(requests(self._geometry, start, rank, world))
+        self._wanted = LoadRequests(requests(self._geometry, start, rank, world))
         self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
@@ -193,7 +193,7 @@ class SampleSource:
         return next(self._loaded)
 
 
-class Ahead:
+class LoadRequests:
     """An iterator of load requests whose next item can be computed early, while gradients are summed."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
@@ -222,7 +222,7 @@ def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
 class SubprocessLoads:
     """A wrapper that loads samples in a loader process and returns them with the generator states after loading."""
 
-    shares: Loads
+    shares: ShareLoader
 
     def __getitem__(self, request: LoadRequest) -> tuple[Loaded, rng.States | None]:
         loaded = self.shares[request]
@@ -232,7 +232,7 @@ class SubprocessLoads:
 
 
 def load(
-    shares: Loads,
+    shares: ShareLoader,
     wanted: Iterable[LoadRequest],
     num_workers: int,
     *,

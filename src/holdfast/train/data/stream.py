@@ -22,7 +22,7 @@ from holdfast.train.state.restore import RestoredState
 LONG = 1 << 20  # steps in an epoch, more than a run has, so that it can be extended
 
 
-class Draws:
+class OwnSamples:
     """A placeholder for `count` samples that the script obtains itself: the item at each index is the index."""
 
     def __init__(self, count: int) -> None:
@@ -54,7 +54,7 @@ class Loader(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-class Feed:
+class LoaderBatches:
     """An iterator over the batches of a loader that starts the loader's next epoch when one ends."""
 
     def __init__(self, loader: Loader) -> None:
@@ -131,9 +131,9 @@ class Streamed:
     training, because a restored loader draws other numbers than one that was not interrupted.
     """
 
-    dataset: Draws
+    dataset: OwnSamples
     parts: int
-    feed: Feed
+    feed: LoaderBatches
 
     def __getitem__(self, request: LoadRequest) -> Loaded:
         rng.set_all(request.key)

@@ -35,7 +35,7 @@ class Recorder(Protocol):
         """Flush and sync all events, and close the history."""
 
 
-class Enrolled:
+class MemberRecorder:
     """The recorder of a worker under live recovery, whose member number may change.
 
     Members are the workers that train. Each time the worker becomes a member, it starts a new part of that member's
@@ -84,7 +84,7 @@ class Enrolled:
         self.retire()
 
 
-class Unrecorded:
+class NoRecorder:
     """The recorder of a run without a folder: it discards all events."""
 
     def append(self, what: What, time: float | None = None) -> None:
@@ -127,7 +127,7 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
     folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])
-        record: Recorder = Enrolled(folder, number, ranks.size, config.seed)
+        record: Recorder = MemberRecorder(folder, number, ranks.size, config.seed)
         past = PastAttempts(struck=read_past(folder).struck)
         return AttemptContext(number, folder, past, record, store, config.keep_last)
     lock = alone(out) if ranks.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
@@ -151,7 +151,7 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
 def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:
     """Return the recorder of this rank, after recording that the attempt begins."""
     if config.recovery != "restart":
-        enrolled = Enrolled(folder, number, ranks.size, config.seed)
+        enrolled = MemberRecorder(folder, number, ranks.size, config.seed)
         enrolled.enrol(ranks.rank)
         return enrolled
     record = HistoryWriter(folder, f"rank-{ranks.rank}")

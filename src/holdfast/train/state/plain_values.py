@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20  # of the plain values of one rank: they go through the work
 VALUE = "value"
 
 
-class Plain:
+class PlainState:
     """A wrapper that gives a dict, list, tensor or array the methods state_dict and load_state_dict."""
 
     def __init__(self, value: Any) -> None:
@@ -46,7 +46,7 @@ def check(name: str, value: object) -> None:
             f"values = {{{name!r}: ...}}, protect(..., values=values), and use values[{name!r}]."
         )
     if is_plain(value):
-        encode_small(name, Plain(value).state_dict())
+        encode_small(name, PlainState(value).state_dict())
 
 
 def encode_small(name: str, state: Any) -> str:

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.checkpoint.payload import Flat, flatten
+from holdfast.checkpoint.payload import FlatState, flatten
 from holdfast.errors import BadInput
 from holdfast.train.state import plain_values
-from holdfast.train.state.plain_values import Plain
+from holdfast.train.state.plain_values import PlainState
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
 """A plain value, which is restored in place."""
@@ -68,7 +68,7 @@ class Protected:
         return {
             name: plain_values.encode_small(name, thing.state_dict())
             for name, thing in self.things.items()
-            if isinstance(thing, Plain)
+            if isinstance(thing, PlainState)
         }
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Protected:
     @property
     def _is_opaque(self) -> bool:
         """True if one of the objects is of a class of the user's own, which may contain any other object."""
-        known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Plain)
+        known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, PlainState)
         return not all(isinstance(thing, known) for thing in self.things.values())
 
     @property
@@ -200,7 +200,7 @@ class Protected:
                 raise BadInput(f"{name} does not load its saved state ({type(error).__name__}: {reason}).") from error
 
 
-def digest(flat: Flat) -> str:
+def digest(flat: FlatState) -> str:
     """Return a digest of a flattened state; it does not depend on the device or the order of the tensors."""
     hasher = xxhash.xxh3_128(tree_digest(flat).encode())
     for name in sorted(flat.tensors):
@@ -211,7 +211,7 @@ def digest(flat: Flat) -> str:
     return str(hasher.hexdigest())
 
 
-def tree_digest(flat: Flat) -> str:
+def tree_digest(flat: FlatState) -> str:
     """Return a digest of everything in a flattened state except its tensors."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"]).encode()))
 
@@ -228,7 +228,7 @@ def _state(thing: Protectable) -> Mapping[str, Any]:
 
 def _inner(thing: Protectable | Value) -> Protectable:
     if plain_values.is_plain(thing):
-        return Plain(thing)
+        return PlainState(thing)
     return cast(Protectable, unwrapped(thing) if isinstance(thing, nn.Module) else thing)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast import progress
 from holdfast.checkpoint import retention, snapshot
-from holdfast.checkpoint.payload import Flat, flatten, unflatten
+from holdfast.checkpoint.payload import FlatState, flatten, unflatten
 from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
@@ -165,14 +165,14 @@ def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
 
 
 def _digest_of_commit(found: Snapshot) -> str:
-    return state_digest(found.manifest.tensors, tree_digest(Flat({}, {STATE: found.extra[STATE]})))
+    return state_digest(found.manifest.tensors, tree_digest(FlatState({}, {STATE: found.extra[STATE]})))
 
 
 def _is_stopped(found: Snapshot) -> bool:
     return found.extra.get(STOPPED) is True
 
 
-def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> Flat:
+def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> FlatState:
     """Load a snapshot into the protected objects; return the flattened state that the objects should now have."""
     state = unflatten(found.tensors, found.extra)
     if differences := protected.differences(state):
@@ -194,7 +194,7 @@ def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Pro
             len(own),
             ranks.size,
         )
-    return Flat(found.tensors, {STATE: found.extra[STATE]})
+    return FlatState(found.tensors, {STATE: found.extra[STATE]})
 
 
 def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput:

@@ -19,7 +19,7 @@ import xxhash
 from holdfast import progress
 from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.writer import Saved, Writer
-from holdfast.distributed.ranks import NEVER, Changed, Ranks
+from holdfast.distributed.ranks import NEVER, Ranks, RanksChanged
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.runs.config import RunConfig
@@ -105,7 +105,7 @@ class Saves(Protocol):
         """Wait until every save is durable, and record them."""
 
 
-class Unsaved:
+class NoSaver:
     """The saver of a run without a folder: it saves nothing."""
 
     next, is_under_way = NEVER, False
@@ -252,7 +252,7 @@ class CheckpointSaver:
         """Wait until the history of every rank is on disk up to `step`, so that the commit can be audited."""
         self.injected(step)
         self.attempt.record.sync()
-        with suppress(Changed):  # a lost rank has handed over its state
+        with suppress(RanksChanged):  # a lost rank has handed over its state
             for rank in range(1, peers.size):
                 peers.wait_for(f"on-record/{step}/{rank}")
 
