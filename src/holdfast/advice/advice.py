@@ -34,7 +34,8 @@ ENOUGH = 3  # failures that were not injected, from which a failure rate is esti
 class Advice:
     """The recommended recovery strategy and save interval, and the estimates on which they are based.
 
-    `prices` and `outlooks` have an entry for each recovery strategy."""
+    `prices` and `outlooks` have an entry for each recovery strategy. `unknown` lists facts missing from the
+    history."""
 
     recovery: str
     save_every: int

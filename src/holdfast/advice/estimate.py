@@ -115,7 +115,7 @@ OF_A_WORKER = Estimate(_GPUS / _PER_NODE_DAY * DAY, 7.9 * HOUR * 1024, 54 * DAY 
 
 
 def mtbf(workers: int) -> Estimate:
-    """Return the published mean time between failures, in seconds, of a job with `workers` GPUs."""
+    """Estimate the mean seconds between failures of a job with `workers` GPUs from published failure rates."""
     return OF_A_WORKER.times(1 / workers)
 
 

@@ -107,7 +107,7 @@ class LargeJob:
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
-    """Simulate the job under every recovery strategy, each with its best save interval; `mtbf` is in seconds."""
+    """Simulate a job of the size in `question` with each recovery strategy, saving at the best interval for `mtbf`."""
     price_of = prices(costs, question)
     every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in price_of}
     shares = {
@@ -175,7 +175,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a job with the best save interval; `goes_back` is the fraction of failures that restart all workers."""
+    """Return a job that saves at the best interval. Times are in seconds; see `Job` for the parameters."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

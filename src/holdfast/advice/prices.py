@@ -81,7 +81,8 @@ def lost_part(costs: RunCosts, question: Question) -> Fraction:
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds from a failure until the restarted workers train.
 
-    Use the value in `question` if it has one, otherwise the restarts of the run, otherwise its start-up time.
+    Use the seconds in `question` if given. Otherwise use the restarts measured in the run, or else its start-up
+    time.
     """
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)

@@ -287,7 +287,7 @@ class RunRecord:
         return world
 
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return the names of some ranks of `attempt` for which there is no event file, at most `SHOWN`."""
+        """Return the first ranks of `attempt` that have no event file, such as "rank-3", at most `SHOWN` of them."""
         world = self.world(attempt)
         if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
             return []

@@ -143,7 +143,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan. `changed` steps had other samples; `compared` counts the compared steps."""
+    """The steps that differ from the plan: missing, duplicated, not planned (`extra`), or with `changed` samples."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]

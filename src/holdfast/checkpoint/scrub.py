@@ -73,7 +73,7 @@ def records(store: Store) -> int:
 
 
 def _strange(store: Store) -> list[Damage]:
-    """Return the invalid names that look like a snapshot or an index; raise NotAStore if nothing was ever saved."""
+    """Return names that look like a snapshot or an index but are invalid; raise NotAStore if nothing was saved."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     if not (names or records(store) or retention.aside(store)):
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")

@@ -221,7 +221,7 @@ class _Flight:
     landing: "Future[tuple[_Written, float, float]]"
 
     def landed(self) -> Saved:
-        """Wait until the save is durable and return it; raise its error if it failed."""
+        """Wait until the save is durable and return its measurements; raise the error if the save failed."""
         written, device, overlapped = self.landing.result()
         # A device captures the state asynchronously, so the wait of training is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)

@@ -236,7 +236,7 @@ class ReplacedGroup(ProcessGroup):
 
 
 class NoStore(Store):
-    """The store of an `ReplacedGroup` group: any access makes the run restart."""
+    """The store of a `ReplacedGroup`: every operation on it restarts the run."""
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:

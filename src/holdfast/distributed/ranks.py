@@ -208,7 +208,7 @@ def leave() -> None:
 
 
 def _store(patience: timedelta) -> Store:
-    """Connect to the store of the supervisor or torchrun. Under a supervisor, every restart has its own key prefix."""
+    """Connect to the store of the supervisor or torchrun; store operations time out after `patience`."""
     if SUPERVISED not in os.environ:
         store: Store = next(rendezvous("env://", timeout=patience))[0]
         store.set_timeout(patience)

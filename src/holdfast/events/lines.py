@@ -43,7 +43,7 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
-    """Return `step` as a line of a history, three times as fast as `line`; None if it needs that general function."""
+    """Return a step event as a line of a history, faster than `line`; None if only `line` can encode the event."""
     attempt, world, rank, epoch, cursor, number, samples, seconds, state, reduced, held, stepped, loss = step
     data, compute, stall, device = seconds
     try:

@@ -82,7 +82,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Event: fault injection is about to kill the processes of `kind` (such as node) with the numbers `targets`."""
+    """Event: an injected failure is about to kill the processes of `kind` (such as node) numbered `targets`."""
 
     iteration: int
     kind: str

@@ -84,7 +84,7 @@ def had_snapshots(folder: Path) -> bool:
 
 
 def last_commit(folder: Path) -> int | None:
-    """Return the last step that rank 0 committed and that no later restore undid; None if there is none."""
+    """Return the step of rank 0's last committed snapshot, or of an older one restored since; None if there is none."""
     lowest: int | None = None
     for event in backwards(folder / RANK_0):
         match event.what:

@@ -139,7 +139,10 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
 
 
 class WindowState(NamedTuple):
-    """The window (one step's samples) that this rank trains now or next, and how recoveries have changed it."""
+    """How far this rank has trained the window (the samples of one step), and how recoveries changed the window.
+
+    The window's samples are divided among the members in `basis`. `passes` counts its completed backward passes.
+    """
 
     step: int = 0
     begun: bool = False

@@ -106,7 +106,7 @@ def _mixed_sums(numbers: NDArray[np.uint64], mix: _Mix) -> NDArray[np.uint64]:
 
 
 def _unmixed(word: int, mix: _Mix) -> int:
-    """Invert the mixing: return the signed 64-bit id that was mixed into `word`."""
+    """Return the signed 64-bit sample id that the hash function with the constants `mix` maps to `word`."""
     offset, first, second, shift = mix
     x = word ^ word >> shift ^ word >> 2 * shift
     for bits, factor in (second, first):

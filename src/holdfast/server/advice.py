@@ -61,7 +61,7 @@ class ServedPrice:
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
-    """Measure what iterations, saves and failures cost in the run with this history."""
+    """Return the costs of an iteration, a save and a failure, measured in the run with the events `history`."""
     run = served_cost(history)
     lines = [event.what for event in history if event.who == "controller"]
     plan = next(what for what in lines if isinstance(what, Serve))

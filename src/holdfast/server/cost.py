@@ -35,7 +35,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The measured costs of a run on the parameter server: losses, seconds by phase, saves and failures."""
+    """The costs of a run on the parameter server: loss of each iteration, seconds by phase, saves and failures."""
 
     workload: str
     blocks: int

@@ -185,7 +185,7 @@ class StaleRounds:
                     self._running[part] = worker, call(actor, "advance", clock, part)
 
     def _look(self) -> dict[Member, str]:
-        """Wait until a worker has finished an iteration or is lost; return the members found to be lost."""
+        """Wait until a worker has finished an iteration or is lost; return all lost members, each with the reason."""
         answers = gather({part: ref for part, (_, ref) in self._running.items()}, self._given_up, PATIENCE, first=True)
         lost: dict[Member, str] = {}
         for part, turn in answers.results.items():

@@ -126,7 +126,7 @@ class AskBlocks(NamedTuple):
 
 
 class CandidateBlocks(NamedTuple):
-    """A node's answer: the three-part ranking key (`first`, `saved_at`, `ids`) and the size of each candidate block."""
+    """A node's answer: the size and the ranking key (`first`, `saved_at`, `ids`) of each block that may be saved."""
 
     first: Codes
     saved_at: Ids

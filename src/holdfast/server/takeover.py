@@ -44,7 +44,7 @@ class ControllerPast:
         return 0 if (last := self.last()) is None else last.iteration + 1
 
     def saves(self) -> int:
-        """Return the number of saves for which blocks were chosen."""
+        """Return how many saves earlier controllers have begun, by choosing the blocks to save."""
         return sum(1 for _ in self._all("chosen"))
 
     def failures(self) -> int:

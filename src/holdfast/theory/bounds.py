@@ -59,16 +59,14 @@ def endless_cost_bound(
 ) -> Floats:
     """Return the most iterations that perturbations of norm `size` at every iteration can cost.
 
-    The result is infinite if the perturbations keep the run from coming within `epsilon` of the optimum.
-
-    Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) of the paper gives ‖y[k] -
-    x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k >
-    log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most
-    log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) lacks ε. If D ≤ ε (so also if D ≤ e < ε), both runs are
-    within ε from the start and never leave: the cost is 0.
-
-    The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
+    `c` is the factor by which an iteration reduces the distance to the optimum, which is `distance` or less at the
+    start. The cost is the delay until the run is within `epsilon` of the optimum, infinite if that never happens.
     """
+    # Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) of the paper gives ‖y[k] -
+    # x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k >
+    # log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most
+    # log((1 - e/D) / (1 - e/ε)) / log(1/c), which grows with D. The printed (14) lacks ε. If D ≤ ε (so also if D ≤ e < ε),
+    # both runs are within ε from the start and never leave: the cost is 0.
     rate, error = _contraction(c), irreducible_error(c, size)
     far, near = _positive("distance to the optimum", distance), _positive("epsilon", epsilon)
     with np.errstate(divide="ignore", invalid="ignore"):  # where e ≥ D or e ≥ ε the formula does not apply
@@ -95,14 +93,13 @@ def sgd_iterations(
 ) -> float:
     """Return the iteration from which SGD's error bound stays below `epsilon`; infinite if that is later than `limit`.
 
-    The bound is on r[k] = √E‖y[k] - x*‖², the root mean square distance to the optimum; r[0] is `distance`. `alpha` is
-    the schedule of step sizes, which must not increase, and `gradient` is G, the bound on gradients in the paper's
-    (15). A perturbation of size `sizes[i]` is added at iteration `steps[i]`.
-
-    With s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], so by (15) r[k+1]² ≤ (1 - α[k]) (r[k] +
-    s[k])² + α[k]² G². (The analogue printed in appendix B.2 adds ‖δ‖, a length, to α²G², a square, and drops the cross
-    term 2 r s.) By Jensen E‖y - x*‖ ≤ r, so r < ε is enough. Once r < ε and α G² ≤ ε², the bound stays below ε.
+    The error is the root mean square distance to the optimum, which is `distance` at the start. `alpha` is the
+    schedule of step sizes, which must not increase, and `gradient` is the paper's bound G on the gradients. A
+    perturbation of size `sizes[i]` is added at iteration `steps[i]`.
     """
+    # With r[k] = √E‖y[k] - x*‖² and s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], so by (15) r[k+1]²
+    # ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². (The analogue printed in appendix B.2 adds ‖δ‖, a length, to α²G², a square,
+    # and drops the cross term 2 r s.) By Jensen E‖y - x*‖ ≤ r, so r < ε is enough. Once r < ε and α G² ≤ ε², it stays so.
     _positive("distance to the optimum", distance)
     _positive("epsilon", epsilon)
     if len(sizes) != len(steps):

@@ -50,11 +50,11 @@ def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
 def staleness(
     gradient: Callable[[Floats, Shard], Floats], iterates: Sequence[Floats], shards: Sequence[Shard], delays: Ids
 ) -> Floats:
-    """Return the error of the mean gradient if machine i computes it at the iterate of `delays[i]` iterations ago.
+    """Return the error of the mean gradient if machine i uses parameters that are `delays[i]` iterations old.
 
-    `gradient(x, shard)` is the mean gradient over the data shard of one machine; all shards have the same size. A delay
-    beyond the first iterate uses the first. The error is that of a gradient: SGD with learning rate α multiplies it by
-    -α, a factor that the paper leaves out (example 2.2).
+    `iterates` are the parameters after each iteration; a longer delay means the first of them. `gradient(x, shard)`
+    is the mean gradient over one machine's data shard; all shards have the same size. The error is that of a
+    gradient: SGD with learning rate α multiplies it by -α, a factor that the paper leaves out (example 2.2).
     """
     if len(delays) != len(shards):
         raise BadInput(f"{len(delays)} delays for {len(shards)} machines: give one delay for each shard")

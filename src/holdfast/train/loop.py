@@ -282,7 +282,7 @@ class Boundary:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Loop:
-    """The training loop of one rank, which hands out the batches of the run."""
+    """The training loop of one rank, which yields the batches of the run from step `start` to the end."""
 
     plan: SamplePlan
     start: int

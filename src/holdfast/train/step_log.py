@@ -111,7 +111,7 @@ class Fingerprints:
 
 
 class _Part:
-    """A list of tensors, and views of the few values that are sampled from each tensor."""
+    """A few values, sampled from `tensors`, that can be copied cheaply after every step to detect changes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]

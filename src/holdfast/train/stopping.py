@@ -89,7 +89,7 @@ class Stopping:
             self._listener.join(ENDS_WITHIN)
 
     def _any_wants(self, topic: str) -> bool:
-        """Return True, on all ranks, if the script of any rank has called run.stop(). All ranks must call this."""
+        """Return True, on all ranks, if the script of any rank called run.stop(). All ranks must call this together."""
         progress.here.count_post()
         wishes = self._ranks.gather(topic, "stop" if self.wanted else "")
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))

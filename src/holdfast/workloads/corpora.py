@@ -142,7 +142,7 @@ _DOCUMENTS = 5  # a word in fewer documents than this says little about topics
 
 
 def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
-    """Build a corpus from the lower-case words of `texts`, without single letters, stop words and rare words."""
+    """Return the corpus of all words in `texts` except stop words and rare words; `path` is named in errors."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # here, because the import takes a second
 
     number: defaultdict[str, int] = defaultdict(itertools.count().__next__)

@@ -25,7 +25,10 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Goodput by repeat and save interval (`every`, in steps), relative to training without saves and failures."""
+    """Goodput by repeat (rows) and save interval (columns), as a fraction of that without saves and failures.
+
+    `every` has the save intervals in steps, and `mtbf` is the mean time between failures.
+    """
 
     workload: str
     how: str  # simulated or measured

@@ -33,10 +33,10 @@ START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown by failure, the seconds of the parts of training (`prices`), and predictions.
+    """The measured slowdown of each failure case, the seconds of the phases of training (`prices`), and predictions.
 
-    `predicted` is the slowdown of a replayed mini-batch by point of failure. `replayed` has the predicted and the
-    measured seconds to load a checkpoint and train the next mini-batches again.
+    `predicted` maps points of failure to the slowdown if the mini-batch is repeated. `replayed` has the predicted
+    and the measured seconds to load a checkpoint and train mini-batches again.
     """
 
     slowdown: dict[FailureCase, Floats]
@@ -90,7 +90,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the seconds of a mini-batch, save, start and load, and of a load followed by replayed mini-batches."""
+    """Return the seconds to train, save, start and load, and the seconds to load and then train `REPLAYED` batches."""
     device = training.device
 
     def train_one() -> None:

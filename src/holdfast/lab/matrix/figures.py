@@ -97,7 +97,7 @@ def stall_and_gain(analysis: Analysis) -> "Figure":
 
 
 def wall_clock(analysis: Analysis) -> "Figure":
-    """Draw the mean wall-clock time of a run: a bar for each variant, divided by cause."""
+    """Draw the mean wall-clock time of a run: a stacked bar for each variant, with a segment for each cause."""
     figure, axes = _figure(8.0, 1.8 + 0.5 * len(analysis.variants))
     ends = np.zeros(len(analysis.variants))
     for cause, colour in CAUSES.items():

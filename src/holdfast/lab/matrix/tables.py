@@ -52,7 +52,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return a table of the suites, sorted by the goodput that overlapped saves gain (the paper's table 6)."""
+    """Return a table of the suites, sorted by the gain in goodput of overlapped over blocking saves (table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]

@@ -144,7 +144,7 @@ def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift
 def draw_late_failures(
     axes: "Axes", comparison: PanelComparison, strategies: Sequence[Strategy], *, shift: float = 0
 ) -> None:
-    """Draw as a separate series the mean costs of the failures after the first full checkpoint."""
+    """Plot each strategy's mean cost of failures after the first full checkpoint; `shift` moves the points right."""
     measured, later = comparison.measurement, comparison.measurement.steps >= strategies[0].policy.interval
     if not later.any():
         return

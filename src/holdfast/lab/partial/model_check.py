@@ -166,7 +166,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train without failures; return problems with the criterion, and the iterations until it is met (None: never)."""
+    """Train up to `limit` iterations without failures; return problems and the iterations to convergence (or None)."""
     losses, stack = [np.inf], _filled(workload, workload.start(0))
     for iteration in range(limit + 1):
         loss = float(np.asarray(workload.loss(stack))[0])

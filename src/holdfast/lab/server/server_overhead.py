@@ -226,7 +226,7 @@ def _checkpoint_parts(results: OverheadResults) -> str:
 
 
 def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
-    """Return a remark on how the length of an iteration changes the relative cost of a checkpoint."""
+    """Return remarks that compare how long a checkpoint and an iteration take with few topics and with many."""
     if len(panels) < 2:
         return []
     parts = [

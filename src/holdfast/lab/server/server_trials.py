@@ -172,7 +172,7 @@ def _key(arm: ExperimentArm, seed: int, iterations: int, *parts: object) -> str:
 
 
 def message_seconds(workload: str, options: Options) -> float:
-    """Return the median seconds of an empty message to all nodes and back, measured once and kept in the log."""
+    """Return the median round-trip seconds of an empty message to all nodes; the first call measures and stores it."""
     with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log:
         if KEY not in log.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():

@@ -163,7 +163,7 @@ class _Lanes:
 
 
 def start_as_given(start: Start) -> Start:
-    """Return `start` unchanged; use it as `begin` for trials that are given as `Start` objects."""
+    """Return `start` unchanged. Pass this as `begin` to `iterations_to_criterion` if its trials are `Start` objects."""
     return start
 
 

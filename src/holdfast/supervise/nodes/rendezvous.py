@@ -65,12 +65,12 @@ class Node:
 
     @property
     def meets_at(self) -> tuple[str, int]:
-        """The address and port of the endpoint, where the nodes meet."""
+        """The address and port, resolved from `endpoint`, at which all nodes of the run meet."""
         address, port = _resolved(str(self.endpoint))[-1][:2]
         return address, port
 
     def too_few(self, *, have_met: bool) -> str:
-        """Return why the run ends if too few nodes met; `have_met` is True if they had met before."""
+        """Return the error message of a run with too few nodes; `have_met` is True if all nodes had met before."""
         if not have_met:
             return f"fewer than {self.of} nodes came to {self.endpoint}"
         return (
@@ -233,7 +233,7 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the deciding node; return the memberships (groups of workers) it published after `known`."""
+        """Send `report` to the node that decides who trains; return the memberships published after number `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:

@@ -232,7 +232,7 @@ class CheckpointSaver:
         )
 
     def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        """Return the entries of the snapshot that hold one value per rank, merged from the parts of all ranks."""
+        """Return the snapshot entries with one value per rank; `parts` are the ranks' own values as JSON."""
         generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
         if any(stops):
             self._stops.add(step)
