@@ -126,7 +126,7 @@ class Progress:
         self.numbers[12] = 1
 
     def count_post(self) -> None:
-        """Report that this worker begins an exchange that ends only once all peers take part."""
+        """Count one more collective operation that this worker has begun, and in which it may wait for all peers."""
         self.numbers[2] += 1
 
     def add_moved(self, count: int) -> None:

@@ -74,7 +74,7 @@ def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
-    """Return the fraction of the workers that a failure takes, from `question`, or that of one worker if not set."""
+    """Return the fraction of workers that one failure kills: `question.lost` if set, otherwise that of one worker."""
     return question.lost or Fraction(1, question.workers or costs.workers)
 
 
@@ -132,7 +132,7 @@ class Outlook:
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return the outlook for every recovery strategy in `price_of`; `mtbf` is in seconds."""
+    """Return each recovery strategy's best save interval and fraction of time spent training; `mtbf` is in seconds."""
     return {name: _outlook(costs, question, mtbf, price) for name, price in price_of.items()}
 
 

@@ -45,10 +45,10 @@ def in_words(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The job for which advice is wanted, with times in seconds. None means: as in the run, or as published.
+    """The job for which advice is wanted, with times in seconds. None stands for the run's own or a published value.
 
-    `lost` is the fraction of the workers that a failure takes, `restart` the time of a restart, `stall` the delay by a
-    save, and `length` the duration of the job.
+    `lost` is the fraction of the workers that one failure kills, `restart` the duration of a restart, `stall` how long
+    one save delays training, and `length` the duration of the job.
     """
 
     mtbf: float | None = None

@@ -200,7 +200,7 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield ("unknown", text) for each step near the loss of a worker that kept the state and is not declared skipped.
+    """Yield ("unknown", text) for each step near a worker's loss that changed nothing and is not declared skipped.
 
     With gradient accumulation many steps do not change the state. So a step is reported only if the series of unchanged
     steps around it is longer than all others.

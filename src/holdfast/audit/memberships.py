@@ -33,7 +33,7 @@ class Declaration(NamedTuple):
 
 
 class MemberExit(NamedTuple):
-    """A member that was lost or suspended, and its session, or None if its events are not known."""
+    """A member that was lost or suspended; `session` holds its events, or is None if they are not known."""
 
     member: int
     session: RankSession | None

@@ -319,5 +319,4 @@ def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | N
 
 
 def _length(plan: Plan) -> tuple[int, int]:
-    """Return a key that sorts plans by length: epochs, then the limit of steps, if there is one."""
     return plan.epochs, sys.maxsize if plan.limit is None else plan.limit

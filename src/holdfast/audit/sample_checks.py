@@ -208,7 +208,7 @@ def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
 
 
 class _ReportedShares:
-    """The samples that a session recorded for the steps at index `rows`, sorted by step."""
+    """The samples that one session (process of a rank) recorded for the steps in its `rows`, sorted by step."""
 
     def __init__(self, session: RankSession, rows: Numbers) -> None:
         order = rows[np.argsort(session.steps.step[rows], kind="stable")]
@@ -294,7 +294,6 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
 
 
 def _wrong_shares(plan: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
-    """Return the recorded shares of `step` that differ from the plan, each with the name of its rank."""
     position = plan.position(step)
     shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
     valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch}
@@ -306,7 +305,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return, for each of the `wanted` shares that is planned in one of `steps`, the position of that step."""
+    """Return the planned position of each of the `wanted` shares (samples of one rank) that is planned in `steps`."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):

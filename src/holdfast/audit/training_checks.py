@@ -179,7 +179,7 @@ class _StepRange(NamedTuple):
 
 @dataclass(slots=True)
 class _Comparison:
-    """The results of comparing steps that were trained more than once."""
+    """Steps that were trained more than once, by the outcome of comparing them; `unknown` steps have no fingerprint."""
 
     same: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)  # without a fingerprint

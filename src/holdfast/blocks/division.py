@@ -75,7 +75,7 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """Divide `array` into blocks of `size` consecutive positions along `dim`, such as the rows of a matrix."""
+    """Divide `array`, and `companions` in the same way, into blocks of `size` consecutive positions along `dim`."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")

@@ -111,7 +111,7 @@ class Sender:
 
 
 def pin(image: "HostImage") -> None:
-    """Pin the memory of an image (page-lock it), so that a device can copy into it asynchronously at full speed."""
+    """Page-lock the memory of `image`, so that a GPU can copy into it asynchronously at full speed."""
     if image.pinned:
         return
     # Registered instead of allocated by torch, whose allocator rounds up to a power of two.

@@ -108,7 +108,7 @@ class ObjectStore:
 
 
 class _Ranges:
-    """A buffered reader of an object, which requests ranges of `BLOCK` bytes."""
+    """A buffered reader of an object in object storage, which requests `BLOCK` bytes at a time."""
 
     def __init__(self, fs: Any, path: str, length: int) -> None:
         self._fs, self._path, self._length = fs, path, length

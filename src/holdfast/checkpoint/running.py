@@ -67,7 +67,7 @@ class RunningCheckpoint:
 
     @classmethod
     def create(cls, store: Store, blocks: Blocks, state: State, *, writer: str = "0") -> "RunningCheckpoint":
-        """Create a running checkpoint, with all blocks of `state` saved as iteration 0."""
+        """Create a running checkpoint with all blocks of `state` as of iteration 0; its file names contain `writer`."""
         if generations(store):
             raise CommitConflict(f"{store} already has a running checkpoint: open it, or use another store.")
         running = cls(store, blocks, writer)
@@ -136,7 +136,7 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments with the newest saved values of blocks `ids`, to be read by `load_blocks`."""
+        """Return the segments (files) that have the newest values of blocks `ids`, for `load_blocks` to read."""
         return [self._segments[i] for i in np.unique(_owners(self._blocks, self._segments)[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:

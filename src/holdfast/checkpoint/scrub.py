@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The checkpoints in a store according to their commit records: snapshots and the newest running checkpoint."""
+    """The checkpoints that the commit records of a store list; `set_aside` are unusable ones that runs have skipped."""
 
     snapshots: tuple[Manifest, ...]
     running: Index | None

@@ -66,7 +66,7 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove the term `number` from the store. No node may have started to train in that term."""
+    """Remove term `number` (a group of nodes that may commit) from the store, before any node has trained in it."""
     store.remove(_name(number))
 
 

@@ -172,7 +172,7 @@ class _Target:
 
 
 class _Blocking:
-    """The writer that `blocking` returns."""
+    """A writer that makes training wait until the snapshot is durable."""
 
     def __init__(self, target: _Target) -> None:
         self._target = target
@@ -323,7 +323,7 @@ class _Overlapped:
     def _write(
         self, draft: SnapshotDraft, image: HostImage, layout: PayloadLayout, departures: list[DeviceCopy], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Write a draft from its image; return the result, and the seconds of device copies and of writing."""
+        """Wait for the device copies into `image` and write the snapshot; return the result and the seconds of both."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

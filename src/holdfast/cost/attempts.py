@@ -199,7 +199,6 @@ def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
 
 
 def _survived(stretch: AttemptStretch) -> Counter[int]:
-    """Count, for each rank, the losses after which the other workers continued."""
     return Counter(member for regroup in stretch.events_of(Regroup) for member in regroup.lost)
 
 

@@ -53,7 +53,6 @@ def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
 
 
 def _typical(spent: CostBreakdown) -> float | None:
-    """Return the median time in seconds from a failure to the end of the next step, or None without failures."""
     known = [failure.to_first_step for failure in spent.failures if failure.to_first_step is not None]
     return median(known) if known else None
 

@@ -34,9 +34,10 @@ def daly_interval(dump: float, mtbf: float) -> float:
 def expected_run_time(
     interval: npt.ArrayLike, *, solve: float, dump: float, mtbf: float, restart: float = 0.0
 ) -> Floats:
-    """Return the expected run time in seconds of `solve` seconds of work, after Daly (2006), for each `interval` τ.
+    """Return the expected run time in seconds for each `interval` between saves, by Daly's formula (2006).
 
-    It is M e^(R/M) (e^((τ+δ)/M) - 1) solve/τ with M = mtbf, R = restart, δ = dump; failures are a Poisson process.
+    The job has `solve` seconds of work, a save takes `dump` seconds and a restart `restart` seconds. Failures are a
+    Poisson process with a mean of `mtbf` seconds between them.
     """
     work = np.asarray(interval, dtype=np.float64)
     if not np.all(work > 0):

@@ -190,7 +190,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event). An event without one gets the last number; an `open` event gets the next one."""
+    """Yield (attempt number, event) pairs; an event without a number gets the last one, an `open` event the next."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):

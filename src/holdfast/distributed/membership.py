@@ -200,7 +200,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, otherwise announce where new workers can join."""
+        """Handle a new membership: call `lost` if members were lost, else publish the next step workers can join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

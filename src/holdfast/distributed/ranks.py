@@ -79,8 +79,8 @@ class RanksChanged(Exception):
 class Ranks:
     """The rank of this process, the number of ranks, and messages among them through a store.
 
-    A wait for a message fails after `patience` seconds of silence. With live recovery the ranks may change: once
-    `has_changed` returns True, waits raise Changed until `renumber` is called.
+    `grouped` is True if there is a process group. A wait for a message fails after `patience` seconds of silence. With
+    live recovery the ranks may change: once `has_changed` returns True, waits raise Changed until `renumber` is called.
     """
 
     rank: int

@@ -91,7 +91,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: a process (`kind` and `number`) was lost in `round`; `blocks` are the parts of the model that it held."""
+    """Event: process `number` of `kind` was lost in `round`; `blocks` are the parts of the model that it held."""
 
     iteration: int
     round: int

@@ -110,7 +110,7 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault due at `point`: raise, sleep, or leave it to the caller. Return its kind, or None."""
+        """Inject the fault due at `point` and return its kind, or None; damage to data is left to the caller."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -25,7 +25,7 @@ LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 
 def style_name(strategy: Strategy) -> str:
-    """Return the key of `COLOURS` for a strategy: its block ranking, or its recovery if it saves full checkpoints."""
+    """Return the key of `COLOURS` for a strategy: its block ranking or, if it saves full checkpoints, its recovery."""
     return strategy.policy.ranking if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 

@@ -345,8 +345,8 @@ class LiveRecovery:
                     bucket.is_done = True
         state_transfer.meet(self.link)
 
-    def _send_state(self, plan: RecoveryPlan, stands: dict[int, MemberReport]) -> None:
-        """Send the whole training state of one member to the workers that join."""
+    def _send_state(self, plan: RecoveryPlan, reports: dict[int, MemberReport]) -> None:
+        """Send the training state of member `plan.giver` to the joining workers. All members must call this."""
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
         if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
@@ -357,7 +357,7 @@ class LiveRecovery:
         state_transfer.meet(self.link)
         if self.is_joining:
             protected.restore(state)
-            giver = stands[plan.giver]
+            giver = reports[plan.giver]
             progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
             self.window = self.window._replace(basis=())
 

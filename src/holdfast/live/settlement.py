@@ -21,7 +21,9 @@ NOWHERE = -1
 class MemberReport:
     """The report of one member about its position in the training, sent to all members when a recovery begins.
 
-    `basis` are the members among whom the step's samples are divided. `buckets` says which gradient sums are complete.
+    `basis` are the members among whom the step's samples are divided. `synced` and `passes` count the buffer broadcasts
+    and the complete backward passes of this step, and `whole` the backward passes of the step before. `boundaries` and
+    `posted` are the progress that the supervisor sees. `buckets` says which gradient sums are complete.
     """
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
@@ -139,7 +141,7 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
 
 
 class WindowState(NamedTuple):
-    """How far this rank has trained the window (the samples of one step), and how recoveries changed the window.
+    """The position of this rank in its window (the samples of one step), and how recoveries changed the window.
 
     The window's samples are divided among the members in `basis`. `passes` counts its completed backward passes.
     """
@@ -169,7 +171,7 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state for the next window, and True if that is the first one divided among `members`."""
+        """Return the state for the next step, and True if its samples are the first to be divided among `members`."""
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:

@@ -88,7 +88,6 @@ def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the bytes of the tensors in pieces of at most PIECE bytes."""
     for value in tensors.values():
         if value.numel():
             yield from value.contiguous().reshape(-1).view(torch.uint8).split(PIECE)
@@ -124,5 +123,5 @@ class Buffers:
         self.synced += 1
 
     def use(self, values: list[torch.Tensor]) -> None:
-        """Make the next forward pass use `values`, which another member received from rank 0."""
+        """Make the next forward pass use `values` as the model's buffers; another member received them from rank 0."""
         self.values, self._given = values, True

@@ -76,9 +76,9 @@ def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
 def lost(
     reference: Window, run: Window, apart_from: Iterable[str] = ()
 ) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-    """Return the unprotected values that differ both at the beginning and at the end of a step, by path.
+    """Return the unprotected values in which `run` differs from `reference`, at the beginning and at the end of a step.
 
-    The values are pairs (value in `reference`, value in `run`). The paths in `apart_from` are left out.
+    Each path maps to the values (in `reference`, in `run`). The paths in `apart_from` are left out.
     """
     ignored = set(apart_from)
     return {
@@ -94,7 +94,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values of `reference` that kills of `run` lost, by path, without those in `apart_from`."""
+    """Return, by path, the unprotected values of `reference` that kills made `run` lose; leave out `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}

@@ -77,7 +77,7 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """The rows that a page shows."""
+        """The rows that a page shows: at most the first `most`."""
         return self.rows[: self.most]
 
     @property

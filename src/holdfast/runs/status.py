@@ -210,7 +210,7 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the start and end events in the file `lead`; if the run has not ended, also the last event in `files`."""
+    """Yield the start and end events in the file `lead`, and the latest event in `files` if the run has not ended."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))

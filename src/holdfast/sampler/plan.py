@@ -139,7 +139,7 @@ class SamplePlan:
         return range(rank * self.batch // world, (rank + 1) * self.batch // world)
 
     def windows(self, steps: npt.ArrayLike, places: range | None = None) -> Ids:
-        """Return the sample ids of all `steps`, one row per step; with `places`, only these columns of each row."""
+        """Return the sample ids of `steps`, one row per step; `places` selects a range of positions in each batch."""
         numbers = np.asarray(steps, dtype=np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.steps:
             raise BadInput(f"Steps {numbers.min()} to {numbers.max()} are not all in 0..{self.steps - 1}.")

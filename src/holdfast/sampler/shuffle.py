@@ -44,7 +44,7 @@ def mixed(words: npt.ArrayLike) -> _Words:
 
 
 def _through(x: _Words, size: int, keys: _Words) -> _Words:
-    """Apply all rounds of the Feistel network once to each element; results may lie outside of 0..size-1."""
+    """Apply the whole Feistel network once to each element of `x`; a result may be `size` or larger."""
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)
@@ -68,7 +68,7 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
 
 
 def _distance(numbers: _Words, keys: _Words) -> _Words:
-    """Return pseudorandom 64-bit distances for row or column `numbers` under `keys`; the high bits are the best."""
+    """Hash row or column `numbers` with `keys` into 64-bit words, of which the high bits are mixed best."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)

@@ -148,11 +148,11 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, c: float) -> float:
-    """Estimate the initial distance to the optimum from how far restored blocks had moved; infinite if unknown.
+    """Estimate the initial distance to the optimum from how far blocks moved when restored; infinite if unknown.
 
-    In a contraction by c, an initial distance D shrinks to D c^k in iteration k, and a block restored from `a`
-    iterations ago moves by D c^k (c^-a - 1). If all blocks contribute equally to D, the distance moved by the restored
-    blocks, which the history records, is the root of the mean square of that.
+    If training contracts by c per iteration, a block that is restored in iteration k from a save `a` iterations older
+    moves by D (c^(k-a) - c^k), where D is the initial distance. D is fitted to the movements that the history records,
+    on the assumption that all blocks contribute equally.
     """
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:

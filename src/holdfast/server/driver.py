@@ -62,7 +62,7 @@ def _actor(kind: type[Any], **options: object) -> Any:
 
 
 class _Driver:
-    """The process that owns all actors of a run; the actors end when it does."""
+    """The owner of all Ray actors of a run; the actors end when its process does."""
 
     def __init__(self, settings: Settings, report: "Callable[[Status], None]") -> None:
         self._settings, self._report = settings, report

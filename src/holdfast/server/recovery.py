@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round; `version` is the next round of restored blocks, counted over all iterations."""
+    """The current iteration and round (update); restored blocks continue at round `version`, counted over the run."""
 
     iteration: int
     round: int

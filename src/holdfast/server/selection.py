@@ -40,7 +40,7 @@ class RankingRange(NamedTuple):
         return len(self.prefix)
 
     def contains(self, other: "RankingRange") -> bool:
-        """Return True if this span contains all ranking positions in `other`."""
+        """Return True if this range contains all ranking positions in `other`."""
         if other.prefix[: self.level] != self.prefix or other.level < self.level:
             return False
         low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
@@ -51,7 +51,7 @@ class RankingRange(NamedTuple):
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "RankingRange":
-        """Return the part of this span that forms bin `number` of its `bins` histogram bins."""
+        """Return bin `number` of this range if the range is divided into `bins` histogram bins."""
         low = self.low + (number << self.shift(bins))
         return RankingRange(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
@@ -61,7 +61,7 @@ class AskTotal(NamedTuple):
 
 
 class BlockTotal(NamedTuple):
-    """A node's answer: its number of blocks, and the exact sum of their distances, encoded as a fraction."""
+    """A node's number of blocks, and the exact sum of the distances that they moved, as bytes of a fraction."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]
@@ -69,7 +69,7 @@ class BlockTotal(NamedTuple):
 
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "BlockTotal":
-        """Encode the sum `moved` of the distances of `blocks` blocks; None (not finite) becomes empty arrays."""
+        """Encode the total distance `moved` that `blocks` blocks have moved; None (not finite) becomes empty arrays."""
         above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
         sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
         packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))
@@ -158,7 +158,7 @@ EVERYTHING = RankingRange((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """The decision on which blocks to save, and the unspent budget in array elements (negative if overspent)."""
+    """The decision which blocks to save (`verdict`), and the unspent budget in array elements (may be negative)."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -181,9 +181,9 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Choose the blocks to save by asking nodes for histograms with at most `bins` bins; return the selection.
+    """Choose the blocks to save: yield questions for all nodes, receive their answers by `send`, and return the choice.
 
-    `credit` is the unspent budget of earlier saves, in array elements. The caller answers the yielded questions.
+    `credit` is the unspent budget of earlier saves, in array elements. Nodes send histograms of at most `bins` bins.
     """
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))

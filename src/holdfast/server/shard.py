@@ -70,7 +70,7 @@ class Shard:
 
     @property
     def versions(self) -> Ids:
-        """The number of the next round to apply to each block."""
+        """For each block, the number of the next update (round) to apply."""
         return self._versions.copy()
 
     @property

@@ -31,7 +31,7 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """The result of a worker's round: seconds, losses by input part, and nodes that made the round fail, if any."""
+    """The result of a worker's round: seconds per phase, losses by input part and, if it failed, the lost nodes."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -45,7 +45,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon a round because `nodes` are lost or, if `nodes` is empty, the partition map has changed."""
+    """Raised to abandon an update of the model: `nodes` are lost or, if `nodes` is empty, blocks changed nodes."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)

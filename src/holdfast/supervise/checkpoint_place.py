@@ -42,7 +42,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of the run in the folder `out`, stored at the directory or URL `place`, by default in `out`."""
+    """The checkpoints of the run in `out`, stored at `place` (default: in `out`); `wrong`: why `place` is unusable."""
 
     out: Path
     place: str | None
@@ -177,10 +177,10 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source of the run's initial weights; None if the script makes them.
+    """Return the source of the run's initial weights; None if the script initializes them.
 
-    For a run that `has_begun` (saved a step), return the source recorded in `out` if `wanted` is None or the same.
-    Otherwise return `wanted` with a digest of its contents, which a child process reads, as this may start threads.
+    `has_begun` is True if the run has saved a step. Then the source recorded in `out` is returned, if `wanted` is None
+    or the same. Otherwise the result is `wanted` with a digest of its contents, read in a child process.
     """
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):

@@ -214,7 +214,6 @@ class Display:
             self._try("err", self._live.stop)
 
     def _print_out(self, text: str) -> None:
-        """Print to stdout, or above the status line if stdout is the same terminal."""
         if self._live and sys.stdout.isatty():
             self._print_err(text)
         else:

@@ -192,7 +192,7 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return the workers that a signal has suspended for too long; the limit is longer if all are suspended."""
+        """Return the workers suspended by a signal for too long; with live recovery, fewer seconds if others run."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED

@@ -59,7 +59,7 @@ def done_elsewhere(attempts: int, because: str) -> RunVerdict:
 
 
 def completion(events: Iterable[What]) -> Judged | None:
-    """Return the verdict `completed` in the supervisors' `events`; None if it is missing, or a later attempt began."""
+    """Return the `completed` verdict in the supervisors' `events`; None if it is missing or a later attempt began."""
     newest, verdict = 0, None
     for event in events:
         match event:

@@ -35,7 +35,7 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """The injection of planned failures into this rank. In backward and optimizer it first waits for all ranks."""
+    """An injector of planned failures into this rank. In backward and optimizer it first waits for all ranks."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class Injection:
         ]
 
     def _open_targets(self, failure: Failure) -> list[int]:
-        """Return the target ranks of `failure` into which it has not been injected yet."""
         targets = failure.targets or (0,)
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
@@ -108,7 +107,7 @@ class Injection:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
-        """Inject the failures due in backward once `works`, the sums of some of `buckets` buckets, have started."""
+        """Inject the failures planned for the moment when `len(works)` of all `buckets` gradient sums have started."""
         for failure in [cut for cut in self._in_backward if points.summed_buckets(cut, buckets) == len(works)]:
             self._in_backward.remove(failure)
             self._strike_jointly(failure, works)

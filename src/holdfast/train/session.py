@@ -82,12 +82,10 @@ class Session:
 
     @property
     def _is_joining(self) -> bool:
-        """True if this worker waits to replace a lost one."""
         return self.live is not None and self.live.is_joining
 
     @property
     def _was_stopped(self) -> bool:
-        """True if the script stopped the run at the restored step, and the run is not to be extended."""
         return self.restored.stopped and not self.config.extend
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -390,7 +388,7 @@ def _fenced(store: Store, ranks: Ranks) -> Store:
 
 
 def identity(plan: SamplePlan, protected: Protected) -> str:
-    """Return a digest that identifies the snapshots of this run: of the sample order and the protected objects."""
+    """Return a digest of the sample order and the protected objects, which marks snapshots as belonging to this run."""
     order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
     parts = {"geometry": order, "protected": protected.signature()}
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())

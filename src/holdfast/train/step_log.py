@@ -121,7 +121,7 @@ class _Part:
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
-        """Return a copy of the sampled values. Copies from a GPU are asynchronous."""
+        """Copy the few values sampled from the tensors to host memory; copies from a GPU may still be in progress."""
         if not self._pointers:
             return b"", []
         places = [place() for place in self._pointers]

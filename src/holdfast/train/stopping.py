@@ -39,7 +39,7 @@ class Stopping:
         self.begin(start)
 
     def begin(self, start: int) -> None:
-        """Start to listen for stop requests, at the boundary before step `start` and with the present ranks."""
+        """Start to listen for stop requests before step `start`. Call this again when the ranks have changed."""
         self._over.set()
         self._over = threading.Event()
         self._stop: int | None = None

@@ -43,7 +43,7 @@ class RunningSums:
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 
     def restore(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
-        """Restore the sums in `row`, named by `names`: metrics at once, logged values when they are logged next."""
+        """Restore the sums in `row`, named by `names`. Metrics are set now, logged values when they are logged next."""
         place = 0
         for kind, owner, name in names:
             if kind == LOGGED:

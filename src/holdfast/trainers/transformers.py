@@ -213,7 +213,6 @@ class _Protection:
         return samples
 
     def _trained_epochs(self) -> float:
-        """Return how many epochs are trained once the current step ends, as a fractional number."""
         assert self._run_loader is not None
         assert self._run_loader.last is not None
         at = self._run_loader.last

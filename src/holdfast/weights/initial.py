@@ -32,7 +32,7 @@ _INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContent:
-    """The content of a weights file, or the states in a snapshot of a run by name (then `of_a_run` is True)."""
+    """The loaded source of initial weights: a file's content or, if `of_a_run`, the states in a run's snapshot."""
 
     content: Any
     of_a_run: bool

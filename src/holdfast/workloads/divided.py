@@ -42,7 +42,7 @@ class DividedWorkload(Workload, Protocol):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in an iteration, such as one for each batch."""
+        """The number of rounds (updates of the model) in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
         """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""

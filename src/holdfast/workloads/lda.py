@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """Latent Dirichlet allocation with both priors 1; the loss is −log p(words, topics)."""
+    """Latent Dirichlet allocation with both priors 1; the loss is −log p(words, topics). `lanes` is the stack size."""
 
     data: Corpus
     criterion: float

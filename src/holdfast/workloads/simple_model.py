@@ -45,11 +45,11 @@ class LossAt:
 
 
 class OneState(Protocol):
-    """The required attributes of a model that is written for one state at a time."""
+    """The interface of a model that trains one run at a time; `OneStateAdapter` turns it into a workload."""
 
     @property
     def criterion(self) -> float | LossAt:
-        """The loss below which the model has converged."""
+        """The loss below which the model has converged, or `LossAt(n)` for the loss after n iterations."""
 
     def start(self, rng: np.random.Generator) -> Arrays:
         """Return the initial arrays, drawing random numbers from `rng` only."""
@@ -78,12 +78,12 @@ class OneStateAdapter:
 
     @property
     def lanes(self) -> int:
-        """The number of trials (independent runs) in a stack: by default 1."""
+        """The number of trials (independent runs) that are trained together: the model's `lanes`, by default 1."""
         return int(getattr(self._model, "lanes", 1))
 
     @property
     def steady(self) -> bool:
-        """The model's own attribute `steady` (the loss falls more and more slowly), by default False."""
+        """True if the model's attribute `steady` says that its loss falls more and more slowly; False by default."""
         return bool(getattr(self._model, "steady", False))
 
     @cached_property

@@ -73,9 +73,10 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count topics in each group of tokens; return the sum of `table[count + 1]` over all counts, and topic totals.
+    """Count how often each of `number` topics occurs in each group of tokens.
 
-    Both results are computed for each chain, the last axis of `topics`; `number` is the number of topics.
+    Return the sum of `table[count + 1]` over all these counts, and the total of each topic. Both have one entry for
+    each chain (the last axis of `topics`).
     """
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width

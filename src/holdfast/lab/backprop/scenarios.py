@@ -69,7 +69,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """The trials of one network, callable with a trial number; `known` has the accuracies measured so far, by key."""
+    """A function that runs one trial of a network, given its number; `known` has earlier accuracies by key."""
 
     panel: str
     quick: bool
@@ -132,7 +132,10 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: FailureCase, order: list[int]
     ) -> None:  # fmt: skip
-        """Restore `before`, then train mini-batch `failing` with the failure `cell`; `first` are its precomputed gradients."""
+        """Train mini-batch `failing` from the state `before`, with the failure `cell` during its backward.
+
+        `first` are the precomputed gradients of that mini-batch, and `order` is the order in which workers are lost.
+        """
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch

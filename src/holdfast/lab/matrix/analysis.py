@@ -91,7 +91,7 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return the relative gain of column 0 over column 1, as a mean over the suites, for each row (bootstrap draw)."""
+    """Return, for each bootstrap draw (row), the relative gain of column 0 over column 1, averaged over `suites`."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
@@ -107,7 +107,7 @@ def reduction(suites: Sequence[Floats]) -> Floats:
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """Return the share of the suites in which column 0 is above column 1, for each row (bootstrap draw)."""
+    """Return, for each bootstrap draw (row), the fraction of `suites` in which column 0 is greater than column 1."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 

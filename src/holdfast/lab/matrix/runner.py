@@ -200,5 +200,4 @@ class MatrixRunner:
 
     @property
     def _memory(self) -> Path:
-        """The folder in /dev/shm for snapshots of these runs, different for every `out`."""
         return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"

@@ -133,7 +133,7 @@ def panel_title(comparison: PanelComparison) -> str:
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Draw the mean costs in `rows` as the series `name`, moved right by `shift`; column `over` has the tick labels."""
+    """Plot the mean costs in `rows` as series `name`, moved right by `shift`; column `over` has the tick labels."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]

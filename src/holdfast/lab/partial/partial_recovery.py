@@ -66,7 +66,6 @@ def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
 
 
 def _saved(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> Floats:
-    """Return the iterations that each trial saves by losing the fraction `less` instead of `more`."""
     larger, smaller = paired(_partial(panel, more, interval), _partial(panel, less, interval))
     return larger - smaller
 
@@ -88,7 +87,7 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
-    """Return a remark for each case in which losing fewer blocks costs more, with costs of early and later failures."""
+    """Return a remark on each loss that costs more than a larger loss, split into early and later failures."""
     lines = []
     for less, more in pairwise(LOST):
         extra = mean(-_saved(panel, less, more, interval))

@@ -32,7 +32,7 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves a `fraction` of the blocks chosen by `ranking`, and restores only the lost half."""
+    """Return a strategy that saves a `fraction` of the blocks, picked by `ranking`, and restores only lost blocks."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 

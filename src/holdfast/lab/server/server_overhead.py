@@ -259,7 +259,7 @@ def _projection(results: OverheadResults) -> list[str]:
 
 
 def rows(results: OverheadResults) -> list[Row]:
-    """Return a row for every iteration of every trial, then one for the rates and one for the projection."""
+    """Return one row for each iteration of each trial, then a row of measured speeds and a row of projected times."""
     which, iterations = {"workload": results.workload}, list[Row]()
     for trial in results.trials:
         own = {"what": "iteration", **which, "arm": trial.arm.name, "seed": trial.seed}

@@ -141,7 +141,7 @@ def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, option
 def trial_settings(
     workload: str, iterations: int, arm: ExperimentArm, seed: int, out: Path, data: Path | None
 ) -> Settings:
-    """Return the server settings of a trial whose run folder is `out`."""
+    """Return the settings of a server run in the folder `out`, for a trial of `arm` (policy, recovery and failures)."""
     return Settings(
         workload=workload,
         nodes=NODES,

@@ -111,7 +111,7 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration in every lane; the next trials replace those that have converged or reached `limit`."""
+        """Run one iteration of every trial. Pass trials that converged or reached `limit` to `finish`; start others."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -194,7 +194,7 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A picklable function that runs some of the trials in one process; it takes (index among all trials, trial) pairs."""
+    """A picklable function that runs (index, trial) pairs in one process; indices refer to the list of all trials."""
 
     workload: Workload
     begin: Callable[[Any], Start]

@@ -71,7 +71,7 @@ class Ownership:
         self.version, self._changed = max(version, self.version), True
 
     def move(self, node: int, ids: Blocks, version: int, open_round: int) -> None:
-        """Make `node`, which has joined the run, the owner of the blocks `ids` from round `open_round` on."""
+        """Make `node` the owner of the blocks `ids` in partition map `version`, from round `open_round` on."""
         self.owners[ids] = node
         self.version, self._changed, self.open_round = version, True, open_round
 

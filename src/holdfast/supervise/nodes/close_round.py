@@ -175,7 +175,7 @@ def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
 
 
 def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
-    """Return the greetings of the nodes that have registered for round `number`."""
+    """Return the messages with which nodes have registered for round `number` (one start of all workers)."""
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]

@@ -91,7 +91,7 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """Tell the thread to end, with its heartbeats, after the queued questions; do not wait for it."""
+        """Make the thread exit and stop its heartbeats once all queued requests are answered; do not wait for this."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
@@ -161,7 +161,6 @@ def _cut(where: str) -> None:
 
 
 def _plain(address: str) -> object:
-    """Return the parsed IP address, as IPv4 if it is an IPv4-mapped IPv6 address."""
     parsed = ipaddress.ip_address(address)
     return getattr(parsed, "ipv4_mapped", None) or parsed
 

@@ -328,7 +328,7 @@ def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> t
 
 
 def _open_store(node: Node) -> tuple[TCPStore, str]:
-    """Open the store that this node hosts, and return it with its address: the endpoint, if possible.
+    """Open this node's store, if possible at the common endpoint, and return the store and its address.
 
     Only the machine that has the endpoint's address can listen there. If several nodes run on that machine, the first
     one gets the port, and the others listen on any free port.

@@ -60,7 +60,7 @@ class Members:
         return seat in self._last and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the member numbers (at first the ranks) of the members that are not among `workers`."""
+        """Return the numbers of the members whose processes are not among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 

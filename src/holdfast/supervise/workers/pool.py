@@ -87,7 +87,7 @@ class WorkerPool:
         self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
 
     def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
-        """Return the environment variables that torchrun sets, and those of holdfast, such as the run folder."""
+        """Return a worker's environment: torchrun's variables, with `error` as its error file, and holdfast's own."""
         variables: dict[str, object] = {
             "RANK": rank,
             "LOCAL_RANK": local_rank,

@@ -178,7 +178,7 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return a report on how the worker ended, or on its `idle` seconds; its log path is relative to `out`."""
+        """Return how the worker exited, or that it hung for `idle` seconds; the log path is relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,

@@ -135,7 +135,7 @@ def probe(dataset: MapDataset, count: int, seed: int) -> str:
 
 
 def _add(hasher: Any, value: Any) -> None:
-    """Update the hash with a number, text, array, tensor or nested structure of them; with the type of other values."""
+    """Hash the type of `value` and, for numbers, texts, arrays, tensors and nested containers, also the contents."""
     hasher.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -50,7 +50,7 @@ class States:
 
     @classmethod
     def now(cls) -> "States":
-        """Return the states of the generators of this process."""
+        """Return the current states of the random generators of Python, numpy and torch (on the CPU)."""
         name, keys, *rest = np.random.get_state(legacy=True)
         return cls(
             random.getstate(), (name, np.asarray(keys).tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
@@ -65,7 +65,7 @@ class States:
 
 
 def capture() -> dict[str, Any]:
-    """Return the states of all generators of this process as JSON values."""
+    """Return the random generator states of Python, numpy, torch and (if in use) CUDA as JSON values."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
