@@ -112,7 +112,6 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """Return the best of the recovery strategies `names`; a later one must be better by more than `WORTH_CHANGING`."""
     best: str | None = None
     for name in names:
         if name in outlook_of and (

@@ -78,7 +78,7 @@ def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -
 
 
 def summary(shares: Floats, basis: str) -> Estimate:
-    """Return the mean of the simulated `shares`, with the interval from their 5th to their 95th percentile."""
+    """Return the mean of the simulated `shares`, with their 5th and 95th percentiles as its interval."""
     low, high = (float(share) for share in np.percentile(shares, (5, 95)))
     return Estimate(float(shares.mean()), low, high, basis)
 

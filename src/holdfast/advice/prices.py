@@ -26,10 +26,10 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of one failure under a recovery strategy: the run ends `seconds` later in total.
+    """The cost of one failure under the strategy `recovery`: the run ends `seconds` later in total.
 
-    Training pauses for `stands` seconds. `iterations` is the number of steps that are repeated or left out; a step
-    without half of its samples counts as 0.5.
+    Of these, training stands still for `stands` seconds. `iterations` is the number of steps that are repeated or left
+    out; a step without half of its samples counts as 0.5. `promise` says how exact the result is.
     """
 
     recovery: str

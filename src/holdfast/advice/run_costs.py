@@ -129,7 +129,7 @@ def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> li
 
 
 def _joins(history: Iterable[Event]) -> float:
-    """Return the mean seconds for which training waited for new workers to join, per loss of workers."""
+    """Return the mean seconds, for each loss of workers, that training waited for replacements to join."""
     regroups = {(regroup.attempt, regroup.number): regroup for regroup in _regroups(history)}.values()
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     return joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
@@ -140,14 +140,12 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return, by recovery strategy, the seconds of each pause after a failure that other workers survived."""
     regroups = _regroups(history)
     survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
     return {regroups[0].strategy: survived} if regroups else {}
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
-    """Return (attempt, save) for all saves, but without those in the first step of an attempt if there are others."""
     every = [(attempt, save) for attempt in timelines for save in attempt.saves]
     later = [(attempt, save) for attempt, save in every if attempt.steps and save.step > attempt.steps[0].number]
     return later or every

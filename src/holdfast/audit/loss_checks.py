@@ -150,7 +150,6 @@ def _wrong_session(record: RunRecord, memberships: Memberships, session: RankSes
 
 
 def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator[str]:
-    """Yield an error text for the first step that the session trained with an undeclared rank or world size."""
     for rows, rank, world in session.placements():
         steps = session.steps.step[rows.start : rows.stop]
         for step in memberships.one_step_per_split(steps):
@@ -161,7 +160,6 @@ def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator
 
 
 def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield (verdict, text) for each step that lost members and was not skipped or replayed as declared."""
     for session in record.attempts[memberships.attempt]:
         yield from _not_skipped(record, memberships, session)
         if error := _wrong_replay(record, memberships, session):

@@ -153,7 +153,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the step events of `steps` that are absent because a member was lost after its gradients were used."""
+        """Count the events of `steps` that are missing because a member was lost after its gradients had been used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()

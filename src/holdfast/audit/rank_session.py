@@ -55,9 +55,9 @@ class _Column:
 
 
 class StepColumns:
-    """The step events of a session, one array for each field, because a long run has millions of steps.
+    """The step events of one worker process, stored as one array for each field, because there may be millions.
 
-    A row is the index of a step in these arrays. Fingerprints of the state are kept as hashes, or 0 if not recorded.
+    The row of a step is its index in these arrays. Fingerprints of the state are kept as hashes, or 0 if not recorded.
     """
 
     step, epoch, cursor = _Column(), _Column(), _Column()
@@ -168,7 +168,7 @@ class RankSession:
         return not (self.recover or self.regroups or len(self.steps) or self.commits or self.end)
 
     def placements(self) -> Iterator[tuple[range, int, int]]:
-        """Yield (rows, rank, world size) for each range of rows with the same rank and world size."""
+        """Yield (range of indices in `steps`, rank, world size) for each period with a constant rank and world size."""
         ends = [*(row for row, _, _ in self._placements[1:]), len(self.steps)]
         return ((range(row, end), rank, world) for (row, rank, world), end in zip(self._placements, ends, strict=False))
 
@@ -250,7 +250,7 @@ class RankSession:
             self._set_error(f"{self.who} wrote {event} before its {' and '.join(missing)} event")
 
     def _check_place(self, what: What, rank: int | None, world: int | None) -> None:
-        """Set `error` if the attempt, rank or world size of event `what` differ from those of the session."""
+        """Set `error` if event `what` has another attempt, rank or world size than this session (worker process)."""
         attempt: int = what.attempt  # type: ignore[union-attr]
         if self.attempt is None:
             self.attempt = attempt

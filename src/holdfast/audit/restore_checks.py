@@ -127,7 +127,7 @@ def _recommitted(record: RunRecord) -> str | None:
 
 
 def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | None:
-    """Return an error text if restored parameters have another fingerprint than after the preceding step."""
+    """Return an error text if restored parameters differ, by fingerprint, from those after the preceding step."""
     for restore in restores:
         # The attempt as it counted then: the same step may have been trained differently since.
         step = restore.session.first_step - 1
@@ -159,9 +159,9 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each restore set the random generators of its rank correctly.
+    """Check that each restore from a snapshot set the random generators of its rank correctly.
 
-    With the same world size they must be restored from the snapshot. Otherwise they must be seeded again ("keyed").
+    If the world size is the same, they must have the saved states. Otherwise they must be seeded again ("keyed").
     """
     if not record.trained:
         return "unknown", "no step was trained that counts"

@@ -246,7 +246,7 @@ class RunRecord:
 
     @cached_property
     def joins(self) -> Mapping[int, Join]:
-        """The joins to running attempts, by the `id()` of the session that joined."""
+        """The `Join` of each worker that joined a running attempt, by the `id()` of the worker's `RankSession`."""
         changes = (change for memberships in self.live_attempts for change in memberships.changes)
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 

@@ -157,7 +157,7 @@ class _Defects:
 
 
 def _find_defects(record: RunRecord) -> _Defects:
-    """Compare all steps that were not rolled back with the plan, and return the differences."""
+    """Compare the samples of all steps that were not rolled back with the sample plan, and return the differences."""
     steps, committed = record.sample_plan.steps, record.lineage.committed
     none = np.zeros(0, np.int64)
     trained = np.concatenate([*record.trained.values(), none])
@@ -233,7 +233,6 @@ class _ReportedShares:
 
 
 def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
-    """Yield (chunk of `steps`, windows), where row i of the windows has the planned samples of step i in the chunk."""
     size = max(1, _IDS_AT_ONCE // plan.batch)
     for first in range(0, len(steps), size):
         chunk = steps[first : first + size]

@@ -110,7 +110,6 @@ def _never_stepped_or_reduced(record: RunRecord) -> str | None:
 
 
 def _different_work(record: RunRecord, attempt: int) -> str | None:
-    """Return an error text if in some step two ranks differ in optimizer steps or all-reduced backward passes."""
     for first, other, a, b in _trained_together(record, attempt):
         who, steps = f"{first.who} and {other.who}", first.steps.step[a]
         if len(rows := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
@@ -254,7 +253,6 @@ def _commands(record: RunRecord) -> dict[int, str | None]:
 
 
 def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, object]]:
-    """Yield (first step, end, key) for ranges of steps of `attempt`; for the key see `Memberships.variations`."""
     sessions = record.attempts[attempt]
     start = max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
     for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
@@ -298,7 +296,6 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
 
 
 def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
-    """Return an error text if a step of `attempt` lacks the fingerprint of the state after it."""
     sessions = record.attempts[attempt]
     blank = [session.steps.step[session.steps.shared == 0] for session in sessions]
     lacking, total = sum(map(len, blank)), sum(len(session.steps) for session in sessions)

@@ -82,7 +82,7 @@ def relative(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank only the blocks that moved more than the average since their last save, longest unsaved first."""
+    """Return the blocks that changed more than the average since their last save, the least recently saved first."""
     order = _ranked(info.saved_at)
     return np.asarray(order[info.distances[order] > mean([total_distance(info)], len(order))])
 

@@ -27,7 +27,7 @@ def partial(count: int, lost: Ids) -> Ids:
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the lost blocks, like `partial`; the caller re-initialises those of them that were never saved."""
+    """Return the `lost` blocks, like `partial`; the caller re-initialises those of them that were never saved."""
     return partial(count, lost)
 
 

@@ -57,7 +57,7 @@ class HostImage:
 
 
 class BufferPool:
-    """A thread-safe pool of at most `most` images, which together have at most `budget` bytes."""
+    """A thread-safe pool of at most `most` host memory buffers for saves (images), of at most `budget` bytes in all."""
 
     def __init__(self, most: int, budget: int | None = None) -> None:
         if most < 1:
@@ -93,7 +93,7 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[HostImage]:
-        """Allocate images of `size` bytes until the pool has `count` images or is full; return the new images.
+        """Allocate host buffers (images) of `size` bytes until the pool has `count` or is full; return the new ones.
 
         New images count as in use until they are passed to `give_back`. Free images that are too small are removed.
         """
@@ -145,7 +145,7 @@ class StateCapture:
         return self._layout
 
     def fill(self, image: HostImage, layout: PayloadLayout, tensors: State) -> list[DeviceCopy]:
-        """Copy `tensors` into the image; return the device copies in progress. Training may then change the tensors."""
+        """Copy `tensors` into `image` and return the device copies in progress. The tensors may change afterwards."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []
@@ -179,7 +179,7 @@ def device_of(tensors: State) -> torch.device | None:
 
 
 def make_ready(image: HostImage, layout: PayloadLayout, device: torch.device | None) -> None:
-    """Allocate the pages of a new image, write its header, and pin it for `device`, so that the first save is fast."""
+    """Prepare a host buffer (image) for fast saves: allocate its pages, write its header, and pin it for `device`."""
     image.bytes[:: mmap.PAGESIZE] = 0  # allocates all pages now, instead of one by one while it is filled
     image.lay_out(layout)
     if device is not None:

@@ -149,7 +149,6 @@ def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int],
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source tensor to its target, with few kernel launches."""
     kinds: defaultdict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
         kinds[source.dtype][0].append(target)

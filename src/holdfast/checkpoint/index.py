@@ -19,9 +19,10 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one generation. `blocks` is the number of blocks, and `layout` a digest of their bounds.
+    """The commit record of one generation (save). `blocks` is the number of blocks, `layout` a digest of their bounds.
 
-    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved."""
+    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved.
+    """
 
     generation: int
     blocks: int
@@ -90,7 +91,7 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name of a segment in the store. A process `writer` may use each `sequence` number only once."""
+    """Return the name in the store of segment `sequence` of the process `writer`, which must use each number once."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

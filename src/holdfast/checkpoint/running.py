@@ -54,7 +54,7 @@ class Segment:
 
 
 class RunningCheckpoint:
-    """A running checkpoint, opened to save and restore blocks. Only one process at a time may save to it."""
+    """A checkpoint to which any subset of the blocks can be saved. Only one process at a time may save to it."""
 
     def __init__(self, store: Store, blocks: Blocks, writer: str) -> None:
         self.passed_over: tuple[PassedOver, ...] = ()
@@ -238,10 +238,10 @@ class RunningCheckpoint:
 def write_segments(
     store: Store, blocks: Blocks, writer: str, sequence: int, ids: Ids, saved_at: Ids, packed: State, total: int
 ) -> list[Segment]:
-    """Write blocks `ids`, given as the result of `Blocks.pack`, into one or more segments, and return these.
+    """Write the blocks `ids`, whose values `Blocks.pack` has put into `packed`, to segments, and return the segments.
 
-    The names contain `writer` and numbers from `sequence` on. `saved_at` is the iteration of each block, and `total`
-    the size of the whole state in bytes. The segments take effect when they are committed.
+    Segment names contain `writer` and numbers from `sequence` on. `saved_at` is the iteration of each block, and
+    `total` the size of the whole state in bytes. The segments take effect when they are committed.
     """
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
@@ -302,9 +302,9 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the `Blocks` that describe the arrays returned by `blocks.pack(state, ids)`.
+    """Return the layout (`Blocks`) of the arrays that `blocks.pack(state, ids)` returns.
 
-    Also return the new block number of each of `ids`.
+    Also return the block number that each of `ids` has in this layout.
     """
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:

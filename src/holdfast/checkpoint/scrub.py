@@ -68,7 +68,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
 
 def records(store: Store) -> int:
-    """Return the number of commit records in the store: one for each snapshot and each generation."""
+    """Return the number of commit records in the store: one for each snapshot and each running-checkpoint save."""
     return len(snapshot.steps(store)) + len(generations(store))
 
 

@@ -65,10 +65,10 @@ class Writer(Protocol):
         ready: Ready = at_once,
         **position: Any,
     ) -> None:
-        """Start to save a state, which may change as soon as this returns. Raise the error of an earlier failed save.
+        """Start to save a state, whose tensors may change after the return. Raise the error of an earlier failed save.
 
-        `more` returns further items of `extra`, such as reports of other ranks; if it raises, nothing is saved. `ready`
-        is called before the commit, which waits until it returns. `position` is as for `snapshot.draft`.
+        `more` returns further items of `extra`, such as reports of other ranks; if it raises, nothing is saved. The
+        commit waits until `ready` returns. `position` has the keyword arguments of `snapshot.draft`, such as `epoch`.
         """
 
     @property

@@ -73,5 +73,5 @@ def _command(error: Any) -> str:
 
 
 def _close_stdout() -> None:
-    """Send further output to /dev/null, so that Python does not report the error again at exit."""
+    """Redirect stdout to /dev/null, so that Python does not report a closed pipe once more when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

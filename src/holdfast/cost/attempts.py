@@ -38,7 +38,7 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """A live recovery that ended `at` seconds after the run began, at Unix time `time`. Other workers continued."""
+    """The end of a live recovery (without a restart), `at` seconds after the run began and at Unix time `time`."""
 
     at: float
     time: float
@@ -103,7 +103,7 @@ class AttemptTimeline:
 
 
 def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> list[AttemptTimeline]:
-    """Return the timeline of each attempt; `stretches` are the parts of the critical path, one for each attempt."""
+    """Return the timeline of each attempt. A stretch has the events that determined the duration of one attempt."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
@@ -250,7 +250,7 @@ def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: AttemptStretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Return the time at which the failure began, which lies between the end of the last step and the detection."""
+    """Return when the failure began, in seconds: between the end of the last step and the failure's detection."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

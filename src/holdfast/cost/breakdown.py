@@ -88,8 +88,9 @@ class AttemptCost:
 class Waiting:
     """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of them.
 
-    A late rank is recognized by the shortest compute time, because the others wait for it in their first collective. A
-    rank that begins in time but computes slowly is not found. They are part of the causes `compute` and `rework`.
+    The rank with the shortest compute time in a step is taken as late, because the others wait for it in their first
+    collective. A rank that begins in time but computes slowly is not found. The costs `compute` and `rework` include
+    these seconds.
     """
 
     seconds: float
@@ -129,7 +130,7 @@ class CostBreakdown:
 
     @property
     def share(self) -> Seconds:
-        """The share of each cause in the wall clock; the shares add up to 1."""
+        """The fraction of the wall clock that each cause of time took; the fractions add up to 1."""
         return {cause: _share(seconds, self.wall) for cause, seconds in self.seconds.items()}
 
     @property
@@ -240,7 +241,6 @@ def _stall(attempt: AttemptTimeline) -> Stall:
 
 
 def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
-    """Return the cost of every failure, injected or not, sorted by attempt and step."""
     on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(timelines), (timelines[-1], None)]
@@ -265,7 +265,9 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
 
 
 def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the cost of the failure that ended `attempt`. It lasts to the first step of the next attempt, `after`."""
+    """Return the cost of the failure that ended `attempt`, up to the first step of the next attempt, `after`.
+
+    `elsewhere` has the failure detections that other nodes recorded."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -300,7 +302,9 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return the cost of each loss that other workers survived; add the `id()` of its injected failure to `known`."""
+    """Return the cost of each loss of a worker after which the other workers continued.
+
+    If an injected failure (in `struck`) caused the loss, its `id()` is added to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -362,7 +366,7 @@ def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[De
 
 
 def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
-    """Compute `Waiting` from the steps that rank 0 and another rank recorded, or return None if there are none."""
+    """Measure how long rank 0 waited for ranks that began steps late; return None if no other rank recorded steps."""
     shortest: dict[tuple[int, int], tuple[float, str]] = {}
     for event in history:
         if isinstance(event.what, Step) and event.who != RANK_0:

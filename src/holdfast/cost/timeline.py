@@ -60,7 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield (place, event) for each event of a rank. A place is (attempt, regroup number), or None before a join."""
+    """Yield each event of a rank with its place (attempt, membership number), which is None while it waits to join."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -77,9 +77,11 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the step events missing from `path` because the leading rank was killed, as later leading ranks wrote them.
+    """Yield the step events that `path` lacks because the leading rank was killed, as other leading ranks wrote them.
 
-    `first` is the leading rank of each place, and `placed` has the events of each rank with their places."""
+    `first` has the leading rank of each place, that is, (attempt, number of the membership). `placed` has the events of
+    each rank with their places.
+    """
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):

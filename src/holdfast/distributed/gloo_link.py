@@ -150,7 +150,7 @@ _kept: list[Any] = []
 
 
 class _GroupBuilder(threading.Thread):
-    """A thread that builds a gloo group. The caller abandons it if a member dies, because building then takes long."""
+    """A thread that builds a gloo group. If a member dies, that takes long, so the caller then abandons the thread."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)

@@ -90,7 +90,9 @@ class Suspended(Exception):
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One worker's view of the membership. `member` is its member number; `seat` is the fixed number of its process."""
+    """One worker's view of the membership (the workers that train together).
+
+    `member` is its member number, `seat` the fixed number of its process, and `number` that of the membership."""
 
     member: int
     members: tuple[int, ...]

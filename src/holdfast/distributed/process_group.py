@@ -67,7 +67,7 @@ class RecoverableGroup(ProcessGroup):
         return "holdfast"
 
     def lay_out(self, buckets: list[list[torch.Tensor]]) -> None:
-        """Set the parameters that each of DDP's gradient buckets holds."""
+        """Tell the group which parameters each of DDP's gradient buckets contains."""
         self._buckets = buckets
 
     def empty(self, number: int) -> torch.Tensor:

@@ -78,7 +78,7 @@ class Event(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of the event's kind in a history."""
+        """The name of this kind of event, as histories record it."""
         return kind_name(self.what)
 
 

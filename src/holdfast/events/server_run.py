@@ -59,9 +59,9 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Event: a node applied the updates from the input `parts` to its blocks (parts of the model), each once.
+    """Event: a node applied, to its blocks (parts of the model), the updates that were computed from the input `parts`.
 
-    `again` counts repeated pushes of this round, which were not applied.
+    Each update was applied once; `again` counts the repeated ones in this round that were ignored.
     """
 
     iteration: int

@@ -62,7 +62,7 @@ def parse_server(specs: Iterable[str]) -> Schedule:
 
 
 def parse_rehearsal(spec: str) -> RandomKills:
-    """Parse the value of `holdfast rehearse --inject`."""
+    """Parse the value of `holdfast rehearse --inject`, such as "random=3,seed=7"."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
         raise BadInput(

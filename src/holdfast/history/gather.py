@@ -125,7 +125,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the files of one writer by attempt; return the merged file, and files with torn (unfinished) lines."""
+    """Merge the history files of one process, by attempt. Return the merged file, and files of unfinished lines."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)

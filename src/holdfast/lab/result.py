@@ -42,7 +42,7 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim about `estimate`; its interval is None if that of `estimate` is NaN."""
+        """Return a claim that `estimate` lies in `expected`; the claim has no interval if that of `estimate` is NaN."""
         value, low, high = estimate
         return cls(id, claim, source, expected, value, None if math.isnan(low) else (low, high))
 
@@ -53,7 +53,7 @@ class Claim:
 
     @property
     def resolved(self) -> bool:
-        """True if the interval lies entirely inside or entirely outside the expected range, or is None."""
+        """True if the confidence interval lies entirely inside or outside the expected range, or is None."""
         if self.interval is None:
             return True
         low, high = self.interval

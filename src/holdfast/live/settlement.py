@@ -159,7 +159,7 @@ class WindowState(NamedTuple):
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "WindowState":
-        """Return the state after this rank has trained the window."""
+        """Return the state after this rank has trained the window (one step's samples), with its counts reset."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: RecoveryPlan) -> "WindowState":
@@ -188,7 +188,7 @@ class LossEffects:
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
     def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the gradient weight of `member` in a step divided among `basis`, of whom only `members` are left."""
+        """Return the gradient weight of `member` in a step divided among `basis` if only samples of `members` count."""
         samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)

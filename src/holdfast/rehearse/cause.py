@@ -159,7 +159,6 @@ def _thing(case: DivergenceCase) -> Cause | None:
 
 
 def _value(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if unprotected tensors or variables were lost; if the batch differs, the dataset must have one."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")

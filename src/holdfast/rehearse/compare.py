@@ -63,7 +63,7 @@ def unmatched(reference: Iterable[Observed], run: Iterable[Observed]) -> list[in
 
 
 def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
-    """Return the paths of unprotected values, such as a time, that differ between two runs without a kill."""
+    """Return the paths of unprotected values, such as a stored time, that differ between two runs without kills."""
     expected = by_step(one)
     paths: set[str] = set()
     for key, window in by_step(other).items():

@@ -120,8 +120,8 @@ class Picture:
 class Page:
     """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
 
-    With `brief`, the scoreboard is collapsed if all verdicts are good. A `live` page is served while its run trains,
-    and refreshes itself.
+    `scoreboard` has the words after "3 of 4". With `brief`, the statements are collapsed if all their verdicts are
+    good. A `live` page is served while its run trains, and refreshes itself.
     """
 
     title: str
@@ -139,11 +139,11 @@ class Page:
 
     @property
     def good(self) -> int:
-        """The number of statements with a good verdict."""
+        """The number of statements whose tone is good."""
         return sum(statement.tone == "good" for statement in self.statements)
 
     @property
     def tone(self) -> Tone:
-        """The worst tone of all statements, or "open" if there are none."""
+        """The worst tone of all statements: "bad", then "open", then "good"; "open" if there are none."""
         tones = [statement.tone for statement in self.statements]
         return "bad" if "bad" in tones else "open" if "open" in tones or not tones else "good"

@@ -44,7 +44,7 @@ class WeightsSource:
 
     @classmethod
     def from_json(cls, data: Any) -> "WeightsSource":
-        """Return the source that `to_json` wrote."""
+        """Return the source described by `data`, which `to_json` returned; raise BadInput if it is damaged."""
         known = isinstance(data, Mapping) and set(data) == {"place", "step", "take", "partial", "digest"}
         if not (known and all(isinstance(data[name], str) for name in ("place", "digest"))):
             raise BadInput("its source of weights is damaged")
@@ -208,7 +208,7 @@ def adopt(config: RunConfig) -> None:
 
 
 def handed_over(out: Path) -> RunConfig:
-    """Return the config that the supervisor passed to this process, or else the one in the folder `out`."""
+    """Return the config that the supervisor passed to this process, or else the config stored in the folder `out`."""
     return _adopted or read_config(out)
 
 

@@ -67,7 +67,7 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return the rank changes recorded in a log folder, in order, as (rank, name of the worker's log files)."""
+    """Return the rank changes recorded in a log folder, oldest first, as (new rank, name of the worker's log files)."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours

@@ -164,7 +164,7 @@ def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
 
 
 def state_of(folder: Path, reached: int) -> str:
-    """Return `trains` or a word for how the run ended; `reached` is the number of steps trained."""
+    """Return "trains", or how the run ended, such as "completed"; `reached` is the number of steps trained."""
     if is_training(folder):
         return "trains"
     _, lead, ranks = _files(folder)

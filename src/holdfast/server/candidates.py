@@ -74,7 +74,7 @@ class Candidates:
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _inside(self, above: float, span: RankingRange) -> Where:
-        """Return the indices of the blocks in the range `span` of the ranking that moved further than `above`."""
+        """Return the indices of the blocks that changed by more than `above` and have a ranking position in `span`."""
         known_above, known, where = self._within
         if known_above != above or known is None or not known.contains(span):
             where = self._above(above)

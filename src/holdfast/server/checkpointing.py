@@ -81,7 +81,7 @@ class CheckpointCoordinator:
         return self._running.saved_at
 
     def select(self, step: int) -> SelectedBlocks:
-        """Let nodes choose the blocks to save after iteration `step` and buffer copies of them for `write`."""
+        """Select the blocks to save after iteration `step`; every node copies its own into a buffer for `write`."""
         policy = self._settings.policy.at(step)
         verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))

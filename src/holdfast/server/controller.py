@@ -180,7 +180,7 @@ class Controller:
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _save_again(self, accounts: Mapping[int, NodeAccount]) -> None:
-        """Write again the blocks that nodes consider saved but whose save was never committed."""
+        """Write again the blocks that nodes consider saved but whose save the lost controller did not commit."""
         saved_at = self._coordinator.saved_at
         arguments = {
             n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes
@@ -221,7 +221,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Train with staleness: input parts advance independently; an iteration ends when all parts have done it."""
+        """Train with bounded staleness: input parts advance separately; an iteration ends when all have done it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
@@ -241,7 +241,6 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _end_iteration(self, iteration: int, times: PhaseTimes, chosen: int) -> None:
-        """Measure the loss while nodes choose the blocks to save (both only read blocks), and record the iteration."""
         began, version = time.perf_counter(), self._recovery.map.version
         asked = self._rounds.measure({})
         selected = self._select(iteration + 1, chosen)

@@ -40,7 +40,7 @@ class FailureDetector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """Use the short deadline for `member` from now on; the long one at first allows for slow first calls."""
+        """Replace the long deadline of a new `member`, which allows for slow first calls, by the usual short one."""
         if member in self._heard:
             self._settled.add(member)
 

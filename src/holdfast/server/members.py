@@ -114,7 +114,7 @@ class ServerMembers:
         self._detector.watch(member, time.monotonic())
 
     def expel(self, member: Member) -> None:
-        """Remove a member, and kill its process if it still runs."""
+        """Remove a node or worker from the run, and kill its process if it still runs."""
         if (actor := self.dismiss(member)) is not None:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
@@ -179,7 +179,7 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return the members in `missing` and all other members that seem to be lost now, with the reasons."""
+        """Return lost members with reasons: those of `kind` in `missing` (by number), and those that `look` finds."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

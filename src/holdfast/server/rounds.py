@@ -65,7 +65,7 @@ class SynchronousRounds:
         return RoundId(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
-        """Continue without the `lost` members; return True if the current round must be repeated."""
+        """Recover from the loss of `lost` members; return True if the current round must be repeated."""
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: RoundId, times: PhaseTimes) -> None:
@@ -115,9 +115,9 @@ class SynchronousRounds:
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait until workers have measured the loss; return it with the seconds of the slowest worker.
+        """Wait until all workers have measured the loss; return the loss and the seconds that the slowest worker took.
 
-        `asked` are calls in progress from `measure`; if it is None, new calls are made.
+        `asked` has the calls in progress that `measure` returned; if it is None, make new calls.
         """
         measures: dict[int, float] = {}
         seconds = 0.0
@@ -147,7 +147,7 @@ class StaleIteration(NamedTuple):
 
 
 class StaleRounds:
-    """The progress of training with staleness: the iterations done by each input part, and the calls in progress."""
+    """The state of training with bounded staleness: the iterations done by each input part, and the running calls."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -161,10 +161,10 @@ class StaleRounds:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> StaleIteration:
-        """Train until all input parts have completed one more iteration, and return that iteration.
+        """Train until every input part has completed one more iteration, and return that iteration.
 
-        `parts` returns the input parts of each worker, and `recover` is called with lost members. No part begins
-        iteration `until`.
+        `parts` returns the numbers of the input parts of each worker. `recover` is called with lost members. No part is
+        trained beyond iteration `until - 1`.
         """
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():

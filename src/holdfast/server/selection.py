@@ -36,7 +36,7 @@ class RankingRange(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The index (0 to 2) of the component of a ranking position that this span limits to `low`..`high`."""
+        """The index (0 to 2) of the component of a ranking position that must lie in `low`..`high`."""
         return len(self.prefix)
 
     def contains(self, other: "RankingRange") -> bool:
@@ -47,7 +47,7 @@ class RankingRange(NamedTuple):
         return self.low <= low and high <= self.high
 
     def shift(self, bins: int) -> int:
-        """Return how many low bits to drop from numbers in this span so that they fall into at most `bins` bins."""
+        """Return how many low bits to drop from ranking numbers so that this range has at most `bins` values."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "RankingRange":
@@ -57,7 +57,7 @@ class RankingRange(NamedTuple):
 
 
 class AskTotal(NamedTuple):
-    """A question to nodes: how far all of their blocks have moved since the last save, summed up."""
+    """A question to each server node: by how much its blocks changed since their last save, summed over the blocks."""
 
 
 class BlockTotal(NamedTuple):
@@ -83,9 +83,9 @@ class BlockTotal(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """A question to nodes: the number of candidates, and the range of the ranking that they cover.
+    """A question to each server node: how many blocks are candidates for saving, and which ranking positions they have.
 
-    Candidates are blocks that moved further than `above`. A node with at most `few` candidates also lists them.
+    Candidates are blocks that changed by more than `above`. A node with at most `few` candidates also lists them.
     """
 
     above: float
@@ -119,7 +119,7 @@ class Histogram(NamedTuple):
 
 
 class AskBlocks(NamedTuple):
-    """A question to nodes: all candidates for saving in the range `span` of the ranking."""
+    """A question to each server node: its blocks that changed by more than `above` and rank within the range `span`."""
 
     above: float
     span: RankingRange
@@ -212,7 +212,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Choose the same blocks as `exchange` by listing the blocks of all nodes: a slow reference implementation."""
+    """Choose the blocks to save like `exchange`, but collect all candidates in one place: a slow reference version."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
@@ -222,7 +222,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the distance a block must exceed to be saved: the mean of all blocks for `threshold`, else -inf."""
+    """Return how much a block must have changed to be saved: the average of all for `threshold`, else any amount."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(BlockTotal, (yield AskTotal()))

@@ -57,8 +57,9 @@ class FetchedBlocks(NamedTuple):
 class NodeAccount(NamedTuple):
     """The state of a node and its blocks, as reported to a controller that takes over the run.
 
-    `versions` has the next round of each block, `changed` the version of the partition map when the node last gained or
-    lost blocks, and `credit` the unspent save budget.
+    `versions` has the number of the next round to apply to each block, and `saved_at` the iteration of its last save.
+    `changed` is the version of the partition map when the node last gained or lost blocks, and `credit` the unspent
+    save budget.
     """
 
     ids: Ids
@@ -142,7 +143,7 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply an update computed from input part `part` immediately; return the number of changed blocks."""
+        """Apply a worker's update from input part `part` at once; return the number of blocks that it changed."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
@@ -185,7 +186,7 @@ class ServerNode:
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write the buffered blocks to the store as a part of save number `sequence`, which the controller commits."""
+        """Write the buffered blocks to the store, as this node's part of save `sequence`; return the new segments."""
         if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:
@@ -270,7 +271,6 @@ class ServerNode:
         self._history.flush()
 
     def _renew(self, holding: HeldBlocks, unsaved: Ids, summaries: Arrays) -> None:
-        """Re-initialise the never-saved blocks, at positions `unsaved` in `holding`, from summaries of other blocks."""
         iteration = int(holding.versions[0]) // self._workload.rounds
         fresh = rule_of(self._workload).fresh(holding.ids[unsaved], summaries, iteration, self._settings.seed)
         layout = BlockLayout(self._workload.blocks, holding.ids)

@@ -33,7 +33,9 @@ class HeldBlocks(NamedTuple):
 
 
 class AppliedCommit(NamedTuple):
-    """The effect of committing a round: blocks updated now, updated before, or lacking an earlier round (`behind`)."""
+    """The effect of committing a round (one step of updates) on the blocks of a node.
+
+    The round was applied to `ids` now, and to `ignored` before. `behind` lack an earlier round and are unchanged."""
 
     ids: Ids  # have this round applied now, with or without a push
     ignored: Ids  # had this round applied before
@@ -41,7 +43,7 @@ class AppliedCommit(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
-    """Return blocks loaded from a save as a `HeldBlocks`; `version` is the number of the next round to apply to them."""
+    """Return blocks loaded from a save as `HeldBlocks`; `version` is the number of the next round to apply to them."""
     copies = {name: array.copy() for name, array in values.items()}
     return HeldBlocks(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
@@ -93,7 +95,7 @@ class Shard:
         return self._summary
 
     def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer a worker's update until its round is committed; return the blocks that it will then change."""
+        """Buffer a worker's update until round `when` is committed; return the blocks that this commit will change."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):

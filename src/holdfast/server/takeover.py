@@ -23,7 +23,7 @@ class ControllerPast:
         return {Member(what.kind, what.number) for what in self._all("lost") if isinstance(what, events.Lost)}
 
     def joined(self) -> set[Member]:
-        """Return all members that ever took part: the initial ones, and those recorded as joined."""
+        """Return every node and worker that ever took part: the initial ones, and those recorded as joined."""
         joined = {Member(what.kind, what.number) for what in self._all("joined") if isinstance(what, events.Joined)}
         nodes = {Member("node", number) for number in range(self._settings.nodes)}
         return joined | nodes | {Member("worker", number) for number in range(self._settings.workers)}

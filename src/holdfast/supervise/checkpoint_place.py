@@ -81,7 +81,7 @@ class Checkpoints:
         return None
 
     def completed(self) -> Judged | None:
-        """Return the verdict in the histories at `place` if the run's last attempt completed it, otherwise None."""
+        """Return the final verdict from the histories at `place` (directory or URL); None if the run is incomplete."""
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:

@@ -111,7 +111,7 @@ MOST_BARS = 4  # progress bars, of the first ranks that draw one
 
 @dataclass(slots=True)
 class StatusTotals:
-    """The totals for the status line, from the events since the supervisor began."""
+    """The totals shown in the supervisor's status line, computed from the events since the supervisor began."""
 
     began: float
     restarts: RestartPolicy

@@ -35,8 +35,8 @@ Processor = Callable[[int], float | None]  # seconds of processor time that a se
 class WorkerLook:
     """The observed progress of a running worker at one moment; `seat` is the unique number of its process.
 
-    `boundaries` counts finished steps, `posted` the collectives begun since the last of them, and `moved` the bytes
-    transferred. `evaluated` is a counter that grows while the worker evaluates its model.
+    `boundaries` counts finished steps, `posted` the collectives begun since the last finished step, and `moved` the
+    bytes transferred. `evaluated` is a counter that grows while the worker evaluates its model.
     """
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
@@ -74,9 +74,9 @@ class Hang(NamedTuple):
 
 
 class AwaitedWorkers(NamedTuple):
-    """A group of workers, at least one of which may block all other workers.
+    """A group of workers for which other workers may be waiting, so that one of the group may be hung.
 
-    If all `workers` exceed their deadline, the first counts as hung. `surely` is True if other workers certainly wait.
+    If all `workers` exceed their deadline, the first counts as hung. `surely` is True if others certainly wait.
     """
 
     workers: Sequence[WorkerLook]
@@ -241,7 +241,6 @@ class HangDetector:
         return f"{doing} for {idle:.0f} s (deadline {self._idle_deadline(worker):.3g} s; change it with --hang-timeout)"
 
     def _why_soon(self, worker: WorkerLook) -> str:
-        """Return why the idle `worker` counts as hung, and double the shorter deadline `soon` for later hangs."""
         deadline, idle = self.soon, self._watches[worker.seat].awaited
         self._soon = min(2 * self._soon, LEAST)
         return (

@@ -52,7 +52,7 @@ def done_before(end: Finish, newest: int | None) -> RunVerdict:
 
 
 def done_elsewhere(attempts: int, because: str) -> RunVerdict:
-    """Return the verdict for a run that other nodes have completed; `because` is their reason."""
+    """Return the verdict of a node that finds its run completed by other nodes; `because` is their explanation."""
     return RunVerdict(
         verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started"
     )

@@ -49,7 +49,9 @@ def iteration_cost_bound(
 
 
 def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
-    """Return how far from the optimum an iteration stays if every step is perturbed by norm `size`: c·size / (1-c)."""
+    """Return how far from the optimum an iteration with rate `c` stays if each step is perturbed by norm `size`.
+
+    This limit is c·size / (1-c)."""
     rate = _contraction(c)
     return np.asarray(rate * _sizes(size) / (1 - rate))
 

@@ -45,7 +45,9 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the largest ratio d[k+1]/d[k] of successive `distances` as the rate c, with the distance min d[k] c^-k."""
+    """Return the slowest rate in a trajectory: `c` is the largest ratio of successive `distances` to the optimum.
+
+    The result's `distance` is the largest for which `distance * c**k` is never above the k-th of `distances`."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")

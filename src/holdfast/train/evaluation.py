@@ -122,7 +122,7 @@ class RankReducer:
         return tree_unflatten([_like(leaf, result) for leaf, result in zip(leaves, reduced, strict=True)], structure)
 
     def _exchange(self, message: str, combine: Callable[[list[str]], str]) -> str:
-        """Send `message` to the first member, which applies `combine` to all messages. Return the result."""
+        """Send `message` to the first member, which combines the messages of all members; return its result."""
         members = self.members
         if self._live and self._division:
             boundaries, divided_among = self._division

@@ -205,7 +205,6 @@ def check(schedule: Schedule, steps: int) -> None:
 
 
 def _record(folder: Path, name: str, strike: Strike) -> None:
-    """Append `strike`, an injected failure, to a history file for `name`, so that later attempts do not repeat it."""
     with HistoryWriter(folder, f"{INJECTED}{name}") as history:
         history.append(strike)
 

@@ -215,7 +215,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """If members were lost or join, divide the samples among those present. After the `last` step none joins."""
+        """Divide the further samples again if members were lost or workers join; none joins after the `last` step."""
         live = self.live
         if live is None:
             return

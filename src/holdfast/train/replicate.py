@@ -63,9 +63,9 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Call `posted(works, buckets)` in every backward: once before the first sum, then after each sum has started.
+        """Call `posted(works, buckets)` in every backward: before the first gradient all-reduce and after each starts.
 
-        `works` are the bucket sums started so far, `buckets` is the number of gradient buckets.
+        `works` are the all-reduces started so far, and `buckets` is the number of gradient buckets, one for each.
         """
         if self._group:
             self._group.watch = posted

@@ -125,11 +125,11 @@ class Run:
         collate_fn: Collate = default_collate,
         dataloader_options: Mapping[str, Any] | None = None,
     ) -> Epochs:
-        """Return an iterable over the epochs that are not trained yet, each an iterable of batches.
+        """Return an iterable over the epochs that are not trained yet; each epoch is an iterable of batches.
 
-        The parameters are those of `batches`. What the script does after the batches of an epoch is saved with that
-        epoch, because the step ends only when the script asks for the next epoch. A run that resumes in the middle of
-        an epoch iterates over the rest of it.
+        The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
+        epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
+        of an epoch iterates over the rest of it.
         """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
         options = loading.checked_options(num_workers, dataloader_options)
@@ -147,11 +147,11 @@ class Run:
         self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
-        """Return an iterator over `steps` steps whose samples the script draws; `batch.data` is the number to draw.
+        """Return an iterator over `steps` steps in which the script itself draws samples; `batch.data` is how many.
 
         Draw from torch's, numpy's or Python's generators inside the step that trains the samples. The generators are
         seeded for each step, so after a failure the same world size draws the same samples. The audit counts the
-        samples; it cannot check which ones they were.
+        samples, but cannot check which ones they were.
         """
         samples = OwnSamples(global_batch * LONG)
         return self.batches(

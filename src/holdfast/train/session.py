@@ -234,7 +234,7 @@ class Session:
         )
 
     def _end_if_done(self, plan: SamplePlan, turns: Turns) -> None:
-        """Warn if nothing is left to train; under a supervisor also end the process, before the script continues."""
+        """If nothing is left to train, warn. Under a supervisor, also finish the loop `turns` and exit the process."""
         if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
             return
         if self.ranks.rank == 0:
@@ -365,7 +365,6 @@ class Session:
 
 
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
-    """Return the writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )

@@ -63,7 +63,7 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
-    """Return the seconds between two results of a clock; on a CUDA device, wait until it has reached `later`."""
+    """Return the seconds between two clock readings. If they are CUDA events, first wait until `later` has happened."""
     if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1000
@@ -142,7 +142,7 @@ class _Part:
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a few values of a tensor as integers with the same bits."""
+    """Return a view of a few evenly spaced values of `tensor`, as integers with the same bits."""
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     count = min(VALUES, values.numel())
     # By memory, not by index: that works for any dense tensor, whatever its strides.
@@ -316,7 +316,7 @@ class LoggedLoss:
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """A recorder that follows each step, from handing out its batch until the script asks for the next one."""
+    """A recorder of steps. A step begins when its batch is handed out, and ends when the script asks for another."""
 
     log: StepLog
     work: WorkDone

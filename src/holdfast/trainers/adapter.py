@@ -47,7 +47,7 @@ class RunLoader:
         return CollateParts(collate, self.parts)
 
     def end(self, run: Run) -> None:
-        """Tell the run that the trainer's last step is complete; stop the run if the trainer stopped early."""
+        """Tell the run that the trainer's last step is complete. If planned steps are left, also stop the run."""
         if self._batches is not None and self.last is not None and self.last.step + 1 < len(self._batches):
             run.stop()
         self._next()

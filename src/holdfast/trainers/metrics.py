@@ -22,7 +22,7 @@ class RunningSums:
         self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """Return a replacement for `before`, Lightning's collection of logged values, that continues restored sums."""
+        """Return a replacement for `before`, Lightning's logged values; values added to it continue restored sums."""
         continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -69,7 +69,7 @@ class RunningSums:
         yield from (([LOGGED, *key], logged[key]) for key in sorted(logged))
 
     def _continue(self, owner: str, metric: Any) -> None:
-        """Set `metric`, which is logged for the first time since the resume, to its restored sum."""
+        """Set `metric`, logged for the first time since the run resumed, to the sum that the snapshot holds."""
         for name, value in _tensors(metric):
             if (sum_ := self._waiting.pop((owner, name), None)) is not None:
                 setattr(metric, name, torch.tensor(sum_, dtype=torch.float64).to(value.dtype))

@@ -273,7 +273,7 @@ class TransformersProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore saved progress, except for the running loss and operation count, which `begin` restores."""
+        """Restore saved progress. The running loss and the operation count follow later, when `begin` is called."""
         self._restored = state
         self.begun = state["global_step"]
         for name in (*_PROGRESS, "log_history"):

@@ -99,7 +99,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration without repetition, by the seed `stream`; each row is a batch."""
+        """Draw the images of an iteration without repetition, with seed `stream`; each row of the result is a batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
@@ -227,7 +227,7 @@ class _Part:
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
     def images(self, when: RoundId) -> Ids:
-        """Return the indices of the worker's images in the round `when`."""
+        """Return the indices of the images on which this worker trains in the round `when`."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, self._workload.samples(*key)

@@ -85,7 +85,6 @@ STORIES = 1510
 
 
 def _newsgroups(locate: Locate) -> Corpus:
-    """Return the training posts of 20 Newsgroups without headers, footers, quotes, stop words and rare words."""
     path = locate(NEWSGROUPS)
 
     def read() -> Corpus:
@@ -120,7 +119,6 @@ def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
 
 
 def _generated(_: Locate) -> Corpus:
-    """Return a random corpus drawn from the LDA model, with few topics per document and few words per topic."""
     rng = np.random.default_rng(0)
     documents, vocabulary, topics = 200, 1000, 20
     lengths = rng.integers(100, 200, documents)

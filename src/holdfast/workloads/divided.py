@@ -38,7 +38,7 @@ class Push(NamedTuple):
 
 
 class DividedWorkload(Workload, Protocol):
-    """A workload that the parameter server can run. Its rounds compute the same as `advance` does in the simulator."""
+    """A workload that the parameter server can run. Its rounds compute the same result as `advance` in one process."""
 
     @property
     def rounds(self) -> int:

@@ -179,7 +179,6 @@ def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
 
 
 def _put(path: Path, arrays: Named) -> None:
-    """Write the arrays to `path` atomically, because several processes may do so at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     temporary = Path(name)

@@ -127,11 +127,10 @@ def _draw_topics(
 ) -> Any:
     """Write a random topic for each chain to `topics[at:]`, with probabilities proportional to `share` times `counts`.
 
-    Arrays are flat. `share`, and the counts from index `row` on, hold the values of all chains for the first topic,
-    then for the second, and so on. A chain takes the topic in whose part of the cumulative probability its number in
-    `uniform` falls. The lengths of the tuples `lanes` and `kinds` are the numbers of chains and topics. The code is
-    generated as vector instructions, because a compiler that cannot know whether arrays overlap works chain by chain,
-    which takes far longer.
+    Arrays are flat. `share`, and `counts` from index `row` on, hold the values of all chains for the first topic, then
+    for the second, and so on. `uniform` has one random number for each chain, which selects a topic by the cumulative
+    probabilities. The lengths of the tuples `lanes` and `kinds` are the numbers of chains and topics. The function
+    emits vector instructions itself, because the compiler would process the chains one by one, which is far slower.
     """
     width = len(lanes)
     floats, whole = ir.VectorType(_FLOAT, width), ir.VectorType(ir.IntType(counts.dtype.bitwidth), width)

@@ -143,7 +143,7 @@ class LatentDirichletAllocation(DividedDefaults):
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return this worker's part of the loss; worker 0 also adds the terms that depend on topic totals only."""
+        """Return the loss of this worker's documents and words. Worker 0 adds the terms of the topic totals."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()

@@ -25,7 +25,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Samples of one batch: the features that are nonzero in some sample, their values, and the classes."""
+    """Some samples of a batch: their classes `y`, and the values `x` of all `features` that are nonzero in any."""
 
     features: Ids
     x: npt.NDArray[np.float32]

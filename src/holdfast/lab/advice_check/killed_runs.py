@@ -69,7 +69,7 @@ def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """Return the two kills of every killed run, at random steps and at random points of a step."""
+    """Return the two kills that every killed run gets: a random worker, at a random step and point of the step."""
     rng, kills = np.random.default_rng((seed, 1)), []
     for steps in (EARLIER, LATER):
         step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))

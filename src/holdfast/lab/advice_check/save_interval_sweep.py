@@ -38,7 +38,7 @@ class Sweep:
 
     @property
     def means(self) -> Floats:
-        """The mean goodput of each interval over the repeats."""
+        """The mean goodput (useful steps per second) at each save interval, over the repeats."""
         return np.asarray(self.goodput.mean(axis=0))
 
     @property
@@ -48,7 +48,7 @@ class Sweep:
 
 
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
-    """Return a mean time between failures (seconds), and save intervals (steps) around the one recommended for it."""
+    """Return the mean time between failures to simulate (in seconds), and the save intervals to compare (in steps)."""
     question = Question()
     restart, stall = restart_time(costs, question).value, save_delay(costs, question).value
     mtbf, durable = OFTEN * restart, costs.durable.value if costs.durable else 0.0
@@ -68,7 +68,7 @@ def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed:
 def _useful_share(
     costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator
 ) -> float:
-    """Return the simulated share of time that is spent on steps whose result is saved, over many failures."""
+    """Simulate many failures and return the fraction of time spent on steps that were saved before the next failure."""
     step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
     durable = costs.durable.value if costs.durable else 0.0
     gaps = rng.exponential(mtbf, RESAMPLED)

@@ -88,7 +88,7 @@ def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, m
 
 
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
-    """Run the trials that are not in the log yet, in single-threaded processes; return the outcomes of all trials."""
+    """Run the trials that are not in the log yet, in parallel processes, and return the outcomes of all trials."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     path = trials_folder(options.out) / f"{panel.name}{'-quick' if options.quick else ''}.jsonl"
     with closing(TrialLog(path)) as log:

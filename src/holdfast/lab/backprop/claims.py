@@ -53,7 +53,7 @@ class PanelResults:
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return the relative difference of each trial's accuracy from its accuracy without a failure."""
+        """Return, for each trial, the relative difference of its accuracy from the same trial without a failure."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
@@ -62,7 +62,7 @@ class PanelResults:
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a failed mini-batch under `strategy`, for all failures or those at `point`."""
+        """Return the median slowdown of a failed mini-batch under `strategy`, over all failures or those at `point`."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
@@ -73,7 +73,7 @@ class PanelResults:
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
-        """Return the phase and failure in which `strategy` changes the accuracy most on average, and that change."""
+        """Return the phase and failure in which accuracy changes most on average under `strategy`, and that change."""
         distances = {
             (phase, cell): confidence.mean_of_few(np.abs(self.deviation(phase, cell)))
             for phase in PHASES

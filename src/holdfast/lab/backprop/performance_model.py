@@ -52,7 +52,7 @@ def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -
 
 
 def immediate_rollback(prices: Prices) -> Overhead:
-    """Return the cost of a failure under replay: new workers start, and one mini-batch is trained again."""
+    """Return the cost of a failure if the mini-batch is replayed: new workers start, and it is trained again."""
     return Overhead(replay=prices.minibatch, restart=prices.init)
 
 

@@ -23,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """A failure at the fraction `point` of backward (None: no failure), the survivors and the recovery strategy."""
+    """A simulated failure: after the fraction `point` of backward (None: no failure), with `survivors` workers left."""
 
     strategy: str
     point: float | None = None

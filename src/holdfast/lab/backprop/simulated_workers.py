@@ -211,9 +211,10 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Step the optimizer layer by layer if `inside`, else once; a parameter whose weights are None does not move.
+    """Sum the gradients of `workers` by their `weights`, and step the optimizer.
 
-    Gradients are summed over the workers in order; workers of weight 0 are left out.
+    If `inside`, step it layer by layer, as if inside the backward pass; otherwise once for all layers. A parameter
+    whose `weights` are None does not change.
     """
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)

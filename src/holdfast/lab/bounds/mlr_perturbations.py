@@ -49,7 +49,7 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Measure the cost, in whole iterations, of adding each of `deltas` to the weights; `sizes` are their norms."""
+        """Measure how many more iterations training needs after each of `deltas` is added to the weights."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -80,7 +80,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, then on to `BEYOND` times as many iterations, to get close to the optimum."""
+    """Train until convergence, and `BEYOND` times as long to approximate the optimum; return the run as a reference."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length

@@ -126,7 +126,7 @@ class Analysis:
 
     @cached_property
     def counted(self) -> list[Suite]:
-        """The suites that pass every quality gate."""
+        """The suites that pass every quality gate, and so count in the summaries."""
         failed = {failure.suite for failure in self.failed}
         return [suite for suite in self.suites if suite not in failed]
 
@@ -136,7 +136,7 @@ class Analysis:
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
-        """Return True if at least one suite passes all quality gates and the matrix has all of `variants`."""
+        """Return True if the matrix has all `variants` (recovery methods) and some suite passes all quality gates."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
@@ -171,7 +171,7 @@ class Analysis:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return the distance of a variant's runs from the reference runs without failures, as means over the seeds."""
+        """Return how far losses and models of `variant` are from the runs without failures, as means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

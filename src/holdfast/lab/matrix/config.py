@@ -132,7 +132,7 @@ class _Reader:
         self._path, self._text = path, text
 
     def matrix(self, given: Mapping[str, Any]) -> Matrix:
-        """Return the matrix of the parsed file `given`, after checking every value."""
+        """Return the experiment matrix described by `given`, a parsed file, after checking every value."""
         self._only(given, KEYS, "")
         for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
             if key not in given:

@@ -62,7 +62,6 @@ def _digits(_: Path | None) -> LabeledImages:
 
 
 def _generated(_: Path | None) -> LabeledImages:
-    """Return a synthetic data set: noisy copies of ten random colour patterns."""
     rng = np.random.default_rng(0)
     labels = rng.integers(PATTERNS, size=GENERATED)
     patterns = rng.uniform(0, 255, (PATTERNS, 3, SIDE, SIDE))

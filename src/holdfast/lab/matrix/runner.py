@@ -187,7 +187,6 @@ class MatrixRunner:
         return self.folder(planned).with_suffix(".json")
 
     def _checkpoints(self, planned: PlannedRun) -> str | None:
-        """Return the path or URL where a run saves its snapshots, or None if it saves them in its own folder."""
         place = dict(planned.suite.settings).get("checkpoints", "directory")
         if place == "directory":
             return None

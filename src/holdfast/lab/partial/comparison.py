@@ -81,7 +81,7 @@ def compare_strategies(
 
 
 def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:
-    """Return the row of one strategy on one panel: means over its trials, and the cost reduction against `baseline`."""
+    """Return the table row of `strategy` for one panel (workload): mean costs, and the reduction against `baseline`."""
     costs = measured.costs_of(strategy)
     mean = confidence.mean(confidence.finite(costs.cost))
     whole = confidence.mean(confidence.finite(costs.whole))

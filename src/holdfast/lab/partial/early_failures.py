@@ -37,7 +37,7 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A named way to recover and to save: the schedule `saves`, and the `fraction` of the blocks in a regular save."""
+    """A recovery strategy and a checkpoint schedule (`saves`). A regular save has a `fraction` of the blocks."""
 
     name: str
     recovery: str

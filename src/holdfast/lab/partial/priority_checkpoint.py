@@ -98,7 +98,9 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw for each panel the mean costs over the frequency of saves; `paper` adds the range that the paper reports."""
+    """Draw, for each workload (panel), the mean cost of a failure against the frequency of checkpoints.
+
+    `interval` is the number of iterations between full checkpoints. If `paper`, the paper's results are added."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):

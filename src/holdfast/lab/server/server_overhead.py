@@ -61,7 +61,7 @@ CAPTION = "Likelihood over iterations and over seconds: every seed thin, their m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadResults:
-    """All trials of one topic model, the measured rates, and their projection to the size of the paper's run."""
+    """The trials of one topic model, the speeds of this machine, and a projection of times to the paper's scale."""
 
     workload: str
     topics: int
@@ -74,7 +74,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:
-        """Return how many iterations earlier arm `less` reaches the losses of arm `more`, as a mean over the seeds."""
+        """Return by how many iterations `less` reaches the same losses sooner than `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
@@ -167,7 +167,7 @@ def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return the claims about a topic model: the paper's figure 9, its checkpoint cost (13 of 243 s), and our goal."""
+    """Return the claims about a topic model: how much sooner SCAR reaches a loss, and what checkpoints cost."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"

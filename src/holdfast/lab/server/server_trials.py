@@ -45,7 +45,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """An arm of the experiment: a policy and a recovery; it trains `lasts` times as many iterations as other arms."""
+    """An arm of the experiment: a checkpoint policy and a recovery strategy; `lasts` multiplies its iterations."""
 
     name: str
     policy: Policy
@@ -119,7 +119,7 @@ def run_trials(
 
 
 def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, options: Options) -> list[events.Iterate]:
-    """Run one trial in a temporary folder and return its iterations; raise WorkerLost after `ENDS_WITHIN` seconds."""
+    """Run one trial and return its iteration events; raise WorkerLost after `ENDS_WITHIN` seconds."""
     deadline = time.monotonic() + ENDS_WITHIN
 
     def check_deadline(_: object) -> None:
@@ -182,7 +182,7 @@ def message_seconds(workload: str, options: Options) -> float:
 
 
 def measure_message(settings: Settings) -> float:
-    """Start server nodes without blocks, and return the median seconds of a message to all of them and back."""
+    """Start server nodes without blocks, and return the median seconds of a round trip to all of them."""
     import ray
 
     from holdfast.server.members import Member, ServerMembers

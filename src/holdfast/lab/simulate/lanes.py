@@ -44,7 +44,9 @@ def run_lanes(
     limit: int,
     done: TrialDone,
 ) -> Floats:
-    """Return how many iterations each trial needs from its start (`begin`) to convergence; infinite beyond `limit`."""
+    """Run the trials, several at a time, and return the number of iterations that each needs to converge.
+
+    A trial starts with the state that `begin` returns. The number is infinite if the trial exceeds `limit`."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -80,11 +82,11 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 
 
 class _Lanes:
-    """The running trials, one in each lane (slot) of a stack of arrays; `None` marks a lane without a trial.
+    """The running trials. Each occupies a lane: one slot of arrays that are stacked to compute all trials at once.
 
-    The loss of a lane is computed at every iteration. For a steady workload, whose loss falls ever more slowly, it is
-    computed only after four fifths of the iterations that the present slope predicts. If the criterion turns out to
-    have been met earlier, the trial runs again with its loss computed at every iteration.
+    The loss of a lane is computed at every iteration. For a `steady` workload, whose loss falls ever more slowly, the
+    next iteration at which to compute it is predicted from the present slope. If the criterion turns out to have been
+    met earlier, the trial runs again with its loss computed at every iteration.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def exit_if_worker_process() -> None:
 def _results(
     futures: "Sequence[Future[Outcome]]", reports: "SimpleQueue[tuple[Any, ...]]", on_report: Report
 ) -> list[Outcome]:
-    """Return all outcomes, and deliver reports while waiting; raise the error of the first item that fails."""
+    """Wait for all futures and return their results, in order; pass progress reports to `on_report` meanwhile."""
     pending, begun = set(futures), 0
     try:
         while pending:

@@ -34,7 +34,7 @@ def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap |
 
 
 class RayPool:
-    """A parallel map on the connected Ray cluster; each item is one task on one core."""
+    """A parallel map on the connected Ray cluster: every item becomes a task that uses one core."""
 
     @property
     def jobs(self) -> int:
@@ -46,7 +46,7 @@ class RayPool:
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
     ) -> list[Outcome]:
-        """Return the outcome of each item; reports reach `on_report` through a queue while the tasks run."""
+        """Run `work` on each item as a Ray task and return the outcomes; pass the tasks' reports to `on_report`."""
         import ray
         from ray.util.queue import Queue
 

@@ -161,7 +161,7 @@ class CheckpointedRun:
         return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """Return the ids of the blocks that `trial` loses."""
+        """Return the ids of the blocks that are lost in the failure of `trial`."""
         assert trial.strategy is not None
         return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 

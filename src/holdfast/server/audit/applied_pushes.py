@@ -166,7 +166,7 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
 
 
 def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    """Return a message if nodes did not apply exactly the pushes sent to them, except dropped ones, otherwise None."""
+    """Return an error text if nodes did not apply exactly the pushes sent to them, apart from dropped ones."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)

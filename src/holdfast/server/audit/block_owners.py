@@ -29,7 +29,7 @@ class Tenure:
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
     def together(self, nodes: tuple[int, ...]) -> Samples:
-        """Return the count and digest of all block numbers that `nodes` own."""
+        """Return the number and the digest of all block ids that `nodes` own together."""
         return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
@@ -38,9 +38,9 @@ class Tenure:
 
 
 class Ownership:
-    """The owners of all blocks while a run's history is replayed: blocks are assigned, lost, restored and moved.
+    """The node that owns each block, while the history of a parameter-server run is replayed.
 
-    Changes of owners become a new `Tenure` only when `close` is called, before the run continues.
+    Changes of owners become a new `Tenure` (period of ownership) only when `close` is called, before the run continues.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -58,7 +58,7 @@ class Ownership:
         return int(np.count_nonzero(self.owners == NOBODY)) if self.tenures else 0
 
     def deal(self, nodes: Iterable[int], seed: int) -> None:
-        """Assign every block to its first owner, by the same random draw as the controller."""
+        """Assign every block to its first owner among `nodes`, by the same random draw as the controller's."""
         drawn = PartitionMap.random(len(self.owners), sorted(nodes), np.random.default_rng((seed, 0)))
         self.owners = drawn.owners.astype(np.int64)
         self.tenures.append(Tenure(0, 0, self.owners.copy()))

@@ -28,7 +28,7 @@ class CommittedSaves:
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
     def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
-        """Record the blocks that nodes chose to save after `iteration`; blocks of `lost` nodes need no commit."""
+        """Record the blocks chosen to be saved after `iteration`. No commit is expected for blocks of `lost` nodes."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 

@@ -22,7 +22,7 @@ Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
 class RecordedChoices:
-    """Choices of blocks to save and restores of blocks, as recorded by the controller and by every node."""
+    """The blocks chosen to be saved, and the blocks restored, as recorded by the controller and by each node."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
         self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
@@ -80,7 +80,7 @@ class Replay:
         return self.loss is not None and self.loss < self.plan.criterion
 
     def take(self, what: What, lost_soon: set[int]) -> None:
-        """Replay the next event; `lost_soon` are nodes that are recorded as lost before the current iteration ends."""
+        """Replay one event; `lost_soon` are the nodes recorded as lost before the current iteration ends."""
         if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):
@@ -301,7 +301,6 @@ class Replay:
             self._complain("losses", f"{kind}-{number} was killed on purpose, but its loss is not recorded")
 
     def _continue(self) -> None:
-        """Report a contradiction if recovery is incomplete although the run continues; then accept the new owners."""
         if not self.tenures:
             self._complain("owners", "the run continued before all blocks were saved for the first time")
             return
@@ -358,7 +357,7 @@ def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Se
 
 
 def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
-    """Return, for each event, the nodes recorded as lost after it but before the next iteration is finished."""
+    """Return, for each event, the nodes that are recorded as lost later, but before the iteration is finished."""
     lost: set[int] = set()
     result = []
     for what in reversed(lines):

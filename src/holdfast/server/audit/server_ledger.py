@@ -95,7 +95,7 @@ class ServedLedger:
         return sorted(self._events)
 
     def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
-        """Return the events that one process wrote, in the order of its history."""
+        """Return the events that one process, such as ("node", 2), wrote to its history, in order."""
         return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property

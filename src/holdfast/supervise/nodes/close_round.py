@@ -37,7 +37,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeats:
-    """The time at which the heartbeat counter of each supervisor last increased."""
+    """A record of the time when each supervisor's heartbeat counter last increased, to find silent supervisors."""
 
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def starting(
     least: int,
     lost_after: float,
 ) -> Sequence[Arrival] | None:
-    """Return the arrivals that start now, or None to wait for more.
+    """Return the nodes (arrivals) that start now, or None to wait for more.
 
     `members` maps the supervisors of the last start to their node numbers. `of` is the number of all nodes, and `least`
     the fewest that may start. Two arrivals with the same node number are both returned: the caller reports that.

@@ -67,7 +67,7 @@ class Unreachable(Exception):
 
 
 class Connection(threading.Thread):
-    """A connection of the supervisor `who` to the store at `where`; each answer must come within `patience` seconds."""
+    """A thread that connects the supervisor `who` to the store at `where` and awaits answers for `patience` seconds."""
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)

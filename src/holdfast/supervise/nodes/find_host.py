@@ -20,7 +20,7 @@ _SOON = 5.0
 
 
 class HostFinder:
-    """The search for the store in which the nodes meet, by the supervisor `who` with its own store at `own`."""
+    """A search for the store in which the nodes meet. The supervisor `who` runs it, and has its own store at `own`."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
@@ -54,7 +54,7 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return (address, token) of stores to search, in order; the store must hold `token` unless that is None."""
+        """Return the stores to try, in order, as (address, token); a store must contain its token unless it is None."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

@@ -198,7 +198,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._at = None
 
     def _wait_here(self, workers: int, until: float) -> RoundResult | None:
-        """Register for the next round and return its answer, or None if there is no answer by the time `until`."""
+        """Register the node for the next start of all nodes; return its result, or None if there is none by `until`."""
         connection = self._connection
         greeting: NodeRegistration = {
             "node": self._node.rank,
@@ -228,8 +228,8 @@ class MultiNodeRendezvous(Rendezvous):
     def _check(self, answer: RoundResult) -> None:
         """Raise BadInput if the nodes that met cannot start together.
 
-        Nodes that meet for the first time must each find the term that one of them wrote to the checkpoint store.
-        Otherwise they would save to different places.
+        At a first start, one node writes a term (a numbered claim to the run) to the checkpoint store. Every other node
+        must find it there, because otherwise the nodes would save to different places.
         """
         if answer["refused"]:
             raise BadInput(answer["refused"])
@@ -302,7 +302,6 @@ class MultiNodeRendezvous(Rendezvous):
                 self._at.ask(lambda store: store.set(key, value))
 
     def _wait_until_left(self, connection: Connection, deadline: float) -> None:
-        """Wait until the other nodes that use the store of this node have left it, or until `deadline`."""
         if not self._together:
             return
         came = connection.ask(lambda store: read_greetings(store, store.add("closed", 0) + 1))

@@ -108,10 +108,10 @@ class WorkerStatus:
 
 
 class MembersReport(NamedTuple):
-    """The status of the workers of one node, or of several.
+    """The status of the workers (`seen`) of one node, or of several nodes.
 
-    `broken`: some workers have waited long to be told who their peers are. `ended`: some workers have nothing left to
-    train. `goes_on`: all training workers are at a point where they can survive the loss of a peer.
+    `broken` is True if some workers have waited long to be told who their peers are, and `ended` if some have nothing
+    left to train. `goes_on` is True if all training workers could now survive the loss of a peer.
     """
 
     seen: tuple[WorkerStatus, ...] = ()

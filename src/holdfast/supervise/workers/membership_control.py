@@ -65,7 +65,7 @@ class Members:
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the member numbers (at first the ranks) of those processes in `seats` that are members."""
+        """Return the member numbers of the worker processes in `seats`, without processes that are not members."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
@@ -79,7 +79,7 @@ class Members:
         self.current = membership
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if exactly the wanted number of `workers` train together, and no other worker trains."""
+        """Return True if as many workers train as are wanted, and all of them are in the current membership."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
@@ -251,7 +251,7 @@ class MembershipController:
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Publish the next membership (group of training workers) if one is due, or adopt the deciding node's.
+        """Publish the next membership (group of training workers) if this node decides; otherwise adopt the latest.
 
         A new membership is due when members were lost, workers are ready to join, or more workers train than are
         wanted.

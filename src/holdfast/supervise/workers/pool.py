@@ -63,7 +63,7 @@ class WorkerPool:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
     def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
-        """Fork a worker process with the unique number `seat`: its rank, or if it `joins` later, only an identifier."""
+        """Fork a worker process numbered `seat`, which is its rank, or only an identifier if it `joins` later."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"

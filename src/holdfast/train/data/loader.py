@@ -60,7 +60,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class ShareLoader(Protocol):
-    """An object that loads the samples of a request and collates them into `parts` micro-batches."""
+    """An object that loads the samples of one rank and step, and collates them into `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -194,7 +194,7 @@ class SampleSource:
 
 
 class LoadRequests:
-    """An iterator of load requests whose next item can be computed early, while gradients are summed."""
+    """An iterator of requests to load samples; the next request can be prepared early, while gradients are summed."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
@@ -220,7 +220,7 @@ def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """A wrapper that loads samples in a loader process and returns them with the generator states after loading."""
+    """A loader to run in a loader process: it returns the samples with the random generator states after loading."""
 
     shares: ShareLoader
 
@@ -240,7 +240,7 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """Return an iterator over the loaded shares, in the order of the requests; `num_workers` processes load ahead."""
+    """Return an iterator over the samples of each request, in order; `num_workers` processes load ahead."""
     if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:

@@ -55,7 +55,7 @@ class Loader(Protocol):
 
 
 class LoaderBatches:
-    """An iterator over the batches of a loader that starts the loader's next epoch when one ends."""
+    """An iterator over the batches of a loader, which starts the next epoch of the loader when one ends."""
 
     def __init__(self, loader: Loader) -> None:
         if lacking := [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(loader, name)]:
@@ -168,7 +168,6 @@ def _check_sampler(loader: Any) -> None:
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """Call `set_epoch` on the loader, its samplers and its dataset, where they have this method."""
     batches = getattr(loader, "batch_sampler", None)
     sampler, inner = getattr(loader, "sampler", None), getattr(batches, "sampler", None)
     for part in (loader, sampler, batches, inner, getattr(loader, "dataset", None)):

@@ -30,7 +30,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The instructions to a worker of a rehearsal (a test run): how many steps to train, and at which to save."""
+    """The instructions to a worker of a rehearsal (a test run): the `steps` to train, and those after which to save."""
 
     folder: str  # for the observations
     steps: int | None = None
@@ -100,7 +100,7 @@ class StepObserver:
         self._midway = None
 
     def ends(self) -> None:
-        """Observe the state after the step, and write it to the file with the state that `begins` observed."""
+        """Observe the state after the step, and write it to the file together with the observations of `begins`."""
         self._observed |= {"backwards": self._backwards, "stepped": self._stepped, "midway": self._midway}
         after = value_digests.marks(self._protected.capture())
         self._write(Window(**self._observed, after=after, kept=self._held()))

@@ -175,7 +175,7 @@ def _named(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, except those in `apart_from`, without running any of its code."""
+    """Return the instance attributes of `value` except `apart_from`, without running properties or other code of it."""
     attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())

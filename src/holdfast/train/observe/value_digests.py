@@ -32,7 +32,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """Return the marks (short texts for comparison) of all leaves of a nested state, by path."""
+    """Return a mark (a short text, equal only for equal values) for every leaf of the nested `state`, by path."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 

@@ -149,7 +149,6 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
 
 
 def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:
-    """Return the recorder of this rank, after recording that the attempt begins."""
     if config.recovery != "restart":
         enrolled = MemberRecorder(folder, number, ranks.size, config.seed)
         enrolled.enrol(ranks.rank)

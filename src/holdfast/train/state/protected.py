@@ -362,7 +362,7 @@ def without_wrappers(key: str) -> str:
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> Mapping[str, Any]:
-    """Return the state_dict with its keys renamed by `names`, keeping the layer versions that load_state_dict reads."""
+    """Return the state_dict with its keys renamed by `names`; also keep the layer versions in its `_metadata`."""
     if all(name == renamed for name, renamed in names.items()):
         return state
     renamed = OrderedDict((names[name], value) for name, value in state.items())

@@ -55,7 +55,9 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the snapshot's recorded digest if the protected objects still equal it, otherwise their own digest."""
+        """Return the digest of the restored snapshot if `protected` still equals it, else the digest of `protected`.
+
+        Return None if no snapshot was restored."""
         if self.step is None:
             return None
         in_memory = protected.digest()

@@ -20,7 +20,7 @@ CHOSEN = 1 << 32  # people choose small seeds; unseeded processes and our keys h
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
-    """Return a 64-bit seed derived from the run's seed, a purpose, and a place (numbers such as epoch and rank)."""
+    """Return a 64-bit seed derived from `seed`, the `purpose`, and numbers such as epoch and rank (`place`)."""
     return int(xxhash.xxh3_64_intdigest(repr((seed, purpose, *place)).encode()))
 
 
