@@ -9,8 +9,7 @@ def write_atomically(path: Path, data: bytes, temporary: Path, *, durable: bool 
     """Write `data` to the file `temporary` in the folder of `path`, and rename it to `path`.
 
     `durable` syncs the file and its folders, so that the new content survives a power failure. Two processes that may
-    write the same path at the same time must use different files as `temporary`.
-    """
+    write the same path at the same time must use different files as `temporary`."""
     try:
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:

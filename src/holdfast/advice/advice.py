@@ -102,8 +102,7 @@ def choose(outlook_of: Mapping[str, Outlook]) -> str:
     """Return the recovery strategy with the largest fraction of the wall clock spent on training.
 
     A strategy that loses samples is chosen only if its fraction is more than `WORTH_LOSING_SAMPLES` larger than that
-    of the best exact strategy.
-    """
+    of the best exact strategy."""
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:

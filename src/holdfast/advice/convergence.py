@@ -22,8 +22,8 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 class Convergence:
     """The convergence of a run: `rate` is the factor by which the distance to the optimum shrinks in a step.
 
-    `limit` is the limit of the loss, `left` the last loss minus the limit, and `gain` its decrease in the next step.
-    """
+    The loss approaches `limit`. `left` is the last loss minus `limit`, and `gain` is how much the next step lowers the
+    loss."""
 
     rate: Estimate
     limit: float
@@ -68,7 +68,7 @@ def _fit(means: Floats) -> tuple[Floats, Floats]:
 
 
 def _error(third: Floats) -> float:
-    """Return the standard error of the mean of autocorrelated values, from the means of `PARTS` consecutive parts."""
+    """Return the standard error of the mean of autocorrelated values, from `PARTS` means without their linear trend."""
     width = len(third) // PARTS
     if width < 1:
         return float(third.std(ddof=1) / np.sqrt(len(third)))

@@ -122,8 +122,7 @@ LONGEST = 700.0  # mean times between failures; exp() of more overflows
 class Outlook:
     """A recovery strategy with its best save interval. `effective` is the fraction of the wall clock spent on training.
 
-    `as_it_is` is that fraction with the present save interval of the run.
-    """
+    `as_it_is` is that fraction with the present save interval of the run."""
 
     recovery: str
     interval: SaveInterval

@@ -117,7 +117,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the seconds of the pause; `step` is the usual time of a step."""
+    """Return every failure that paused training, with the pause in seconds; `step` is the usual length of a step."""
     joins = _joins(history)
     pauses = []
     for failure in cost.failures:

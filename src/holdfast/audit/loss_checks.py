@@ -220,7 +220,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return all reported steps of an attempt, and the subset that changed the state or was declared skipped."""
+    """Return all steps that ranks of an attempt recorded, and those that changed the state or were declared skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:

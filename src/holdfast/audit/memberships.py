@@ -229,7 +229,7 @@ class Memberships:
                 self._add_change(declared[number], current, waiting, departures)
 
     def _wrong_declarations(self, declarations: Sequence[Declaration], plan: SamplePlan) -> str | None:
-        """Return an error text if declarations of the same membership differ, or describe an impossible membership."""
+        """Return an error text if ranks recorded the same change of members differently, or an impossible change."""
         first, *others = declarations
         for other in others:
             for name in _ALIKE:
@@ -347,7 +347,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if the members changed during a step whose samples were divided among the old members, `split`."""
+    """Return True if members changed within a step, after its samples were divided among the members `split`."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

@@ -239,7 +239,6 @@ class RankSession:
         self.end, self._checked = what, None
 
     def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
-        """Set `error` if `what` comes after the end, or before the first `needed` of attempt, plan, recover events."""
         self._check_place(what, rank, world)
         if self.end:
             self._set_error(f"{self.who} wrote {named(what)} event after the end of its attempt {self.attempt}")

@@ -176,7 +176,7 @@ class RunRecord:
 
     @cached_property
     def sample_plan(self) -> SamplePlan:
-        """The plan that assigns samples to steps: the first recorded plan, with the length of its longest extension."""
+        """The plan that assigns samples to steps: the first recorded plan, with the length of the longest extension."""
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]
@@ -260,7 +260,7 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the rows of the steps of `session` that were not rolled back and whose gradients were used."""
+        """Return the numbers of the rows of `session` that count: steps not rolled back whose gradients were used."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)

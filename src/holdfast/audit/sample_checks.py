@@ -40,7 +40,7 @@ def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _jump(plan: SamplePlan, session: RankSession) -> str | None:
-    """Return an error text for the first step of a session that does not directly follow the step before."""
+    """Return an error text if the session began at a wrong step or its steps are not consecutive, otherwise None."""
     steps, epochs, cursors = session.steps.step, session.steps.epoch, session.steps.cursor
     if not len(steps):
         return None
@@ -217,7 +217,9 @@ class _ReportedShares:
         self._digest = session.steps.digest[order]
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
-        """Yield the steps of `chunk` whose recorded samples are not those planned for this session in `windows`."""
+        """Yield the steps of `chunk` in which this session recorded other samples than those planned for its rank.
+
+        `windows` has a row for each step of `chunk`: the ids of all its samples."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)

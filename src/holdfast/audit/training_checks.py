@@ -216,7 +216,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare each repeated step of a rank with its earlier results that had the same members and arguments so far."""
+    """Compare steps that were trained again with results of earlier attempts with equal members and arguments."""
     found = _Comparison()
     earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
     past: Past = ()
@@ -261,7 +261,6 @@ def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, obj
 
 
 def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
-    """Return `ranges` plus `added`, without the ranges that lie inside `added`; an empty `added` is ignored."""
     if not len(added.session.steps) or added.first >= added.end:
         return list(ranges)
     return [*(steps for steps in ranges if steps.first < added.first or steps.end > added.end), added]

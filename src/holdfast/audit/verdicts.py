@@ -47,7 +47,9 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit a run from its events. Events of the same writer must be in the order in which they were written."""
+    """Audit a run from its events and its settings (`facts`), and return the finding of every check.
+
+    Events of the same writer must be in the order in which they were written."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 

@@ -128,7 +128,7 @@ class Blocks:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all arrays that are divided into blocks, including companion arrays."""
+        """The names of all divided arrays, including companions: arrays cut in the same way, such as Adam's moments."""
         return tuple(name for family in self.families for name in family.members)
 
     def name(self, block: int) -> str:

@@ -114,7 +114,7 @@ def total_distance(info: BlockInfo) -> Fraction | None:
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean of `count` distances, given their partial sums; infinity if a sum is None or `count` is 0."""
+    """Return the mean of `count` distances from partial `sums`; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -190,14 +190,16 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of early saves, if any: 1, 2, 4, ... below `interval`; also `interval` if `saves` is "early"."""
+        """The steps of the early saves; empty if `saves` is "regular".
+
+        They are 1, 2, 4, ... below `interval`, and also `interval` itself if `saves` is "early"."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: round-robin or full for an early save, otherwise this policy."""
+        """Return the policy for the save after `step`: round-robin or full if the step is in `early`, else `self`."""
         if step not in self.early:
             return self
         if self.saves == "early":

@@ -38,7 +38,7 @@ class DeviceCopy:
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """A contiguous range of bytes: offsets `start` to `end` in the file, beginning at offset `at` in the clone."""
+    """A range of bytes in the tensor file, from `start` to `end`. Its copy on the device begins at offset `at`."""
 
     start: int
     end: int

@@ -77,7 +77,7 @@ def read_index(store: Store, generation: int) -> Index:
 
 
 def index_name(generation: int) -> str:
-    """Return the name of the commit record of a generation in the store."""
+    """Return the name of the value in the store that commits save number `generation`."""
     return f"{FOLDER}index-{generation:08d}.json"
 
 

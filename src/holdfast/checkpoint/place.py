@@ -32,8 +32,7 @@ def open_store(place: str | os.PathLike[str], **options: object) -> Store:
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
     """Return the store at a path or URL for a new run, after checking by a test write that it is writable.
 
-    A directory is created if necessary. Raise BadInput for memory:// URLs, which other processes cannot read.
-    """
+    A directory is created if necessary. Raise BadInput for memory:// URLs, which other processes cannot read."""
     store = store_at(place, **options)
     for leftover in store.names(_PROBE):  # test files of killed processes
         store.remove(leftover)

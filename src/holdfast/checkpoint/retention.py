@@ -26,8 +26,7 @@ def resume(
 
     `check` raises Corrupt for a snapshot that the run cannot resume from. Unusable snapshots are renamed (set aside),
     so that the run never resumes from them after it continued from an older one. Only the process that saves may call
-    this.
-    """
+    this."""
     loaded, bad = snapshot.search(store, backoff, progress, check)
     for step in bad:
         set_aside(store, step)

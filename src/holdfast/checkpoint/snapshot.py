@@ -133,8 +133,7 @@ def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **po
     """Write and commit the snapshot of a step; raise CommitConflict if the step already has a good snapshot.
 
     Only one process at a time may save into a store. Files of killed saves are removed. `position` is the epoch,
-    cursor, world and config, as for `draft`.
-    """
+    cursor, world and config, as for `draft`."""
     return commit(store, draft(step, extra, **position), payload.encode(tensors))
 
 
@@ -153,8 +152,7 @@ def commit(
     """Write and commit a draft with `tensors`, the parts of its tensor file; a failed commit may be repeated.
 
     `ready` is called after the payloads are written and before the commit, which it may delay, or prevent by raising.
-    `progress` is called with the number of bytes written.
-    """
+    `progress` is called with the number of bytes written."""
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:
@@ -205,8 +203,7 @@ def _load(store: Store, step: int, progress: Progress) -> Snapshot:
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
     """Return the newest good snapshot; its `passed_over` lists newer ones that are damaged or unreadable.
 
-    If the storage fails, retry after each of the pauses in `backoff`, in seconds. Raise NoSnapshot if none is good.
-    """
+    If the storage fails, retry after each of the pauses in `backoff`, in seconds. Raise NoSnapshot if none is good."""
     loaded, bad = search(store, backoff, progress)
     if loaded is None:
         why = "; ".join(passed_over.why for passed_over in bad.values())

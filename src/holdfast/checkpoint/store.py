@@ -328,8 +328,7 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
     """Write page-aligned memory with direct I/O; return the number of bytes written, or 0 if that is not possible.
 
     Direct I/O needs a third of the CPU time, and does not evict training data from the page cache. `position` is the
-    current offset in the file.
-    """
+    current offset in the file."""
     whole = len(part) // mmap.PAGESIZE * mmap.PAGESIZE
     if position % mmap.PAGESIZE or not hasattr(os, "O_DIRECT") or not is_page_aligned(part):
         return 0

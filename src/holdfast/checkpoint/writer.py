@@ -39,7 +39,7 @@ More: TypeAlias = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A completed save: how it stalled training, seconds until it was durable, and old steps that were removed."""
+    """A completed save: the `stall` of training, `seconds` until it was durable, and steps of `removed` snapshots."""
 
     step: int
     bytes: int
@@ -312,7 +312,10 @@ class _Overlapped:
     def _make_ready(
         self, reserved: list[HostImage], count: int, layout: PayloadLayout, device: torch.device | None
     ) -> None:
-        """Allocate and pin the memory of the `reserved` images, in the background thread, and give them to the pool."""
+        """Allocate and pin the memory of the `reserved` images (host buffers for saves), and give them to the pool.
+
+        Also replace images that are too small for `layout`; the pool may have `count`. Runs in the background thread.
+        """
         # Earlier saves have completed, so their images may be free now: replace those that are too small.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:

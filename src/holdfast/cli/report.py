@@ -63,7 +63,7 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
 
 
 def live_page(folder: Path, command: str) -> "Page":
-    """Return a page on one run that may still train; it is audited only after it has ended."""
+    """Return the report page of a run that may still be training. Only a run that has ended is audited."""
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
     from holdfast.runs.status import is_training

@@ -63,7 +63,7 @@ class FailureCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """The cost of one attempt, by cause. `ended` is None if it still runs or its end was not recorded.
+    """The cost of one attempt, by cause. `ended` tells how it ended; None if it still runs or its end was not recorded.
 
     `restored` is the step of the restored snapshot, and `rolled_back` counts the steps that a later restore undid."""
 

@@ -129,7 +129,7 @@ class AttemptStretch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The critical path of a run: one stretch for each attempt, without the seconds in `away` and `clock_back`.
+    """The timeline of a run: one stretch of events for each attempt, without the seconds in `away` and `clock_back`.
 
     `away` is the time between a clean end and a continuation; `clock_back` is how far clocks were set back."""
 
@@ -223,7 +223,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt up to the current event: its launch number, whether rank 0 started, whether a failure was detected."""
+    """The part of an attempt read so far: its launch number, whether a rank has started and a failure was detected."""
 
     launched: int | None = None
     joined: bool = False

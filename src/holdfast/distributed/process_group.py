@@ -83,8 +83,7 @@ class RecoverableGroup(ProcessGroup):
         """Release the sums of a completed backward pass.
 
         Freeing takes time, so sums in host memory are freed during the next backward. Sums on a device are freed at
-        once, because gloo holds pinned memory for each of them.
-        """
+        once, because gloo holds pinned memory for each of them."""
         self._spent, self.sums = [] if self.sums[0].values.is_cuda else self.sums, []
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it
@@ -112,7 +111,7 @@ class RecoverableGroup(ProcessGroup):
         return self._link.post("allgather", outputs, inputs)
 
     def has_failed(self) -> bool:
-        """Return True if any sum of the backward pass under way has failed."""
+        """Return True if a gradient sum of the current backward pass has failed."""
         return any(bucket.has_failed() for bucket in self.sums)
 
     def drop(self, *, is_scaled: bool) -> None:

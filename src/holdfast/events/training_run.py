@@ -202,7 +202,7 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: after a scale request, `workers` workers train, as group `number`, and the other workers are suspended."""
+    """Event: a scale request took effect. `workers` workers train, as group `number`, and the others are suspended."""
 
     attempt: int
     workers: int

@@ -19,8 +19,7 @@ class Failure:
 
     Kinds and points are free strings, because the simulator, training runs and the parameter server have different
     ones. The default, `lose` at a `boundary`, loses blocks (groups of parameters) between two steps. A point may carry
-    a number, as in `backward=0.5`.
-    """
+    a number, as in `backward=0.5`."""
 
     step: int
     kind: str = "lose"

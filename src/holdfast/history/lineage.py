@@ -71,6 +71,6 @@ class Lineage:
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt that trained `step` last, or will train it in the future; None before any attempt."""
+        """Return the attempt that trained `step` last; for a future step, the newest attempt; None without attempts."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

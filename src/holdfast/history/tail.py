@@ -26,7 +26,7 @@ class PastAttempts:
 
 
 def read_past(folder: Path) -> PastAttempts:
-    """Return the last attempt that rank 0 recorded, and all injected failures, from the histories in `folder`."""
+    """Return the number of rank 0's last attempt, and all injected failures so far, from the histories in `folder`."""
     past = frozenset(struck(folder))
     for event in backwards(folder / RANK_0):
         match event.what:

@@ -27,8 +27,7 @@ class Options:
 
     If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set; if it is
     empty, all pairs run. If `workload` is given, this model of the user is measured instead of the panels. `interval`
-    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`.
-    """
+    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`."""
 
     seed: int = 0
     trials: int | None = None

@@ -92,7 +92,7 @@ class LiveRecovery:
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
-        """Return a process group for one more model. Every backward calls `all_posted` once its last sum has begun."""
+        """Return a process group for one more model; each backward calls `all_posted` once its last all-reduce runs."""
         self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
         return self.groups[-1]
 
@@ -383,7 +383,7 @@ class LiveRecovery:
                 state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
 
     def _set_weight(self, basis: tuple[int, ...]) -> None:
-        """Set the weight of this rank's gradients for steps whose samples are divided among the members `basis`."""
+        """Set this rank's weight in gradient sums, for steps whose samples were divided among the members `basis`."""
         weight = self._training.losses.weight(self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:

@@ -54,10 +54,11 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a recovery, the same on all members. They continue in `step`, divided among members `basis`.
+    """The plan of a live recovery, equal on all members (training workers). They finish or begin `step` together.
 
-    `giver` sends its whole state to the workers `joining`, and its parameters to the members `behind`, one step back.
-    """
+    The samples of the step are divided among the members `basis`. `lost` and `asleep` (suspended) workers leave the
+    group. `giver` sends its whole state to the `joining` workers, and its parameters to the members `behind`, which
+    lack one step. `syncer` sends the model's buffers to the members `synced`."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -181,7 +182,7 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """The effects of lost members on a run: the gradient weights of the others, and the samples that are left out."""
+    """The effects of lost members under a recovery `strategy`: gradient weights of the rest, and untrained samples."""
 
     strategy: str
     plan: SamplePlan

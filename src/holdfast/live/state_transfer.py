@@ -95,7 +95,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The model buffers that this rank received from rank 0 in this step, and how often it received them."""
+    """The model buffers that this rank last received from rank 0; `synced` counts how often it did so in this step."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)

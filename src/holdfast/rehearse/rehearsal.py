@@ -51,8 +51,7 @@ def rehearse(
     """Run the script twice without and once with kills, and compare the protected state after every step.
 
     Train `steps` steps, or a default number. The script is killed at ends of epochs, at saves, and at `at_random` more
-    steps, which are drawn with `seed`.
-    """
+    steps, which are drawn with `seed`."""
     runner = _Runner(replace(config, writer="blocking", recovery="restart"), out, steps, preload, print_line)
     warm(preload)
     reference = runner.run(REFERENCE)
@@ -70,7 +69,10 @@ def rehearse(
 def _compare_killed(
     runner: "_Runner", reference: list[Observed], again: list[Observed], at_random: int, seed: int
 ) -> Rehearsed:
-    """Run the script with kills and compare the run with the `reference`; `again` is the second run without kills."""
+    """Run the script with kills, and compare its states with those of the run `reference`.
+
+    `again` is a second run without kills; it shows which values vary anyway. `at_random` kills are at steps drawn with
+    `seed`, in addition to kills at ends of epochs and saves."""
     history = read_history(runner.out / REFERENCE)
     plan = next(event.what for event in history.events if isinstance(event.what, Plan))
     per_epoch = plan.samples // plan.batch
@@ -105,7 +107,7 @@ def _compare_killed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runner:
-    """The runs of the script in a rehearsal, each in a folder of its own below `out`."""
+    """A runner of the script for a rehearsal. Every run is stored in a folder of its own below `out`."""
 
     config: RunConfig
     out: Path
@@ -182,7 +184,9 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 
 
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Describe how two runs differ: in `steps` that only one trained, last snapshots or fingerprints; else empty."""
+    """Return text that tells how two runs differ, or "" if they are equal.
+
+    `steps` were trained in only one of the runs. The last snapshots and the fingerprints are also compared."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
     saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]

@@ -43,7 +43,7 @@ def thinned(pieces: Iterable[TimelineBar], least: float) -> list[TimelineBar]:
 
 
 def _gathered(pieces: Iterable[TimelineBar], least: float) -> Iterator[TimelineBar]:
-    """Yield long pieces unchanged, and merge short neighbours into pieces that last about `least` seconds."""
+    """Yield bars of at least `least` seconds unchanged, and merge short neighbours into bars of about that length."""
     short: list[TimelineBar] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):

@@ -139,8 +139,7 @@ class RunConfig:
         """Raise BadInput if the run cannot work on `nodes` nodes.
 
         The workers must fit into memory, recovery without a restart needs at least two workers, and injected failures
-        must target existing ranks.
-        """
+        must target existing ranks."""
         require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
         if self.recovery != "restart" and nodes * self.workers < 2:
             raise BadInput(f"--recovery {self.recovery} needs 2 workers or more, so that one survives (got 1).")

@@ -191,7 +191,7 @@ def _saved(folder: Path) -> int:
 
 
 def _end(file: Path) -> tuple[int, int]:
-    """Return the number of steps in the history file of a rank, and the number that the last commit covers."""
+    """Return two counts from a rank's history file: steps trained, and steps covered by the last committed snapshot."""
     reached = committed = None
     for event in backwards(file):
         match event.what:

@@ -93,8 +93,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
     """Return, for each restore mode, the cost of a failure that loses the fraction `lost` of the blocks.
 
-    `mtbf` is the mean time between failures in seconds.
-    """
+    `mtbf` is the mean time between failures in seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0

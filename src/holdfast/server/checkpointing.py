@@ -35,8 +35,7 @@ class NodesLost(Exception):
 class ServerSave(NamedTuple):
     """The result of a save. Blocks of nodes that were lost before writing them are not part of the save.
 
-    `committed` is False if no block was written, or if the initial save, which needs all blocks, is incomplete.
-    """
+    `committed` is False if no block was written, or if the initial save, which needs all blocks, is incomplete."""
 
     iteration: int
     bytes: int

@@ -59,8 +59,7 @@ def _start(ray: ModuleType, address: str | None) -> None:
 def _uninterrupted(ray: ModuleType) -> Iterator[None]:
     """Delay SIGINT and SIGTERM while Ray starts, because an interrupted start would leave processes behind.
 
-    Afterwards SIGTERM ends this process as Ctrl-C does; Ray's own handler would print a stack trace.
-    """
+    Afterwards SIGTERM ends this process as Ctrl-C does; Ray's own handler would print a stack trace."""
     if current_thread() is not main_thread():  # signals can only be handled in the main thread
         yield
         return

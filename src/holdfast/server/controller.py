@@ -102,7 +102,7 @@ class Controller:
         return 0
 
     def _deal(self) -> Mapping[int, str]:
-        """Let every node initialise and save its blocks; return the nodes that failed, with the reasons."""
+        """Tell every node to initialise and save its blocks; return the nodes that failed, with the reasons."""
         partition, nodes = self._recovery.map, sorted(self._members.nodes)
         begun = {node: (partition.held_by(node), partition.version) for node in nodes}
         if missing := self._members.ask("node", "begin", begun).missing:
@@ -270,8 +270,7 @@ class Controller:
     def _select(self, step: int, chosen: int) -> SelectedBlocks | None:
         """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
 
-        Also return None if the choice was made before: `chosen` is the last iteration for which nodes chose blocks.
-        """
+        Also return None if the choice was made before: `chosen` is the last iteration for which nodes chose blocks."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()

@@ -61,8 +61,7 @@ class FailureDetector(Generic[Member]):
     def silent(self, now: float) -> dict[Member, str]:
         """Return the members that have not answered a heartbeat in time, with the reasons.
 
-        Time in which the calling process itself was suspended does not count.
-        """
+        Time in which the calling process itself was suspended does not count."""
         gap = 0.0 if self._looked is None else now - self._looked - self._interval
         self._looked = now
         if gap > 0:

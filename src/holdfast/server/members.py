@@ -145,7 +145,9 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
-        """Wait for the results of `calls` in progress; members that are lost meanwhile are listed as missing."""
+        """Wait up to `patience` seconds for the results of `calls`, by number of the member that was called.
+
+        Members that are lost meanwhile, or too slow, are listed as missing. `kind` is "node" or "worker"."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}

@@ -173,7 +173,7 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return a summary of the surviving blocks (None unless blocks must be re-initialised) and any lost members."""
+        """Return a summary of surviving blocks (None if no block must be re-initialised), and members found lost."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))

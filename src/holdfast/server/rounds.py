@@ -97,8 +97,7 @@ class SynchronousRounds:
     def commit(self, when: RoundId) -> float:
         """Let nodes apply the pushed updates of the round `when`; return the seconds of the slowest node.
 
-        If a node is lost meanwhile, updates of its blocks are recorded as dropped, and its blocks are restored.
-        """
+        If a node is lost meanwhile, updates of its blocks are recorded as dropped, and its blocks are restored."""
         parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
         self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)

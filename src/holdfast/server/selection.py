@@ -135,7 +135,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The decision sent to nodes: save the blocks that moved further than `above`, up to ranking position `last`."""
+    """The controller's decision: save blocks up to ranking position `last`, if they moved further than `above`."""
 
     above: float
     last: Place
@@ -170,7 +170,7 @@ Cut: TypeAlias = tuple[Place, int]
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Pass each question of `conversation` to `ask` and send back the answers; return the selection at its end."""
+    """Pass each question of `conversation` to `ask`, which asks all nodes; return the blocks selected in the end."""
     try:
         question = next(conversation)
         while True:

@@ -180,7 +180,7 @@ class ServerNode:
 
     @_exclusive
     def keep(self, ids: Ids) -> None:
-        """Buffer the last saved values of the blocks `ids` for `write`, because the store may lack these values."""
+        """Buffer the last saved values of the blocks `ids` for the next `write`, because the store may lack them."""
         given = self._shard.give(ids)
         self._to_write = given.ids, given.saved_at, given.saved
 
@@ -209,11 +209,11 @@ class ServerNode:
         everything: bool,
         summaries: Arrays | None = None,
     ) -> FetchedBlocks:
-        """Hold exactly the blocks `ids` of partition map `map_version`, loading missing ones from the checkpoint.
+        """Make this node hold exactly the blocks `ids` of partition map `map_version`; return the blocks it loaded.
 
-        With `everything`, load all blocks. `version` is the number of the next round to apply to loaded blocks. If
-        `summaries` of surviving blocks are given, the workload computes new values for blocks that were never saved.
-        """
+        Missing blocks, or all if `everything`, are loaded from the saved `segments`. `version` is the next round to
+        apply to them. If `summaries` of surviving blocks are given, the workload computes new values for never saved
+        blocks."""
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)

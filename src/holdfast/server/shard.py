@@ -107,7 +107,9 @@ class Shard:
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the buffered updates of `workers`, summed in this order, to blocks whose next round is `when`."""
+        """Apply the updates that `workers` pushed for round `when` to the blocks that await this round.
+
+        The updates are summed in the order of `workers`."""
         self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number

@@ -56,8 +56,7 @@ class Checkpoints:
         """Check that `place` can be used, and return its contents.
 
         Raise a HoldfastError if `place` cannot be written, or if earlier snapshots of this run are elsewhere. If there
-        are other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report.
-        """
+        are other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)

@@ -53,8 +53,7 @@ class RaisedException:
     """An exception that a worker raised.
 
     `message` is its type and text in one line, `origin` the code that raised it, and `place` the raising line. No
-    `traceback` is kept for an error that holdfast raised, or a text given to `sys.exit`: the message is enough.
-    """
+    `traceback` is kept for an error that holdfast raised, or a text given to `sys.exit`: the message is enough."""
 
     message: str
     traceback: str
@@ -256,7 +255,7 @@ def _error_record(error: BaseException, script: str) -> dict[str, Any]:
 
 
 def _shortened(record: dict[str, Any]) -> str:
-    """Return the record as text of at most WORDS characters: the start of the message, the end of the traceback."""
+    """Return an error record as JSON of at most WORDS characters; long messages and tracebacks are truncated."""
     message, extra = record["message"], record["message"]["extraInfo"]
     room = WORDS
     while len(text := json.dumps(record)) > WORDS:

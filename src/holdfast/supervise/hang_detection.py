@@ -99,8 +99,7 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[AwaitedWorkers]:
     """Yield each member that has not joined the recovery, or one group of all members if all have joined.
 
-    That group is left out if `replacements_start` (new workers are starting), since members may wait for these.
-    """
+    That group is left out if `replacements_start` (new workers are starting), since members may wait for these."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:

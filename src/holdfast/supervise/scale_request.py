@@ -41,8 +41,7 @@ class ScaleRequests:
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
     """Request `workers` workers from the run in `out`, and wait until they train; return the recorded event.
 
-    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute.
-    """
+    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(

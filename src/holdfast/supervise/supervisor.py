@@ -344,7 +344,9 @@ class _Supervisor:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the regular end of the run if a worker failed only after its training loop, otherwise None."""
+        """Return the end of the run if a failed worker had already completed its training loop, otherwise None.
+
+        Wait up to `ENDING` seconds for the other workers to end too."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING

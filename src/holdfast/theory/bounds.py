@@ -132,10 +132,10 @@ def sgd_cost_bound(
     steps: Sequence[int],
     limit: int = 1_000_000,
 ) -> float:
-    """Return how many more iterations SGD needs with these perturbations than without them, by its error bound.
+    """Return how many more iterations SGD needs to reach `epsilon` because of perturbations, by its error bound.
 
-    The arguments are those of `sgd_iterations`.
-    """
+    Perturbation i has the norm `sizes[i]` and comes at iteration `steps[i]`; the other arguments are as in
+    `sgd_iterations`."""
     without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
     if math.isinf(without):
         reached = f"the bound is not below {epsilon} after {limit} iterations"

@@ -42,8 +42,7 @@ def settle() -> None:
     On x86, torch passes `sqrt`, `exp` and similar functions to oneMKL, which chooses a kernel at the first call in a
     process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792;
     seen in 18 of 9,000 processes on two busy cores, and in none of 9,000 that had called the functions before). The
-    first Adam step of a restarted worker would then differ from that of a worker that never stopped.
-    """
+    first Adam step of a restarted worker would then differ from that of a worker that never stopped."""
     for dtype in (torch.float32, torch.float64):
         one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
         for name in FUNCTIONS:

@@ -141,7 +141,6 @@ class RankReducer:
         return self._wait_for(f"{topic}/all", members[0])
 
     def _topic(self) -> str:
-        """Return the store key of this call: the step, and the number of the call within the step."""
         step = -1 if progress.here.step is None else progress.here.step
         self._calls = self._calls + 1 if step == self._step else 1
         self._step = step

@@ -74,7 +74,7 @@ class Injection:
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
     def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
-        """Register the models in which failures are injected; raise BadInput if a failure needs one but none exists."""
+        """Register the models to inject failures into; raise BadInput if a failure needs a model and none exists."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
         inside = [failure.point for failure in due if points.name(failure) == "backward"]
         if inside and not replicas:

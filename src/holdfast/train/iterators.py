@@ -148,8 +148,7 @@ class Epoch:
     """One epoch of a run: an iterable over its batches that are not trained yet.
 
     Its length counts all batches of the epoch, including those trained before a restart. `tqdm(epoch,
-    initial=epoch.initial)` starts at the right place.
-    """
+    initial=epoch.initial)` starts at the right place."""
 
     def __init__(
         self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: EpochStart

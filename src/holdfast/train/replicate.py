@@ -140,8 +140,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
     DDP's forward repeats checks whose result cannot change any more. The fast path does only the rest: announce the
     forward to the reducer, call the module, announce the backward. It saves 4 to 5 % of a step of 2 ms
     (benchmarks/steady). It is used where DDP has no inputs to move or cast, no buffers to broadcast and no graph to
-    search.
-    """
+    search."""
 
     def __init__(
         self,

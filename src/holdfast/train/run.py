@@ -194,8 +194,7 @@ class Run:
         """Return this rank's part of a dataset for evaluation; the parts of all ranks make up the whole dataset.
 
         The sizes of parts may differ by one: combine results with `run.sum`, or with `run.mean` and the sizes as
-        weights.
-        """
+        weights."""
         return DatasetShard(dataset, self._reducer.place)
 
     def sum(self, value: Any) -> Any:

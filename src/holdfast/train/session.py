@@ -119,7 +119,9 @@ class Session:
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
     def begin_loop(self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
-        """Build the run's only training loop and return its generator, which has not started yet."""
+        """Build the run's only training loop, and return its generator of batches, which has not started yet.
+
+        `options` are those of the DataLoader. If `by_epoch`, the script iterates over epochs."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:

@@ -233,8 +233,7 @@ class WorkDone:
     """A counter of backward passes and optimizer steps that knows whether gradients wait for an optimizer step.
 
     A step counts as trained only if it did such work; handing out its batch is not enough. State is saved only while no
-    gradients wait for an optimizer step, because snapshots do not hold gradients.
-    """
+    gradients wait for an optimizer step, because snapshots do not hold gradients."""
 
     def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
         self._replicas, self._protected = list(replicas), protected

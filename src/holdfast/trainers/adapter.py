@@ -22,8 +22,7 @@ class RunLoader:
     """A data loader that gives a trainer the batches of a run; the trainer iterates over it once per epoch.
 
     It never prefetches. The trainer asks for the next batch only when all its work for a step or an epoch is done, so
-    each request marks a step boundary, at which a snapshot may be saved.
-    """
+    each request marks a step boundary, at which a snapshot may be saved."""
 
     def __init__(self, dataset: MapDataset, global_batch: int, parts: int = 1) -> None:
         self.dataset, self.global_batch = dataset, global_batch

@@ -99,7 +99,7 @@ def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """Replacement methods for a protected Trainer, through which the run supplies batches and saves steps."""
+    """The methods that replace those of a protected Trainer, so that the run supplies batches and saves snapshots."""
 
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
@@ -183,8 +183,7 @@ class _Protection:
 
         After a restart Lightning corrects counts of steps, schedules and validations that a checkpoint may have caught
         half done. A snapshot of a run is taken at a step boundary, where all of these are complete, so nothing must be
-        corrected.
-        """
+        corrected."""
         assert self._progress is not None
         self._progress.restore_loops()
         begin(fetcher)

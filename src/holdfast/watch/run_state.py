@@ -232,7 +232,7 @@ class RunWatcher:
 
 
 def _new(file: GrowingFile) -> Iterator[Event]:
-    """Yield the new events of a file; if there are many new steps, only the latest, which give progress and speed."""
+    """Yield the events added to a file since the last call; of many steps only the latest (for progress and speed)."""
     lines: list[bytes] = []
     while more := file.lines():
         lines += more

@@ -151,8 +151,7 @@ def _shape(value: Any) -> object:
 def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: bool = False) -> str:
     """Load the initial states of the protected objects from `source`; return the digest of the content of `source`.
 
-    With `warns`, log a warning if `source` allows partial weights and does not match all keys of a model.
-    """
+    With `warns`, log a warning if `source` allows partial weights and does not match all keys of a model."""
     content = read_source(source)
     if content.digest != source.digest:
         why = "has changed since this run started from it"

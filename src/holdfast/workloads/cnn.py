@@ -35,8 +35,8 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
     """Do one step of Adam in place, and add the new parameters to `total`.
 
-    Row i of the flat arrays is `bounds[i]:bounds[i+1]`, and `counts[i]` is the number of its earlier steps.
-    """
+    Part `bounds[i]:bounds[i+1]` of the flat arrays is row i, for which `counts[i]` steps were done. `mean` and `square`
+    are Adam's moments."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):

@@ -117,7 +117,7 @@ class Convolution:
             weight.flatten(1).copy_(torch.mm(self._patch_rows, self._sum_rows.T).T)
 
     def backward_to(self, slope: Reals) -> None:
-        """Write the gradient of `input` to `slope`; call it after `backward`. The stored patches are overwritten."""
+        """Write the gradient of `input` to `slope`. Call this after `backward`; it overwrites the image patches."""
         torch.mm(self._weight.T, self._sum_rows, out=self._patch_rows)
         _fold(self._patches, slope, self._stride, self._pad)
 

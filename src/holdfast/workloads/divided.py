@@ -54,7 +54,7 @@ class DividedWorkload(Workload, Protocol):
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's update, given the `pulled` blocks and the sum of all summaries; updates are added up."""
+        """Return a worker's update from its input `part`, the `pulled` blocks and the sum of all nodes' summaries."""
 
     def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""

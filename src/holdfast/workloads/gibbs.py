@@ -49,14 +49,16 @@ def sweep(
     kinds: Kinds,
     first: int = 0,
 ) -> None:
-    """Draw a new topic for each token in turn, given the topics of all others, in place and for many chains at once.
+    """Run one Gibbs sweep for many chains at once: draw a new topic for each token, given the topics of all others.
 
-    The last axis of all state arrays is the chain. `topics` has a row for each token; `counts` holds for each word and
-    topic the number of tokens plus 1, and `totals` the number of tokens of each topic. `keys` has two random keys for
-    each chain, `reciprocal` is the result of `reciprocals`, and the lengths of the tuples `lanes` and `kinds` are the
-    numbers of chains and topics. `words` may be a part of the corpus, from token `first` on. Every draw is from the
-    exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single precision.
-    """
+    The arrays are changed in place, and the last axis of all state arrays is the chain. `topics` has a row for each
+    token; `counts` holds for each word and topic the number of tokens plus 1, and `totals` the number of tokens of each
+    topic. Document d has the tokens `bounds[d]:bounds[d+1]`. `keys` has two random keys for each chain, `reciprocal` is
+    the result of `reciprocals`, and the lengths of the tuples `lanes` and `kinds` are the numbers of chains and topics.
+    `words` may be a part of the corpus that begins at token `first`.
+
+    Draws are from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single
+    precision."""
     width = np.uint64(len(lanes))
     row = np.uint64(len(kinds)) * width
     state = topics.reshape(-1), counts.reshape(-1), totals.reshape(-1)

@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """A worker's users and items, as block numbers, with their ratings; `square` is the sum of squares in `by_user`."""
+    """A worker's users and items, as block numbers, with their ratings; `square` is the sum of the squared ratings."""
 
     users: Ids
     items: Ids
@@ -36,8 +36,7 @@ class _Part(NamedTuple):
 class MatrixFactorization(DividedDefaults):
     """The factorization ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
 
-    The array "R" holds R transposed, so every block (a row of L or a column of R) is a row of an array.
-    """
+    The array "R" holds R transposed, so every block (a row of L or a column of R) is a row of an array."""
 
     data: Ratings
     factors: int
@@ -83,11 +82,11 @@ class MatrixFactorization(DividedDefaults):
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return the sum of squares of all values in the surviving blocks."""
+        """Return the sum of the squared values in `held`, the surviving blocks; `fresh` tests if it is 0."""
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros for the blocks `ids`, or their initial values if all surviving values are zero."""
+        """Return new values for the lost blocks `ids`: zeros, or their initial values if all survivors are zero."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}
@@ -109,12 +108,12 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return, in round 1, the worker's columns of R and all rows of L; otherwise its rows of L and all of R."""
+        """Return the blocks a worker needs: its rows of L and all of R; in round 1 its columns of R and all of L."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Solve for the worker's rows of L (round 0) or columns of R (round 1), which no other worker pushes."""
+        """Return new values for the worker's rows of L (round 0) or columns of R (round 1), which only it changes."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
@@ -147,7 +146,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """The norms by which `norm` multiplies distances in L and in R, measured after the first iteration."""
+        """The factors by which `norm` multiplies distances in L and R: the other matrix's norm divided by √factors."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
@@ -195,7 +194,7 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """Solve x·gram = target for one column of x at a time, keeping columns whose diagonal entry in `gram` is 0."""
+    """Return `x` after a Gauss-Seidel sweep for x·gram = target; columns with a 0 on gram's diagonal are unchanged."""
     rows, factors, trials = x.shape
     out = x.copy()
     step = np.empty(trials)

@@ -61,7 +61,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add the tokens of `documents` to the topic counts of their words; `topics` holds only these tokens."""
+    """Add the tokens of `documents` to `counts`, by word and topic; `topics` has the topics of these tokens only."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)

@@ -34,7 +34,7 @@ Execute = Callable[["RunConfig", Path], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """The costs of all kills (`cases`), and by workload the costs without failures (`calm`) and the restart times."""
+    """The costs of all killed runs (`cases`); by workload, the costs without failures (`calm`), and restart times."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]

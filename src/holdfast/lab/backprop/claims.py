@@ -57,7 +57,7 @@ class PanelResults:
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return for each trial the mean absolute `deviation`, over all failures under `strategy` in `phases`."""
+        """Return for each trial the mean relative error of its accuracy over all failures of `strategy` in `phases`."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 

@@ -36,7 +36,7 @@ class FailureCase:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure to simulate, or None if nothing fails; the first workers in `order` survive."""
+        """Return the failure to simulate, or None if nothing fails; the first workers in the list `order` survive."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -78,7 +78,7 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Train trial `number` and return its accuracies; `report` gets a key and the accuracy for each failure."""
+        """Train trial `number` and return its accuracies; `report` is called with the accuracy after each failure."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device

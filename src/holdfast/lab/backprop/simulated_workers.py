@@ -117,8 +117,7 @@ def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
     """Return the names of the parameters whose gradients were complete when a failure struck backward at `point`.
 
     Backward goes from the last layer in `order` to the first. `point` is the fraction of the parameters that backward
-    had reached, rounded down to whole layers, or the name of the layer at which the failure struck.
-    """
+    had reached, rounded down to whole layers, or the name of the layer at which the failure struck."""
     if isinstance(point, str):
         layers = [_module(names[0]) for names in order]
         if point not in layers:
@@ -167,8 +166,7 @@ def apply_gradients(
 ) -> bool:
     """Step the optimizer with the gradients that survive a failure; return True if the mini-batch must run again.
 
-    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward.
-    """
+    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward."""
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:

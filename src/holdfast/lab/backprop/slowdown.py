@@ -139,7 +139,6 @@ def _median(device: torch.device, action: Callable[[], object], times: int = 5) 
 
 
 def _seconds(device: torch.device, action: Callable[[], object]) -> float:
-    """Return the seconds that `action` takes, including its work on the device."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials of one kind: `sizes` has the norms of the perturbations at `steps`, one row per trial."""
+    """Trials with perturbed states: row i of `sizes` has the norms of the perturbations in trial i, made at `steps`.
+
+    `costs` are the additional iterations that each trial needed."""
 
     kind: str
     sizes: Floats  # (trials, perturbations of a trial)
@@ -35,7 +37,7 @@ class PerturbedTrials:
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
-        """Return a result row for each trial: its size, aggregate, cost and bound."""
+        """Return a result row for each trial: its perturbation, absolute and relative (`aggregate`), cost and bound."""
         columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
         names = ("size", "aggregate", "cost", "bound")
         return [
@@ -44,7 +46,7 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials whose cost is at most the bound plus 1; the theorem counts whole iterations."""
+        """Return the fraction of trials that keep the bound, to which 1 is added because costs are whole iterations."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:

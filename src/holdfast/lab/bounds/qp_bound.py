@@ -76,7 +76,7 @@ def run(options: Options, meter: Meter) -> Result:
 def _perturb_often(
     program: QuadraticProgram, rate: Rate, run: Trajectory, trials: int, rng: np.random.Generator
 ) -> tuple[Floats, list[Arrays]]:
-    """Perturb every iteration before `STEP` in each trial; return the sizes, and the states at `STEP`."""
+    """Perturb the first `STEP` iterations of every trial; return the norms of perturbations, and the final states."""
     scale = run.losses[STEP] / 2 * (1 - rate.c) * 10 ** rng.uniform(-2, 1, size=(trials, 1, 1))
     deltas = scale * rng.normal(size=(trials, STEP, 4))
     stack = stacked([program.start()] * trials)

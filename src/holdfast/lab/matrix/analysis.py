@@ -79,8 +79,7 @@ def _listed(strikes: Sequence[Struck]) -> str:
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
     """Return `statistic` with an interval from resampling seeds, which is NaN if a suite has only one seed.
 
-    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods).
-    """
+    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods)."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -144,7 +143,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over the runs of a variant in `suites`, by default all that pass the gates."""
+        """Return the mean of `metric` over a variant's runs in `suites`; by default, of those that pass all gates."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan

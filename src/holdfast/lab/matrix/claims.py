@@ -12,7 +12,7 @@ STALL, WRITE = 0.57, 0.92  # the paper's reductions
 
 
 def claims(analysis: Analysis) -> list[Claim]:
-    """Return the claims that the measured runs can decide."""
+    """Return the claims that the measured runs confirm or refute, each with its measured value."""
     passed = [run.audit == "pass" for run in analysis.measured.values()]
     count, share = len(analysis.suites), sum(passed) / len(passed)
     gates = f"suites that pass all quality gates, of {count}"

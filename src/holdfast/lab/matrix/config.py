@@ -126,7 +126,7 @@ def read_matrix(path: Path) -> Matrix:
 
 
 class _Reader:
-    """A converter from the parsed tables of a TOML file to a matrix; it needs the text to find line numbers."""
+    """A converter of a parsed TOML file to a Matrix of runs; the text of the file gives line numbers for errors."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._text = path, text

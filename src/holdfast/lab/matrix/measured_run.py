@@ -32,13 +32,12 @@ THREADS = 2  # threads that compare snapshots; each has two snapshots in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """The measurements of one run: its verdict, audit, costs and losses.
+    """The measurements of one run: its verdict (for the reason `because`), audit, costs and losses.
 
     `seconds` is the wall-clock time by cause, and `stall` the wait for saves by part. `losses` has an entry for each
     committed step, None if no loss was logged. `distances` are the L2 distances from the reference run's models, None
     if there was nothing to compare. `stolen` is the share of CPU time that the host of a virtual machine gave to
-    others, if known, and `tries` is how often the run was executed because of that.
-    """
+    others, if known, and `tries` is how often the run was executed because of that."""
 
     suite: str
     variant: str
@@ -165,10 +164,9 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the L2 distance between the models' floating-point values, and the norm of the reference model.
+    """Return `step`, the L2 distance between the models in `folder` and `reference` at `step`, and the latter's norm.
 
-    Return None if a snapshot is damaged, for example by an injected storage fault.
-    """
+    Only floating-point values count. Return None if a snapshot is damaged, for example by an injected storage fault."""
     try:
         one, other = _model(folder, step), _model(reference, step)
     except HoldfastError:

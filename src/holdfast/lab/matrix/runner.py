@@ -128,7 +128,7 @@ class MatrixRunner:
         return runs
 
     def _undisturbed(self, planned: PlannedRun) -> MeasuredRun:
-        """Execute a run, and repeat it if the host took much CPU time; a run that failed is not repeated."""
+        """Execute a run. If it is valid but the host took much of its CPU time, pause and execute it again."""
         run = replace(self._measured(planned), tries=1)
         for pause in PAUSES:
             is_sound = run.verdict == "completed" and run.audit == "pass"

@@ -99,7 +99,7 @@ def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of a run that saves to `checkpoints`, by default its folder, and keeps every snapshot."""
+    """Return the config of the run `unit`, which keeps all snapshots in `checkpoints`, by default in its own folder."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),

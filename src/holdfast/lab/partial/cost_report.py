@@ -80,7 +80,7 @@ def departures(options: Options) -> list[str]:
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
-    """Return a phrase for each panel: its convergence criterion, and how many iterations reach it without failures."""
+    """Return a phrase for each model and data set: its loss criterion, and how many iterations usually reach it."""
     described = {}
     for panel in panels:
         measured, shortest, longest = (

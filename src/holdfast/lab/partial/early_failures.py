@@ -154,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark with the cost of early failures by approach, and what early saves add to later failures."""
+    """Return a remark on the cost of failures before the first full checkpoint, and of early saves in other trials."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
@@ -169,7 +169,7 @@ def _remark(split: Split) -> str:
 
 
 def figure(splits: Sequence[Split]) -> "Figure":
-    """Draw for each panel the mean costs of early and later failures with their intervals, by approach."""
+    """Draw, for each model and data set, the mean costs of early and of later failures, for each approach to saving."""
     by_comparison = {id(split.comparison): split for split in splits}
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:

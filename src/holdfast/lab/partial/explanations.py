@@ -14,14 +14,14 @@ from holdfast.lab.simulate.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ReductionFacts:
-    """Measurements that may explain the cost reduction of one strategy on one panel.
+    """Measurements that may explain by how much one strategy reduces the cost of failures on one model and data set.
 
-    `early` failures happen before the first full checkpoint and restore the initial state, which says nothing about the
-    saves. So `later` is the cost reduction without them, unless there are no others. From the same trials, `smaller` is
-    the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by relative distance.
-    `whole` is the reduction over all trials in whole iterations, as in the paper. `concentration` is the share of the
-    movement in the blocks of one save. `largest` (block) and `budget` (of a save) are fractions of all values.
-    """
+    A failure before the first full checkpoint restores the initial state, so it says nothing about the saves. `early`
+    counts such failures; `later` is the cost reduction in the other trials, or in all if there are no others. In these
+    trials, `smaller` is the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by
+    relative distance. `whole` is the reduction over all trials in whole iterations, as in the paper. `concentration` is
+    the share of the movement in the blocks of one save. `largest` (block) and `budget` (of a save) are fractions of all
+    values."""
 
     trials: int
     whole: float

@@ -41,7 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs by strategy; trial i fails after iteration `steps[i]` of a run that needs `lengths[i]` iterations."""
+    """The costs of each strategy; trial i fails after iteration `steps[i]` of a run that needs `lengths[i]` iterations.
+
+    `rate` is the convergence rate. `concentration` is the fraction of the movement in the blocks that moved most."""
 
     lengths: Ids
     steps: Ids
@@ -116,8 +118,7 @@ def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
     """Return the fraction of the squared movement in `interval` iterations that the most moved blocks account for.
 
     These blocks hold 1/`interval` of all values, as much as one partial save. Priority checkpoints help if the fraction
-    is near 1. Return NaN for a run shorter than `interval`.
-    """
+    is near 1. Return NaN for a run shorter than `interval`."""
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):
         moved = np.square(workload.norm(workload.blocks, after, before))

@@ -129,7 +129,7 @@ def load_model(workload: OneState | Workload | str | Path, data: str | Path | No
 
 
 def comparison_result(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
-    """Compare checkpoint and recovery strategies on the user's model, and return the result, which has no claims."""
+    """Compare checkpoint and recovery strategies on the user's model if failures lose the fraction `lost` of blocks."""
     interval = options.interval
     full, part = Policy(ranking="full", interval=interval), max(SMALLEST, Fraction(1, interval))
     rankings = ("priority", "round", "random") if part < 1 else ()

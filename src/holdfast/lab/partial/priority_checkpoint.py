@@ -43,7 +43,7 @@ def traditional(interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare rankings of blocks at several save frequencies; the user's own model has no claims."""
+    """Run the experiment: compare rankings of blocks at several save frequencies. A user's own model has no claims."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     baseline = traditional(interval)
     smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]

@@ -77,7 +77,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerTrial:
-    """One trial: the loss after each iteration, and the seconds of each iteration in total and by part."""
+    """One trial of `arm`: `columns` has the loss and the seconds of each iteration, in total and by part."""
 
     arm: ExperimentArm
     seed: int

@@ -72,7 +72,7 @@ def run_lanes(
 
 
 def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
-    """Return the losses of `states`, computed in batches of one size, so that no loss depends on the other states."""
+    """Return the losses of `states`, computed in batches of fixed size so that no loss depends on other states."""
     width = min(WIDTH, workload.lanes) if workload.steady else workload.lanes
     losses = []
     for first in range(0, len(states), width):
@@ -109,7 +109,6 @@ class _Lanes:
 
     @property
     def occupied(self) -> bool:
-        """True while any lane has a trial."""
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:

@@ -112,7 +112,7 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that part i of the input was processed by worker i, and by others only after worker i was lost."""
+    """Check that part i of the input was processed by worker i, or by another worker after worker i was lost."""
     taken: set[int] = set()
     for (number, part), pushes in ledger.pushed.items():
         if part >= ledger.plan.workers:

@@ -76,7 +76,9 @@ class Ownership:
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """Start a new tenure if owners have changed; unless `keep_all`, it replaces a last tenure without rounds."""
+        """Begin a new tenure (a period in which blocks keep their owners) if owners have changed.
+
+        If the last tenure contains no round, the new one replaces it, unless `keep_all`."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -104,7 +106,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all digests in `always` and of any subset of `perhaps`."""
+    """Return True if `total` is the sum of all digests in `always` plus those of some subset of `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

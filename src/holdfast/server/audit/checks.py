@@ -32,7 +32,7 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every recorded restore and move of blocks agrees with their recorded owners."""
+    """Check that every block has one owner: recorded restores and moves of blocks agree with the recorded owners."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)

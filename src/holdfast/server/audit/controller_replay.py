@@ -344,7 +344,7 @@ HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
 
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
-    """Replay the controller's events `lines`, comparing them with the events that each node recorded."""
+    """Replay the controller's events `lines` of a run with this `plan`, and compare them with the nodes' events."""
     try:
         fraction = Fraction(plan.fraction)
         policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)

@@ -162,7 +162,7 @@ class RoundCloser:
 
 
 def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
-    """Return why `nodes` cannot start together, or None if they can; `of` is the number of all nodes."""
+    """Return why `nodes` cannot start together, or None if they can; `of` is the number of nodes that the run needs."""
     numbers = [node["node"] for node in nodes]
     if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
         names = ", ".join(map(str, numbers))

@@ -30,8 +30,7 @@ class HostFinder:
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
         """Wait for a store in which the nodes meet, calling `meanwhile` repeatedly, and return a connection to it.
 
-        `last` are the nodes that started last time. Raise BadInput if no store is found within a minute.
-        """
+        `last` are the nodes that started last time. Raise BadInput if no store is found within a minute."""
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):

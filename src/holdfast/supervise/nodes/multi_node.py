@@ -73,7 +73,7 @@ class RunEndWatch:
             self._known.add(before)
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict if the other nodes have completed the run; None if not, or if it cannot be read now."""
+        """Return the verdict if the other nodes have completed the run; None if not, or while it cannot be read."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict

@@ -52,7 +52,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The IP address at which other nodes can reach this one, found from its route to the endpoint."""
+        """The IP address at which other nodes can reach this one: the source address of its route to the rendezvous."""
         if self.of == 1 or self.endpoint is None:
             return LOOPBACK
         family, kind, *_, target = _resolved(self.endpoint)
@@ -297,7 +297,7 @@ class Rendezvous:
         """Tell the other nodes that the run failed or was stopped, with its `verdict` as JSON text."""
 
     def stopped(self) -> str | None:
-        """Return the verdict of another node that has stopped the run, or None."""
+        """Return the verdict with which another node has stopped the run, or None if no node has."""
         return None
 
     def close(self, verdict: str) -> None:

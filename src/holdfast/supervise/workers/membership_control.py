@@ -101,7 +101,7 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership (training group) without the lost members; with replay, None until all are replaced."""
+        """Return a training group without lost members; under the strategy "replay", None until all are replaced."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
@@ -120,7 +120,9 @@ class Members:
         return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
 
     def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
-        """Assign `ready` seats to `free` member numbers, if possible to their last one; return seat by number."""
+        """Return the seats (process numbers) in `ready` by their new member numbers, which are taken from `free`.
+
+        A worker gets its last member number again if that is free."""
         seats: dict[int, int] = {}
         for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
             left = sorted(free - seats.keys())
@@ -149,7 +151,7 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the ranks in a new membership; `names` maps this node's member numbers to names of log files."""
+        """Log the rank of each worker in a new training group; `names` has log files by member number of this node."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
@@ -245,7 +247,7 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (at first the ranks) of the workers on `nodes`, without those of this node."""
+        """Return the member numbers (at first equal to ranks) of the workers on `nodes`, except for this node."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)

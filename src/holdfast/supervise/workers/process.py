@@ -48,8 +48,7 @@ class WorkerProcess:
     def wait_until_up(self) -> None:
         """Wait until the process has begun to run, and fork it again if it does not.
 
-        A fork hangs if it copied a lock that another thread held at that moment.
-        """
+        A fork hangs if it copied a lock that another thread held at that moment."""
         for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
             while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
@@ -197,8 +196,7 @@ class WorkerProcess:
 def dying_status(pid: int) -> int | None:
     """Return the exit status of a process whose main thread was killed while other threads still exist; otherwise None.
 
-    `waitpid` reports such a process only after all threads are gone; with a GPU, this takes 0.2 s.
-    """
+    `waitpid` reports such a process only after all threads are gone; with a GPU, this takes 0.2 s."""
     fields = _stat_fields(_PROC / str(pid))
     if len(fields) <= _EXIT or fields[0] != "Z" or not (status := int(fields[_EXIT])):
         return None  # the kernel writes 0 if we may not see the status

@@ -136,5 +136,5 @@ def differing(one: Marks, other: Marks) -> list[str]:
 
 
 def is_tensor(mark: str | None) -> bool:
-    """Return True if `mark`, the short text for a value, stands for a tensor."""
+    """Return True if `mark`, the short description of a value, describes a tensor."""
     return mark is not None and mark.startswith("tensor ")

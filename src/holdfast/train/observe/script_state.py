@@ -35,7 +35,9 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A value that the search has found, and the path of names that leads to it."""
+    """A value that the search has found, and the path of names that leads to it.
+
+    `where` is the function that has the value in a variable; a `foreign` value is inside a library's object."""
 
     value: Any
     path: str
@@ -84,7 +86,7 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 
 
 class _Search:
-    """The values visited by the search, and the memory addresses of the tensors that the run saves."""
+    """The progress of a search for script state: objects visited, and the memory of tensors that the run saves."""
 
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
@@ -190,7 +192,7 @@ def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
-    """Return the variables of enclosing functions that a closure refers to, with their names."""
+    """Return (name, value) of the variables of enclosing functions that a closure refers to."""
     variables = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

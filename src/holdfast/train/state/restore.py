@@ -125,10 +125,9 @@ def _check_length(store: Store, step: int, plan: SamplePlan, saved: SamplePlan, 
 
 
 def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
-    """Seed the random generators with `key`, and compare them with the states in the restored snapshot.
+    """Seed the random generators with `key`, and check if this gives the states that the restored snapshot recorded.
 
-    Return "restored" if they are equal, "none" if they differ, and "keyed" if there are no states for this rank.
-    """
+    Return "restored" if it does, "none" if not, and "keyed" if the snapshot has no states for this rank."""
     rng.set_all(key)
     if restored.step is None or restored.world != ranks.size:
         return "keyed"  # no state was captured for exactly this share
@@ -139,8 +138,7 @@ def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
 def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
     """Return the newest good snapshot, and the message that tells the other ranks about it.
 
-    Runs on rank 0, and removes incomplete files that killed attempts left in the store.
-    """
+    Runs on rank 0, and removes incomplete files that killed attempts left in the store."""
     found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check_of_a_run)
     step = found.step if found else None
     if found:
