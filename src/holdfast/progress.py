@@ -99,14 +99,14 @@ class Progress:
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counters `boundaries` and `posted` to those of a peer whose training state this worker received."""
+        """Set both counters to those of the peer whose training state this worker has received."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:
         self.numbers[6] = number
 
     def suspect(self, number: int) -> None:
-        """Report that a connection among the members of membership `number` broke."""
+        """Report that a connection inside the group of workers with membership number `number` broke."""
         self.numbers[7] = number + 1
 
     def fall_back(self) -> None:

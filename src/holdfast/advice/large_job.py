@@ -162,7 +162,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A published job, its reported fraction of effective training time (`figure`), and assumptions about the rest."""
+    """A job from a publication, its reported fraction of effective training time (`figure`), and our assumptions."""
 
     name: str
     source: str

@@ -163,7 +163,7 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """Pairs of a member and a step whose result lacks the gradients of that member. Skipped steps are left out."""
+        """Pairs (member, step) of steps whose result lacks the gradients of that member, except skipped steps."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
@@ -332,9 +332,9 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the first of `sessions` if it joined in membership `number`, or None if it joined later.
+    """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise return None.
 
-    `departures` are the numbers of the memberships in which the same member was lost or suspended.
+    It joined then if it became a member at `number` or later, but before the next of the member's `departures`.
     """
     if not sessions:
         return None

@@ -100,7 +100,7 @@ def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
 
 
 def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
-    """Return the steps of `attempt` that all their ranks recorded, without steps that were rolled back."""
+    """Return the steps of `attempt` that every rank taking part has recorded, except steps that were rolled back."""
     reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
     steps = record.trained[attempt]
     if len(reported) < record.world(attempt):

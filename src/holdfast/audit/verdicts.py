@@ -103,7 +103,7 @@ def no_collection() -> Iterator[None]:
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run with a parameter server, or an empty tuple for a run without one."""
+    """Return the findings on a run with a parameter server, otherwise none; `others` has the events of ranks."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

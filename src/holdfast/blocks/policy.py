@@ -151,10 +151,10 @@ class BlockChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A rule for saving blocks: every r·C steps, save the fraction r of the state, where C is `interval`.
+    """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` names the function that orders the blocks by urgency. `saves` names the schedule of the first saves, a key
-    of `SAVES`.
+    `ranking` names the function that orders the blocks by urgency. `saves` names the schedule of the first saves, a
+    key of `SAVES`.
     """
 
     ranking: str

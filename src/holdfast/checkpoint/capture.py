@@ -69,7 +69,7 @@ class BufferPool:
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of all allocated images, free or in use."""
+        """The total size in bytes of all buffers of the pool, free or in use."""
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> HostImage:

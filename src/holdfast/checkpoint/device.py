@@ -46,7 +46,7 @@ class ByteRun:
 
 
 class Sender:
-    """A copier of the tensors of one CUDA device into images, through a clone of these tensors on the device.
+    """A copier of tensors from one CUDA device to a `HostImage` (host buffer), through a clone on the device.
 
     The memory of the clone is kept between saves, because training could otherwise allocate it.
     """

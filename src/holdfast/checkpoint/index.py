@@ -43,12 +43,12 @@ class Index:
 
 
 def generations(store: Store) -> list[int]:
-    """Return the numbers of the committed generations of the running checkpoint in a store, in ascending order."""
+    """Return the numbers of the committed versions (generations) of a checkpoint of blocks, in ascending order."""
     return sorted(int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
 
 
 def strange_indexes(store: Store) -> list[str]:
-    """Return stored names that begin like an index but are not valid. A file in place of the folder is included."""
+    """Return stored names that begin like an index but are invalid, and the index folder if it is a file."""
     known = {index_name(generation) for generation in generations(store)}
     within = (name for name in store.names(f"{FOLDER}index-") if name not in known)
     return [*(name for name in store.names(FOLDER.rstrip("/")) if name == FOLDER.rstrip("/")), *within]

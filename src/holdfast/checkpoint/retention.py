@@ -50,7 +50,7 @@ def steps_aside(store: Store) -> list[int]:
 
 
 def aside(store: Store) -> list[str]:
-    """Return the folder names of the snapshots that were set aside, in ascending order of steps."""
+    """Return the folders of unusable snapshots, which were renamed so that no run resumes from them, sorted by step."""
     matches = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
     numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in matches if match}
     return [numbered[key] for key in sorted(numbered)]

@@ -76,7 +76,7 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest undamaged generation; `passed_over` of the result lists newer, damaged generations."""
+        """Open the newest intact version (generation) of the checkpoint; `passed_over` lists newer, damaged ones."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -330,7 +330,6 @@ def block_bytes(blocks: Blocks, state: State) -> Ids:
 
 
 def _empty(blocks: Blocks, name: str, like: Array) -> Array:
-    """Return an uninitialized array for all blocks of array `name`, with the dtype and other dimensions of `like`."""
     family = next(family for family in blocks.families if name in family.members)
     shape = list(like.shape)
     if family.dim is not None:
@@ -339,7 +338,6 @@ def _empty(blocks: Blocks, name: str, like: Array) -> Array:
 
 
 def _fingerprint(blocks: Blocks) -> str:
-    """Return a digest of the names of the divided arrays and the bounds of all blocks."""
     hasher = xxhash.xxh3_128()
     for family in blocks.families:
         hasher.update(repr((family.members, family.dim, family.row_size)).encode())

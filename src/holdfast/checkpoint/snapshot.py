@@ -317,7 +317,7 @@ def tensors_name(step: int) -> str:
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield (step, file name) for every file in a snapshot folder; the name is None if the folder itself is a file."""
+    """Yield (step, file name) for every file in a snapshot folder; the name is None if a file replaces the folder."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros

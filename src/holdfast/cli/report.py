@@ -76,7 +76,6 @@ def live_page(folder: Path, command: str) -> "Page":
 
 
 def _origin(command: str, now: datetime | None) -> dict[str, str]:
-    """Return the lines at the top of a page: the command, the time and the environment that made it."""
     from holdfast.lab.result import environment
     from holdfast.lab.result_page import environment_line
 

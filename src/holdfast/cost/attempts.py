@@ -144,7 +144,7 @@ def verdict(stretch: AttemptStretch) -> str | None:
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the time of `event` in seconds since the run began, based on the last step event of `stretch`."""
+    """Return the seconds from the start of the run to `event`, measured from the last step in `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 

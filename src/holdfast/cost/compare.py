@@ -58,7 +58,7 @@ def _typical(spent: CostBreakdown) -> float | None:
 
 
 def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
-    """Return a bar chart with one bar for each run: its wall clock, divided by cause, and its goodput as a label."""
+    """Return a chart with a stacked bar for each run: its wall clock by cause, labelled with the run's goodput."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")

@@ -22,7 +22,7 @@ def young_interval(dump: float, mtbf: float) -> float:
 def daly_interval(dump: float, mtbf: float) -> float:
     """Return Daly's (2006) optimal seconds of work between saves, a refinement of `young_interval`.
 
-    With δ = dump and M = mtbf it is √(2δM) [1 + √(δ/2M)/3 + (δ/2M)/9] - δ, or M if δ is 2M or more.
+    A save takes `dump` seconds. The result is `mtbf` if `dump` is twice that or more.
     """
     young = young_interval(dump, mtbf)
     if dump >= 2 * mtbf:
@@ -51,7 +51,7 @@ def expected_run_time(
 
 
 def expected_waste(interval: npt.ArrayLike, *, dump: float, mtbf: float, restart: float = 0.0) -> Floats:
-    """Return the expected fraction of the run time that is lost to saves and failures, for each `interval`."""
+    """Return the expected fraction of time lost to saves (`dump` seconds each) and failures, for each `interval`."""
     return np.asarray(1 - 1 / expected_run_time(interval, solve=1.0, dump=dump, mtbf=mtbf, restart=restart))
 
 

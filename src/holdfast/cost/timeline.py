@@ -119,7 +119,7 @@ class AttemptStretch:
         return self.moments[0].at
 
     def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
-        """Return the moments whose event has the type `kind`, sorted by time."""
+        """Return the events of type `kind` with their times since the run began, sorted by time."""
         return self.kinds.get(kind, ())
 
     def events_of(self, kind: type[T]) -> list[T]:

@@ -219,7 +219,6 @@ def _store(patience: timedelta) -> Store:
 
 
 def _device() -> torch.device:
-    """Return the CUDA device of this rank, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if "LOCAL_RANK" in os.environ:

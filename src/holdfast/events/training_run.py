@@ -50,9 +50,9 @@ class Plan(NamedTuple):
 class Recover(NamedTuple):
     """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
-    `rng` is `restored` if the random generators equal those in the snapshot, `none` if not, and `keyed` if it has none.
-    `state` is a digest of the protected state when the first step begins. `fingerprint` is a fingerprint of this
-    state, to be compared with that of the previous step. `weights` is a digest of the initial weights, if nothing was
+    `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
+    snapshot has none for this rank. `state` is a digest of the protected state before the first step; `fingerprint`
+    is compared with that of the previous step. `weights` is a digest of the initial weights, if nothing was
     restored. `passed_over` lists snapshots that could not be used.
     """
 
@@ -115,7 +115,7 @@ class Save(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """Event: an injected failure is about to happen."""
+    """Event: a failure of `kind` is about to be injected into `rank` at `point` of `step`."""
 
     attempt: int
     step: int

@@ -33,7 +33,7 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """The number of steps that the newest commit covers, or that were restored if there is no commit."""
+        """The number of steps in the newest committed snapshot or, without a commit, in the restored snapshot."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:

@@ -287,7 +287,7 @@ class LiveRecovery:
     def _apply(
         self, plan: RecoveryPlan, stands: dict[int, MemberReport], group: RecoverableGroup | None, began: float
     ) -> None:
-        """Carry out this rank's part of `plan`. `stands` are the members' reports; `began` is a perf_counter time."""
+        """Carry out this rank's part of `plan`. `stands` has each member's report; recovery began at `began`."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.

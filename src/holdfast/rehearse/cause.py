@@ -165,9 +165,9 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if only the reference changed state between loading a batch and its first gradient, else None.
+    """Return a Cause if only the reference changed values between loading a batch and its first gradient.
 
-    Values that change there in most steps do not count: another lost value explains why they differ.
+    Values that often change there are ignored, because another lost value explains their difference.
     """
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:

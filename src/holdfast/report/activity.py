@@ -50,7 +50,7 @@ class Activity:
 
 
 def activity(history: Sequence[Event]) -> Activity:
-    """Return the activity of all ranks of the run with the events `history`."""
+    """Return the timeline of each rank, and the progress, saves and failures of the run with the events `history`."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), Lineage()

@@ -18,7 +18,7 @@ MOST_TIMELINES = 12
 
 
 def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return the page about `runs`: a single run in detail, or several in comparison."""
+    """Return the report page: one run in detail, or several in comparison. `facts` tell how the page was made."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs",

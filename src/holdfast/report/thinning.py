@@ -61,7 +61,6 @@ def _gathered(pieces: Iterable[TimelineBar], least: float) -> Iterator[TimelineB
 
 
 def _one(pieces: Sequence[TimelineBar]) -> TimelineBar:
-    """Merge all pieces into one, of the kind that takes most of their time."""
     lengths: dict[str, float] = {}
     for piece in pieces:
         lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length

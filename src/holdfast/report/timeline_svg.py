@@ -95,7 +95,6 @@ def _height(run: Activity) -> int:
 
 
 def _shown(run: Activity) -> list[int]:
-    """Return the ranks to show, sorted: all, or `MOST_LANES` of them, preferably ranks that failed."""
     failed = {mark.rank for mark in run.failures}
     ranks = sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES]
     return sorted(ranks)

@@ -155,7 +155,7 @@ def noise(losses: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdvice:
-    """Recommended options for a run on the parameter server, with the reasons and the estimates behind them."""
+    """Recommended options for a run on the parameter server, with reasons, estimates, and facts that are `unknown`."""
 
     recovery: str
     interval: int

@@ -20,7 +20,8 @@ FEWEST = 6  # losses needed to measure a rate
 class Outage:
     """Members that were lost together, the blocks restored for them, and the seconds until training continued.
 
-    `size` is the distance by which the restore moved the state. `dropped` tells whether updates were lost.
+    `size` is the distance by which the restore moved the state; `ages` has the age of each restored block in
+    iterations. `dropped` tells whether updates were lost.
     """
 
     iteration: int

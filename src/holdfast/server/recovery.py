@@ -149,7 +149,8 @@ class ServerRecovery:
     ) -> dict[Member, str]:
         """Let every node load and drop blocks to match the partition map; return the members that were lost meanwhile.
 
-        With `everything`, nodes load all blocks from the checkpoint. `lost` are the nodes whose blocks are restored.
+        With `everything`, nodes reload all blocks from the checkpoint. `lost` has the lost nodes whose blocks
+        are restored.
         """
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
@@ -193,7 +194,7 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return the partition map of the blocks that nodes hold, and True if some blocks have no owner.
+    """Return the partition map (owner by block) of the blocks that nodes hold, and True if some have no owner.
 
     Blocks without an owner are assigned to the node number `missing`.
     """

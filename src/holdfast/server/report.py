@@ -39,7 +39,7 @@ def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
 
 
 def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return the report page about `runs`; `facts` are the command, date and environment shown on it."""
+    """Return the report page on `runs`; `facts` tell how it was made. A `live` page is served while a run trains."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs on the parameter server",

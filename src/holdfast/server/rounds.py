@@ -40,7 +40,7 @@ class PhaseTimes:
 
 
 class SynchronousRounds:
-    """The training rounds of a run, and the number of the current round."""
+    """The training rounds of a run without staleness: all workers must finish a round before the next one begins."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class SynchronousRounds:
 
 
 class StaleIteration(NamedTuple):
-    """An iteration that every input part has completed; `turns` has the seconds and the loss of each part."""
+    """An iteration that is complete for every input part; `turns` maps each part to its seconds and loss."""
 
     iteration: int
     turns: dict[int, WorkerRound]

@@ -112,7 +112,7 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A node's answer: for each bin, the number of candidates for saving and their total size in array elements."""
+    """A node's answer: for each bin, the number of blocks that may be saved and their total size in array elements."""
 
     counts: Ids
     values: Ids

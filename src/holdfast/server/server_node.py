@@ -86,7 +86,7 @@ def _exclusive(method: Method) -> Method:
 
 
 class ServerNode:
-    """An actor that holds blocks of the model, applies pushes to them, and saves them."""
+    """An actor of the parameter server: it holds blocks of the model, applies workers' updates, and saves blocks."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._number, self._settings = number, settings

@@ -121,7 +121,7 @@ class Shard:
         return result
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's update immediately, but at most once to each block; return the changed blocks."""
+        """Apply a worker's update, except to blocks that already have it; return the numbers of the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)

@@ -32,7 +32,7 @@ HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio",
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import torch, the training code and the modules in `preload`, which may be in the folder `beside`."""
+    """Import torch, the training code and the modules `preload` (also from `beside`), so that workers start faster."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:

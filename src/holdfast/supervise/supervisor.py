@@ -225,7 +225,7 @@ class _Supervisor:
         return None
 
     def _ended_by_others(self, text: str) -> RunVerdict:
-        """Return the verdict of the other nodes, which ended the run without this one; `text` is what they left."""
+        """Return the verdict of the other nodes, which ended the run without this node; `text` is their message."""
         verdict = RunVerdict.from_text(text) if text else None
         if verdict is None or verdict.verdict == "completed":
             self._theirs = self._run_end.verdict or self._run_end.look()

@@ -29,11 +29,10 @@ class Rate:
 
 
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
-    """Fit a rate to the distances d[k] from the optimum, by least squares of log d[k] against k.
+    """Fit a convergence rate to the distances from the optimum, by least squares of their logarithms over iterations.
 
-    Only the iterations in `window` are used, by default the last half. The returned distance is min d[k] c^-k over the
-    window. On a linear iteration with the largest eigenvalues λ1 and λ2, c is too small, with an error that vanishes as
-    (λ2/λ1)^2k. End the window before the distances flatten at the precision with which the optimum is known.
+    Only the iterations in `window` are used, by default the last half. End the window before the distances flatten
+    at the precision with which the optimum is known.
     """
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
@@ -41,6 +40,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
         raise BadInput(f"{len(steps)} of {len(logs)} distances lie in the window: a slope needs 2 or more")
     centred = steps - steps.mean()
     slope = float(centred @ logs[steps] / (centred @ centred))
+    # On a linear iteration with the largest eigenvalues λ1 and λ2, c is too small by an error that vanishes as (λ2/λ1)^2k.
     return _rate(slope, float(np.min(logs[steps] - slope * steps)))
 
 

@@ -143,7 +143,7 @@ class Injection:
         hook = register_optimizer_step_pre_hook(on_step)
 
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
-        """Report that this rank has reached `failure`. If it targets this rank, wait for all ranks, then inject it."""
+        """Report that this rank has come to the point of `failure`; if the failure targets this rank, inject it."""
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)

@@ -286,7 +286,7 @@ class Loop:
 
     plan: SamplePlan
     start: int
-    by_epoch: bool  # yield an Opening before the batches of each epoch
+    by_epoch: bool  # yield an EpochStart before the batches of each epoch
     source: SampleSource
     replicas: list[Replica]
     boundary: Boundary
@@ -297,7 +297,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield the batches of all steps, with an Opening before each epoch if `by_epoch`. Save and recover if due."""
+        """Yield the batches of all steps, after an EpochStart per epoch if `by_epoch`. Save and recover in between."""
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)
@@ -374,5 +374,4 @@ class Loop:
 
     @property
     def _is_own_process(self) -> bool:
-        """True in the worker, and False in a process that the script has forked from it."""
         return os.getpid() == self.pid

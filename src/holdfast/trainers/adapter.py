@@ -100,7 +100,7 @@ class RankNumbers:
         self._all = torch.stack(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that were last gathered, one row per rank."""
+        """Return all ranks' numbers, as of the last `gather`, with one row per rank."""
         return {"all": self._all}
 
     def own(self, state: Mapping[str, Any]) -> torch.Tensor:

@@ -38,7 +38,7 @@ class RunningSums:
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:
-        """Return all sums as one flat row of numbers."""
+        """Return the running sums of all metrics and logged values, in the order of `names`, as one flat tensor."""
         parts = [value.detach().to(self._device, torch.float64).reshape(-1) for _, value in self._sums()]
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 

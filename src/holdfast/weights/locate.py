@@ -47,7 +47,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Do the same as `missing_commit` for the run in the folder `place`; return None if `place` is not a run."""
+    """Return the step of the last committed snapshot of the run in `place` if the store lacks it, otherwise None."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

@@ -89,7 +89,7 @@ def _mnist(images: Path, labels: Path) -> LabeledData:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Return the bytes in a file of MNIST's IDX format as an array; raise Corrupt if it has not `dimensions` axes."""
+    """Return a file of MNIST's IDX format as an array with `dimensions` axes; raise Corrupt if it is no such file."""
     with unpacked(path) as stream:
         content = stream.read()
     start = 4 + 4 * dimensions

@@ -113,7 +113,7 @@ def _open(state, document, share, reciprocal, first, last, width):  # type: igno
 
 @njit(cache=True, inline="always")
 def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
-    """Add the token at index `at` to the counts of its topic, or remove it if `sign` is -1, in every chain."""
+    """Add `sign` (1 or -1) to the topic counts of the token at index `at`, in each of the `width` chains."""
     topics, counts, totals = state
     for lane in range(width):
         k = np.uint64(topics[at + lane]) * width + lane

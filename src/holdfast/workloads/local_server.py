@@ -25,12 +25,12 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """The pushed blocks `ids` of one node: positions on the node (`held`) and in each worker's push (`pieces`)."""
+    """An update of the blocks `ids` on one node: positions on the node (`held`) and in workers' pushes (`pieces`)."""
 
     node: int
     ids: Ids
     held: BlockSlices
-    # a worker, positions in its push, positions among all blocks that are pushed
+    # a worker, positions in its push, positions in `ids`
     pieces: tuple[tuple[int, BlockSlices, BlockSlices], ...]
 
 

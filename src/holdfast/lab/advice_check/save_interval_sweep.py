@@ -25,10 +25,7 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Goodput by repeat (rows) and save interval (columns), as a fraction of that without saves and failures.
-
-    `every` has the save intervals in steps, and `mtbf` is the mean time between failures.
-    """
+    """Goodput by repeat (row) and save interval `every` (column), relative to that without saves and failures."""
 
     workload: str
     how: str  # simulated or measured

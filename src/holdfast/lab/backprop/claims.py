@@ -30,7 +30,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set; `MeasuredTimes` describes the last four fields."""
+    """The measurements of one network on a data set; the last four fields are explained in `MeasuredTimes`."""
 
     panel: BackpropPanel
     data: str

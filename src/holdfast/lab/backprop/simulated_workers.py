@@ -186,7 +186,10 @@ def apply_gradients(
 def _weights(
     order: Layers, samples: Sequence[int], interruption: Interruption, *, inside: bool
 ) -> dict[str, Weights | None]:
-    """Return by parameter the weight of every worker's gradient in the failed step, or None for no update."""
+    """Return, by parameter, the weight of each worker's gradient in the step that failed; None means no update.
+
+    If `inside`, the optimizer steps layer by layer within backward, so layers done before the failure stay updated.
+    """
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed_parameters(order, interruption.point)
     weights = {

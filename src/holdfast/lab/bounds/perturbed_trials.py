@@ -55,7 +55,7 @@ class PerturbedTrials:
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound."""
+    """Return the claim that the fraction `at_least` of the trials cost no more than the paper's bound at `rate`."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "

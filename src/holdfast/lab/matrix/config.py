@@ -19,7 +19,7 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recovery method and snapshot writer as `holdfast run` names them; if not `fails`, no failure is injected."""
+    """A recovery method and snapshot writer; failures are injected if `fails`, and lose no samples if `is_exact`."""
 
     recovery: str
     writer: str

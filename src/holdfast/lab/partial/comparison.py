@@ -19,7 +19,7 @@ from holdfast.report.files import prepare, replace_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """Results of all strategies on one panel (a model on a data set); `largest_block` is a fraction of all values."""
+    """The results of all strategies for a model on a data set; `largest_block` is its fraction of the model size."""
 
     panel: str
     workload: str

@@ -61,7 +61,7 @@ def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strate
 def explain_reduction(
     panel: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
 ) -> str:
-    """Return a sentence with the facts about a strategy, and with the cause if `claim` does not hold."""
+    """Return a sentence that compares the cost of `strategy` with `baseline`; if `claim` fails, add the cause."""
     facts = reduction_facts(panel, strategy, baseline)
     policy, lost = strategy.policy, f"{strategy.lost} lost"
     name = f"{policy.ranking} {policy.fraction}, {lost}" if policy.fraction < 1 else lost

@@ -162,7 +162,6 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
 
 
 def _chosen(shards: list[Shard], blocks: int) -> list[np.ndarray]:
-    """Return for each shard the ids of the blocks that the server would save now."""
     candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), blocks) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
     verdict = converse(conversation, lambda question: [candidate.answer(question) for candidate in candidates]).verdict
@@ -185,7 +184,7 @@ def _written(
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Return the shortest of several times of `action`, because other work on the machine only adds to them."""
+    """Run `action` several times and return the shortest time in seconds, which other processes disturbed least."""
     action()  # compiles, and fills caches
     taken = []
     for _ in range(TIMES):

@@ -44,7 +44,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of one trial: the run in which it happens, and its step."""
+    """The failure of trial `number` after `step` iterations of a run that converges in `length` iterations."""
 
     number: int
     length: int

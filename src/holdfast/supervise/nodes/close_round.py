@@ -146,10 +146,10 @@ class RoundCloser:
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
-        """Return the term (a numbered group) in which `nodes` start: their last term if the group is unchanged.
+        """Return the term (numbered group) in which `nodes` start: the term of `last` if it has the same nodes.
 
-        Otherwise claim a new term. Its number follows the newest term in the store if all nodes are present, or else
-        the last term of `nodes`. Return None if another group of nodes has already claimed that number.
+        Otherwise claim a new term number, above all that are known. Return None if other nodes have claimed it
+        already.
         """
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term

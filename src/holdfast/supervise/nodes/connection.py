@@ -47,10 +47,7 @@ class NodeRegistration(TypedDict):
 
 
 class RoundResult(TypedDict):
-    """The message that ends a rendezvous round: the nodes that start, and the address of the store for their workers.
-
-    If the nodes cannot start, `refused` is the reason.
-    """
+    """The message that ends a rendezvous round: the nodes that start and their store, or the reason if `refused`."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round

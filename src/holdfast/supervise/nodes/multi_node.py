@@ -154,7 +154,7 @@ class MultiNodeRendezvous(Rendezvous):
         )
 
     def _wait_for_answer(self, workers: int, deadline: float) -> RoundResult:
-        """Wait in the store where the nodes meet, and return the answer to the first round that includes this node."""
+        """Register in the store that all nodes share; return the result of the first round that includes this node."""
         while time.monotonic() < deadline:
             self._while_waiting()
             try:
@@ -312,10 +312,10 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-    """Return the number of the round that this node waits for, and its answer once it is closed.
+    """Return the number of the rendezvous round that this node waits for, and the round's result once it is closed.
 
-    If `awaited`, the number of that round, is still 0, first register for the next round with `greeting`. Do not change
-    any object: this function may still run in its thread after the caller has timed out.
+    `awaited` is that number, or 0 to register for the next round with `greeting`. This function must not change any
+    object, because it may still run in its thread after the caller has timed out.
     """
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())

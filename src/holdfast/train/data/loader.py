@@ -87,7 +87,7 @@ class ShareDataset:
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def position(self) -> None:
-        """Return None, because the step number determines the samples."""
+        """Return None: the loader needs no position to resume, because the step number determines the samples."""
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         get_all: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)

@@ -74,7 +74,9 @@ class UnprotectedValue:
 class Window:
     """The state of one rank when it got a step's batch, at the first gradient, and when it requested the next batch.
 
-    The state is held as marks (digests for comparison). `held` and `kept` are unprotected values of the script.
+    States are marks (digests). `drawn` and `begun` are the random generators and the protected state with the
+    batch, `midway` and `after` the protected state later. `held` and `kept` are unprotected values with this and
+    the next batch.
     """
 
     rank: int
@@ -131,7 +133,7 @@ def windows(observed: Iterable[Observed]) -> list[Window]:
 
 
 def differing(one: Marks, other: Marks) -> list[str]:
-    """Return the paths whose marks differ between two states, or that only one of them has."""
+    """Return the paths of the values that differ between two states, or that only one state has."""
     return [path for path in dict.fromkeys((*one, *other)) if one.get(path) != other.get(path)]
 
 

@@ -206,7 +206,6 @@ _MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _is_foreign(value: Any) -> bool:
-    """Return True if the class of the object is defined in a library and not by the script."""
     if isinstance(value, Mapping | list | tuple | set | frozenset | deque | FunctionType | MethodType | GeneratorType):
         return False
     module = sys.modules.get(type(value).__module__)

@@ -72,7 +72,7 @@ class Protected:
         }
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
-        """Restore this rank's plain values from the text that `own` returned; return their states."""
+        """Restore this rank's plain values from `saved`, the result of `own`; return the decoded values by name."""
         states = {name: plain_values.decode(name, text) for name, text in saved.items()}
         for name, state in states.items():
             _restore(self.things[name], state)

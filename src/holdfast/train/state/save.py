@@ -128,7 +128,11 @@ class NoSaver:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CheckpointSaver:
-    """The saver of a run with a folder. Rank 0 writes; the other ranks send it their part of the state and continue."""
+    """The saver of checkpoints of a run with a folder. Rank 0 writes; other ranks send rank 0 their own values.
+
+    `position` returns the data loader's position. `injected` is called with the step of each save, to inject
+    failures. `saved` is the newest step that is saved or being saved.
+    """
 
     config: RunConfig
     attempt: AttemptContext
