@@ -93,7 +93,7 @@ class Progress:
         return bytes(self._memory[8 * _NUMBERS :]).rstrip(b"\0").decode(errors="replace")
 
     def pass_boundary(self, step: int) -> None:
-        """Report that training has passed the boundary before `step`, which begins now."""
+        """Report that `step` begins: this worker has passed the boundary (point between two steps) before it."""
         self.numbers[2] = 0  # first: to appear behind for a moment does no harm
         self.numbers[0] += 1
         self.numbers[1] = step + 1

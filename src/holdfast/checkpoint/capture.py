@@ -114,7 +114,7 @@ class BufferPool:
             self._changed.notify()
 
     def clear(self) -> None:
-        """Free all images. No image may be in use."""
+        """Free all buffers of the pool. None of them may be in use."""
         self._free.clear()
         self._made.clear()
 
@@ -161,7 +161,7 @@ class StateCapture:
             return [self._senders[device].send(values, layout, image) for device, values in devices.items()]
 
     def _copy(self, pieces: list[Piece]) -> None:
-        """Copy all pieces, with several threads if there are many bytes."""
+        """Copy all pieces (parts of tensors) to their targets, with several threads if there are many bytes."""
         left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
         helped = [self.helpers.submit(_copy_each, left) for _ in range(helpers)]

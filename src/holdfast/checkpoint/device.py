@@ -61,7 +61,7 @@ class Sender:
         self._arrived: torch.cuda.Event | None = None
 
     def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "HostImage") -> DeviceCopy:
-        """Start to copy `tensors` into `image`. Kernels queued on the current stream afterwards may change them."""
+        """Start to copy `tensors` into `image`; kernels that are queued afterwards may already change the tensors."""
         views = image.lay_out(layout)
         pin(image)
         if layout is not self._layout:

@@ -175,7 +175,7 @@ class DirectoryStore:
         return self.path / checked(name)
 
     def _obstacle(self, name: str) -> str | None:
-        """Return text that describes the first parent of `name` that is not a folder, or None if all are.
+        """Return text that describes the first parent of `name` that is not a folder; None if all parents are folders.
 
         The content of the store is untrusted, but local processes are trusted not to replace a folder meanwhile.
         """

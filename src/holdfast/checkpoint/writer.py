@@ -140,7 +140,7 @@ class _Target:
     def write(
         self, draft: SnapshotDraft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready
     ) -> _Written:
-        """Commit a draft, and remove all but the last `keep_last` snapshots. Each retry calls `tensors` again."""
+        """Commit `draft`, and delete all but the last `keep_last` snapshots. Each retry calls `tensors` again."""
         step = draft.step
 
         def commit() -> Manifest:

@@ -52,7 +52,7 @@ class BoundaryGate:
         self.waiting: set[object] = set()
 
     def passes(self, step: int) -> bool:
-        """Pass the gate before `step` and return True; return False if a thread has asked training to wait there."""
+        """Let training enter `step` and return True; return False if a thread has asked training to wait before it."""
         with self.lock:
             if self.waiting:
                 return False

@@ -110,7 +110,7 @@ class Finish:
 
 
 def finish(folder: Path) -> Finish | None:
-    """Return where the run in `folder` (its history folder) ended; None if a rank of its last attempt has not ended."""
+    """Return the last step and attempt of the run with history `folder`; None if that attempt has not ended."""
     lasts: list[Done | Stopped | Preempted | Attempt | Step] = []
     for file in folder.glob("rank-*.jsonl"):
         events = (event.what for event in backwards(file))

@@ -23,7 +23,7 @@ def normal(samples: Sequence[int]) -> Weights:
 def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualties: Collection[int]) -> Weights | None:
     """Return each worker's weight in the sum of one bucket; None if the bucket contributes nothing to the step.
 
-    `samples` are the numbers of samples by worker, `casualties` the lost workers. `completed` says that the bucket was
+    `samples` are the numbers of samples by worker, `casualties` the lost workers. `completed` is True if the bucket was
     summed before the loss. The result depends on `strategy`:
 
     - `replay`: the exact step. Gradients of lost workers are computed again, so the weights are the normal ones.

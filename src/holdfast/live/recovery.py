@@ -72,7 +72,7 @@ class LiveRecovery:
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
 
     def connect(self) -> None:
-        """Connect to the members that start together, and follow changes of the membership from now on."""
+        """Connect to the members that start with this one, and watch for members that are lost or join later."""
         self._recorded = self.members
         self.window = WindowState(basis=self.members)
         if not self.is_joining:

@@ -32,7 +32,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A divergence of `run` from `reference`; the paths in `unstable` are of values that differ even without a kill."""
+    """A divergence of `run` from `reference`; `unstable` has the paths of values that differ even without a kill."""
 
     divergence: Divergence
     reference: Sequence[Observed]

@@ -18,7 +18,7 @@ from holdfast.runs.histories import open_history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """A run in a report. `findings` of the audit is None if the run was not audited, because it still trains."""
+    """A run in a report. `findings` are the results of its audit, or None if the run still trains."""
 
     name: str
     cost: CostBreakdown

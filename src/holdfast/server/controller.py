@@ -87,7 +87,7 @@ class Controller:
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Assign all blocks to nodes and save their initial values. Return 0, the number of the first iteration."""
+        """Distribute all blocks over the nodes, from partition map `version` on, and save them; return iteration 0."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")

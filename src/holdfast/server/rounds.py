@@ -174,7 +174,7 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration of every idle input part that is not too far ahead of the slowest."""
+        """Start the next iteration, below `until`, of each idle input part that is not too far ahead of the slowest."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:

@@ -77,7 +77,7 @@ class BlockTotal(NamedTuple):
 
     @property
     def moved(self) -> Fraction | None:
-        """The sum of the distances; None if it is not finite."""
+        """The sum of the distances that the blocks moved; None if it is not finite."""
         above, below = (int.from_bytes(number.tobytes(), "little") for number in (self.numerator, self.denominator))
         return Fraction(above, below) if below else None
 

@@ -52,7 +52,7 @@ class Tail:
         return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
-        """Show the complete lines that are new; if `last`, also an unfinished line, and close the file."""
+        """Show the complete lines added since the last call; if `last`, also show the rest and close the file."""
         if self._file is None:
             try:
                 self._file = self.path.open("rb")

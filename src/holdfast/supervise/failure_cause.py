@@ -154,7 +154,7 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
 
 
 def lost_peer(message: str, rank: int = -1) -> FirstFailure:
-    """Return a failure that happened on another node, of which this node only knows `message`."""
+    """Return a failure that happened on another node, of which only `message` and maybe the rank are known here."""
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 

@@ -182,7 +182,7 @@ class Injection:
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return `store` wrapped with the storage faults that have not been injected yet; without any, `store` itself."""
+    """Return a store that injects the storage faults of `schedule` except those in `struck`; if none is left, `store`."""
     faults = tuple(
         fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
     )

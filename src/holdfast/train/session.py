@@ -101,7 +101,7 @@ class Session:
             self._loop.while_summing()
 
     def protect(self, things: Mapping[str, Protectable | Value]) -> None:
-        """Protect `things`, and restore them from the newest snapshot or from the initial weights given to the run."""
+        """Include `things` in every snapshot; restore them from the newest snapshot or the run's initial weights."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
         self.protected = Protected(things)

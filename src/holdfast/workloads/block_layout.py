@@ -107,7 +107,7 @@ def room(layout: BlockLayout, like: Arrays) -> Arrays:
 
 
 def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Merge packed blocks of several parts, which have no block in common, and return their layout and arrays."""
+    """Merge `parts`, pairs (block ids, arrays) without common blocks, and return the merged layout and arrays."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)

@@ -34,7 +34,7 @@ class Expression:
 
 
 class NT3(nn.Module):
-    """The network: two convolutions along the genes, pooling, and three linear layers, the first by far the largest."""
+    """The NT3 network: two convolutions along the genes, pooling, and three linear layers (the first is largest)."""
 
     def __init__(self, genes: int = GENES, *, filters: int = 128, hidden: tuple[int, int] = (200, 20)) -> None:
         super().__init__()

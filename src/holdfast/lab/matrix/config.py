@@ -174,7 +174,7 @@ class _Reader:
                     self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {most - 1}", table, "ranks")
 
     def _failures(self, given: Any) -> dict[str, Schedule]:
-        """Return all failure schedules by name; a schedule has one table, or several for different kinds of failure."""
+        """Return failure schedules by name from the TOML value `given`; a schedule is a table or a list of tables."""
         if not isinstance(given, dict) or not given:
             self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
         schedules = {}

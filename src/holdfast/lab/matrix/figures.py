@@ -83,7 +83,7 @@ def gains(analysis: Analysis) -> "Figure":
 
 
 def stall_and_gain(analysis: Analysis) -> "Figure":
-    """Draw for each suite a point at the stall that overlapped saves avoid and the goodput they gain."""
+    """Draw a point for each suite: the stall that overlapped saves avoid, and the goodput that they gain."""
     figure, axes = _figure(6.4, 4.4)
     for number, (name, suite) in enumerate(zip(_names(analysis), analysis.counted, strict=True)):
         saved = -analysis.paired(difference, lambda run: run.waited, OVERLAPPED, BLOCKING, [suite]).value

@@ -79,7 +79,7 @@ def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield every run; runs to be compared follow each other, so that the machine is in a similar state for them."""
+    """Yield all runs of the `chosen` suites; runs to be compared are adjacent, because machine speed changes slowly."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 

@@ -97,7 +97,7 @@ class ServerTrial:
 def run_trials(
     workload: str, iterations: int, arms: Sequence[ExperimentArm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
-    """Run every arm with every seed, except for trials that the log already has, and return all trials."""
+    """Run each of `arms` (a policy with its failures) with each seed, unless the trial is logged; return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
     with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log, ExitStack() as stack:

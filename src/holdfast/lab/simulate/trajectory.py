@@ -52,7 +52,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Train with all random seeds in `streams` together, and return the first `wanted` runs up to their convergence."""
+    """Train with all random seeds in `streams` at once; return the first `wanted` runs, each until it has converged."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]

@@ -38,7 +38,7 @@ class CommittedSaves:
             waiting.discard(node)
 
     def waiting(self) -> tuple[int, int] | None:
-        """Return an iteration and a node whose chosen blocks were never committed, or None if all were."""
+        """Return (iteration, node) of a save whose chosen blocks were never committed, or None if there is none."""
         return next(((iteration, min(nodes)) for iteration, nodes in self._waiting.items() if nodes), None)
 
     def commit(self, iteration: int, ids: Blocks) -> str | None:

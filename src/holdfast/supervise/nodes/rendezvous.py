@@ -269,7 +269,7 @@ class Peers:
 
 
 class Rendezvous:
-    """The rendezvous of the supervisors of all nodes before each attempt (start of all workers)."""
+    """The meetings of the supervisors of all nodes; at each meeting they agree on one start of the workers."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt
@@ -305,7 +305,7 @@ class Rendezvous:
 
 
 class SingleNodeRendezvous(Rendezvous):
-    """The rendezvous of a single node, which need not wait."""
+    """The rendezvous of a single node, which waits for no other node."""
 
     def _meet(self, workers: int) -> RoundInfo:
         server, name = listen(LOOPBACK), secrets.token_hex(6)

@@ -356,7 +356,7 @@ REFUSED = {
 
 
 def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput for options it does not allow."""
+    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput if an option is not allowed."""
     options = dict(dataloader_options or {})
     for name in options:
         if name in REFUSED:

@@ -114,7 +114,7 @@ def line(observed: Observed) -> str:
 
 
 def parse(text: str) -> Observed:
-    """Return the observation from a line that `line` wrote; raise Corrupt for any other text."""
+    """Return the observation in `text`, written by the function `line`; raise Corrupt for any other text."""
     try:
         data = json.loads(text)
         if data.pop("what") == "Ending":

@@ -329,7 +329,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_state(model: nn.Module) -> Mapping[str, Any]:
-    """Return the state_dict of a model, without the key parts that torch.compile adds."""
+    """Return the state_dict of a model, without the prefixes that torch.compile adds to its keys."""
     state = model.state_dict()
     return _renamed(state, {name: plain_name(name) for name in state})
 
@@ -346,7 +346,7 @@ def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state_dict without key parts of DDP and torch.compile; unchanged if two keys would become equal."""
+    """Return `state` without the key prefixes of DDP and torch.compile; unchanged if two keys would become equal."""
     both = f"{COMPILED}.{WRAPPED}"
     prefix = both if all(key.startswith(both) for key in state) else ""
     names = {key: plain_name(key.removeprefix(prefix)) for key in state}
