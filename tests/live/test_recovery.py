@@ -90,7 +90,7 @@ def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
     with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
     assert record == []
-    assert (stand := live._stand(group)).step == STEP
+    assert (stand := live._own_report(group)).step == STEP
     assert stand.members == ALL  # so that the loss of member 0 is recorded with the next membership
 
 
@@ -101,7 +101,7 @@ def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
     fake_transfer(monkeypatch, lambda *_: {"model": {}}, broken)
     with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
-    stand = live._stand(group)
+    stand = live._own_report(group)
     assert (stand.step, stand.begun, stand.buckets) == (STEP + 1, False, None)
 
 

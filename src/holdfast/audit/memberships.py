@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session that wrote it, and the rows of the session's steps until its next `regroup`."""
+    """A `regroup` event, the session that wrote it, and the indices of the session's steps until its next `regroup`."""
 
     session: RankSession
     regroup: Regroup
@@ -188,10 +188,10 @@ class Memberships:
         return {before[-1], *(size for at, size in sizes if at == step)}
 
     def variations(self) -> Iterator[tuple[int, object]]:
-        """Yield (first step, key) for each range of steps; a range ends where the next one begins.
+        """Yield (first step, key) for each range of steps with the same members and missing samples.
 
-        The key represents the members and missing samples. Two trainings of a step can only be compared bit by bit if
-        they have the same key.
+        A range ends where the next one begins. Two trainings of a step can be compared bit by bit only if their keys
+        are equal.
         """
         values: dict[int, object] = {}
         for first, members in self._splits:
@@ -315,7 +315,7 @@ def names(members: Sequence[int]) -> str:
 
 
 def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
-    """Return `change` with `lacking` and `kept` set. If `before` is a change in the same step, include its losses."""
+    """Return `change` with `lacking` and `kept` computed, including losses of `before` if it is in the same step."""
     lacking, kept = frozenset[int](), frozenset[int]()
     if before and before.step == change.step:
         lacking, kept = before.lacking, before.kept

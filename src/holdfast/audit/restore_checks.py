@@ -116,7 +116,6 @@ def _shown(weights: str | None) -> str:
 
 
 def _recommitted(record: RunRecord) -> str | None:
-    """Return an error text if the same snapshot was recorded twice with different state digests."""
     commits: dict[tuple[int, int | None], Commit] = {}
     for commit, trainer in record.saves:
         other = commits.setdefault((commit.step, trainer), commit)

@@ -241,7 +241,7 @@ class RunRecord:
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The members by step, for each attempt in which ranks were lost or joined while the others continued."""
+        """The members of each step, for every attempt in which ranks were lost or joined while the others continued."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property

@@ -319,9 +319,10 @@ def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict
 
 
 def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    """Return text that says which samples a rank trained instead of its planned share at `position`.
+    """Return text that says which samples a rank trained instead of the samples planned for it at `position`.
 
-    `elsewhere` maps a share to the position of another step for which it is planned.
+    `share` has the samples that the rank trained. `elsewhere` maps the shares planned for other steps to their
+    positions.
     """
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(position, rank, share.world)):

@@ -138,7 +138,6 @@ def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSes
 
 
 def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
-    """Return the rows in `a` and the rows in `b` of the steps that both sessions trained."""
     x, y = a.steps.step, b.steps.step
     if len(x) and len(y) and a.steps.is_consecutive and b.steps.is_consecutive:
         first = max(int(x[0]), int(y[0]))  # Python's integers: one more than the last step may exceed 64 bits

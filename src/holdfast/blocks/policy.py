@@ -50,7 +50,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The data that a policy ranks blocks by: each block's distance from its save, norm, last save and size."""
+    """The data by which a policy ranks blocks: distance from the last saved value, norm, step of last save, size."""
 
     distances: Floats
     norms: Floats

@@ -108,7 +108,7 @@ class BufferPool:
             return reserved
 
     def give_back(self, image: HostImage) -> None:
-        """Return an image to the pool, so that another save can take it."""
+        """Return `image` (host memory for one snapshot) to the pool, so that another save can use it."""
         with self._changed:
             self._free.append(image)
             self._changed.notify()
@@ -124,7 +124,7 @@ class BufferPool:
 
 
 class StateCapture:
-    """A copier of states into images. It reuses the file layout while tensor names, dtypes and shapes are the same."""
+    """A copier of states into images (host memory for snapshots), which reuses the file layout if tensors match."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()

@@ -93,7 +93,7 @@ class Sender:
         return DeviceCopy(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate the clone and a view of it for each tensor, or no clone if the device has too little free memory."""
+        """Allocate a clone of `tensors` on the device, with a view for each, if the device has enough free memory."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout

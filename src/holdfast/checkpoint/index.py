@@ -55,7 +55,7 @@ def strange_indexes(store: Store) -> list[str]:
 
 
 def read_index(store: Store, generation: int) -> Index:
-    """Return the commit record of a generation; raise NoSnapshot if it is missing, or Corrupt if it is damaged."""
+    """Return the index of save number `generation`; raise NoSnapshot if it is missing, or Corrupt if it is damaged."""
     name = index_name(generation)
     try:
         record = unseal(read(store, name), name)

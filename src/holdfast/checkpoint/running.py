@@ -103,7 +103,7 @@ class RunningCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """The total size of the current segments in bytes."""
+        """The total size in bytes of the segments (files with blocks) that make up the checkpoint now."""
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:

@@ -228,7 +228,7 @@ def search(
     """
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
-    for step in reversed(listed := _claimed(store)):
+    for step in reversed(listed := _steps_in_use(store)):
         try:
             loaded = load(store, step, backoff=backoff, progress=progress)
             check(loaded)
@@ -239,7 +239,7 @@ def search(
             refused = refused or (error if isinstance(error, StorageFailed) else None)
         except NoSnapshot:
             continue  # removed meanwhile
-    if _claimed(store) != listed:
+    if _steps_in_use(store) != listed:
         return search(store, backoff, progress, check)  # a writer has committed or removed a snapshot meanwhile
     if refused:
         raise StorageFailed(f"no snapshot in {store} is readable now, and training must not start again: {refused}")
@@ -324,8 +324,7 @@ def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
             yield int(match[1]), match[2]
 
 
-def _claimed(store: Store) -> list[int]:
-    """Return the steps that have a manifest, or a file where the snapshot folder should be, in ascending order."""
+def _steps_in_use(store: Store) -> list[int]:
     return sorted({step for step, part in _parts(store) if part in (None, _MANIFEST)})
 
 

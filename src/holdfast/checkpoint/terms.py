@@ -42,7 +42,7 @@ class Term(NamedTuple):
 
 
 def newest(store: Store) -> Term | None:
-    """Return the newest term in the store, or None if there is none."""
+    """Return the newest term (numbered group of nodes) in the store, or None if there is none."""
     number = _last(store)
     if not number:
         return None
@@ -71,11 +71,11 @@ def give_back(store: Store, number: int) -> None:
 
 
 class Fenced:
-    """A wrapper of a store that raises WorkerLost on commits and cleanup if the store has a term newer than `number`.
+    """A wrapper of a store that raises WorkerLost on commits and cleanup once a newer group of nodes has taken over.
 
-    If `is_ours` returns True for the newer term, this node belongs to that term, and the wrapper adopts its number. A
-    term that appears between the check and a commit is not noticed. This is harmless: the snapshot is complete and
-    belongs to this run.
+    `number` is that of this node's term (numbered group of nodes). If `is_ours` returns True for a newer term, this
+    node belongs to it, and the wrapper adopts its number. A term that appears between the check and a commit is not
+    noticed. This is harmless: the snapshot is complete and belongs to this run.
     """
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:

@@ -74,9 +74,10 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """The events of one attempt. `stop` is the time at which its failure began, or its end if it did not fail.
+    """The events of one attempt. `stop` is when its failure began, or when it ended if it did not fail.
 
-    `stretch` is its part of the critical path, and `committed` the number of steps that were saved by its end.
+    `stretch` has its events on the run's critical path, and `committed` is the number of steps that were saved by its
+    end. `regroups` are its live recoveries, and `struck` is the injected failure that ended it.
     """
 
     stretch: AttemptStretch

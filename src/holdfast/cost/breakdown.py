@@ -37,12 +37,13 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """The cost of one failure, in seconds from its beginning.
+    """The cost of one failure; all times are in seconds.
 
-    `recovery` is `detection` plus `restart`, up to the start of the first new step; `restore` is the part of it that
-    read the snapshot. `to_first_step` lasts to the end of that step. `kind` is None if the failure was not injected,
-    and `detected` is None if no supervisor detected it. `ended_attempt` is None if the history ends too early to know.
-    After a live recovery, `recovery` is the time to form a new group, and `samples_lost` samples were not trained.
+    `recovery` is `detection` plus `restart`, and lasts until the first new step starts. `restore` is the part of it
+    that read the snapshot. `to_first_step` is the time from the failure to the end of that step. `kind` is None if the
+    failure was not injected, and `detected` is None if no supervisor detected it. `ended_attempt` is None if the
+    history ends too early to know. `rework` is the time to repeat `rework_steps` steps. After a live recovery,
+    `recovery` is the time to form a new group, and `samples_lost` samples were not trained.
     """
 
     attempt: int
@@ -292,7 +293,7 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 
 
 def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
-    """Return `ending`. If a live recovery failed and so ended the attempt, move its details there from `survived`."""
+    """Return `ending`, with details from the last failure in `survived` if its live recovery failed."""
     if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
         return ending
     lost = survived.pop()

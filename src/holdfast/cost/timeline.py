@@ -107,7 +107,7 @@ class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class AttemptStretch:
-    """The part of the critical path that belongs to one attempt; `kinds` has its `moments` by type of event."""
+    """The events (`moments`) of one attempt on the run's critical path; `kinds` has the same events by type."""
 
     number: int
     moments: Sequence[TimedEvent]
@@ -143,7 +143,7 @@ class Timeline:
 
 
 def timeline(history: Sequence[Event]) -> Timeline:
-    """Return the critical path of a run. Events of different files may be in any order in `history`."""
+    """Return the critical path of a run: events of the supervisor and rank 0. `history` may have files in any order."""
     writers = {event.who for event in history}
     first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
     path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))
@@ -165,7 +165,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with each step event, which is written late, before the events that followed the step."""
+    """Return `events` with each Step event, which is written late, moved before the events after the step's end."""
     path: list[Event] = []
     for event in events:
         place = len(path)

@@ -109,7 +109,7 @@ class Link:
         self.wait(self.post(operation, *arguments))
 
     def wait(self, work: Any) -> None:
-        """Wait until `work` has completed; raise Broken if it fails."""
+        """Wait until `work` has completed; raise GroupBroken if it fails."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -128,7 +128,7 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Build a new group of `size` members, all of which must call this. Raise Broken if `outdated` returns True."""
+        """Build a new group of `size` members, who must all call this; raise GroupBroken if `outdated` returns True."""
         _kept.append(self._group)  # freeing it would wait for its threads
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())

@@ -144,7 +144,7 @@ class Coordination:
         self.is_joining, self.members = True, ()
 
     def next(self) -> Membership:
-        """Wait for and return the next membership. Raise Asleep if this worker is suspended; exit if it is removed."""
+        """Wait for and return the next membership. Raise Suspended if this worker is suspended; exit if removed."""
         while self.newest.number == self.number:
             time.sleep(POLL_SECONDS)
         with self.gate.lock:

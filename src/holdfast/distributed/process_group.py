@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class BucketSum:
-    """The sum of one gradient bucket in the backward pass under way."""
+    """The sum of one gradient bucket over the ranks; `work` is its all-reduce. `is_done` is None until `work` ends."""
 
     values: torch.Tensor
     work: Any

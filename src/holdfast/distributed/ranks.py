@@ -35,7 +35,7 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def ours(token: str, node: int) -> str:
-    """Return the store key that exists if `node` is in the group of nodes (the term) that `token` identifies."""
+    """Return the store key that marks `node` as part of the term (group of nodes) with the unique id `token`."""
     return f"term/{token}/{node}"
 
 
@@ -66,7 +66,7 @@ class BoundaryGate:
             return self.next
 
     def leave(self, owner: object) -> None:
-        """Withdraw the request of `owner` that training wait at the next gate."""
+        """Withdraw the request that `owner` made with `wait`: training need not wait for it at the next gate."""
         with self.lock:
             self.waiting.discard(owner)
 
@@ -80,7 +80,8 @@ class Ranks:
     """The rank of this process, the number of ranks, and messages among them through a store.
 
     `grouped` is True if there is a process group. A wait for a message fails after `patience` seconds of silence. With
-    live recovery the ranks may change: once `has_changed` returns True, waits raise Changed until `renumber` is called.
+    live recovery the ranks may change: once `has_changed` returns True, waits raise RanksChanged, until `renumber` is
+    called.
     """
 
     rank: int
@@ -130,7 +131,7 @@ class Ranks:
         return bool(self.store.check([topic]))
 
     def from_rank_0(self, topic: str, value: str | None) -> str:
-        """Return rank 0's `value` on every rank; the other ranks pass None and wait for it."""
+        """Return rank 0's `value` on every rank; other ranks pass None and wait. `topic` is the key of the message."""
         if value is not None:
             self.post(topic, value)
             return value

@@ -158,7 +158,6 @@ def _decoded(text: bytes, decoder: json.JSONDecoder) -> Any:
 
 
 def _finite(value: Any) -> JSON:
-    """Return `value` with NaN and infinity replaced by None, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -73,7 +73,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Event: `blocks` (parts of the model) were chosen to be saved; a node records its blocks, the controller all."""
+    """Event: `blocks` (parts of the model) were chosen to be saved; the controller records those of all nodes."""
 
     iteration: int
     blocks: Samples

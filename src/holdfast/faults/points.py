@@ -24,7 +24,7 @@ POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
 def name(failure: Failure) -> str:
-    """Return the name of the failure's point without its number: `backward` for `backward=0.5`."""
+    """Return the point of a step at which `failure` strikes, without a number: `backward` for `backward=0.5`."""
     return failure.point.partition("=")[0]
 
 
@@ -34,7 +34,7 @@ def summed_buckets(failure: Failure, buckets: int) -> int:
 
 
 def check(failure: Failure, recovery: str) -> None:
-    """Raise BadInput if the failure's kind, or the strategy `recovery`, does not allow its point."""
+    """Raise BadInput if `failure` cannot strike at its point of a step, given its kind and the strategy `recovery`."""
     kind, point = failure.kind, failure.point
     if kind in storage.KINDS:
         if point not in ("boundary", *storage.POINTS):

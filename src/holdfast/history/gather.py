@@ -93,7 +93,6 @@ def _list_pieces(store: Store) -> Iterator[tuple[str, str, int]]:
 
 
 def _pieces_by_file(store: Store) -> dict[tuple[str, str], list[str]]:
-    """Return the names of the uploaded pieces of each history file, in order, by (file name, digest)."""
     files: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for file, digest, piece in _list_pieces(store):
         if piece != len(files[file, digest]):

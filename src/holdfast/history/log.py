@@ -150,7 +150,6 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 
 def _end_of_last_line(file: FileIO, size: int) -> int:
-    """Return the offset after the last newline, searched from the end: a history may be long."""
     end, block = size, 1 << 13
     while end > 0:
         start = max(0, end - block)

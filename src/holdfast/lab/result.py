@@ -26,7 +26,7 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement about a measured value, with the range in which it is expected; a None end is unbounded.
+    """A statement about a measured value, and the range (low, high) in which it is expected; None means no limit.
 
     `interval` is the 95 % confidence interval of `measured`; None if it is unknown or the value has no noise.
     """

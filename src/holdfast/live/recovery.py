@@ -87,7 +87,7 @@ class LiveRecovery:
             self._set_weight(self.window.basis)
 
     def watch(self, peers: Ranks) -> Ranks:
-        """Return a copy of `peers` whose waits for messages raise Changed when a member is lost."""
+        """Return a copy of `peers` whose waits for messages raise RanksChanged when a member is lost."""
         coordination = self.coordination
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
@@ -179,7 +179,7 @@ class LiveRecovery:
         return self.window.basis != basis, settled
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
-        """Copy rank 0's model buffers to this rank before a forward pass, and recover if a member is lost meanwhile."""
+        """Copy rank 0's `buffers` to this rank by calling `broadcast`; if a member is lost, recover and try again."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
@@ -243,7 +243,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> RecoveryPlan:
-        """Recover once and return the Settlement (the plan of the recovery); raise Broken if another member is lost."""
+        """Do one recovery and return the plan that the members agreed on; raise GroupBroken if a member is lost."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
@@ -252,7 +252,7 @@ class LiveRecovery:
             self.link.hang_up()
         if group:
             group.drain()
-        reports = self.coordination.exchange(membership.members, self._stand(group).to_json())
+        reports = self.coordination.exchange(membership.members, self._own_report(group).to_json())
         stands = {member: MemberReport.from_json(report) for member, report in reports.items()}
         self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
         self.coordination.connect(self.link, membership.members)
@@ -263,8 +263,8 @@ class LiveRecovery:
         self._apply(plan, stands, group, began)
         return plan
 
-    def _stand(self, group: RecoverableGroup | None) -> MemberReport:
-        """Return this rank's `MemberReport`: the report of its position in the training that the other members get."""
+    def _own_report(self, group: RecoverableGroup | None) -> MemberReport:
+        """Return the report that this rank sends to the other members in a recovery: how far it has trained."""
         if self.is_joining:
             return MemberReport(step=NOWHERE)
         window = self.window
@@ -362,7 +362,6 @@ class LiveRecovery:
             self.window = self.window._replace(basis=())
 
     def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
-        """Send what `state` returns on member `giver` to the members `takers`; return it if this rank is among them."""
         ranks = [self.members.index(taker) for taker in takers]
         return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
 

@@ -84,8 +84,8 @@ class RecoveryPlan:
 def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> RecoveryPlan | str:
     """Return the plan of the recovery, or a string that says why the run must restart instead.
 
-    `stands` are the reports of all members by member number. `asleep` are workers that were suspended at the boundary
-    which all members have reached.
+    `stands` has the report of each member, by member number. `asleep` are workers that were suspended between two
+    steps.
     """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
@@ -164,7 +164,7 @@ class WindowState(NamedTuple):
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: RecoveryPlan) -> "WindowState":
-        """Return the state after the recovery `plan`. A window that has begun stays divided among its old members."""
+        """Return the state after the recovery `plan`. Samples of a step that has begun stay divided as they were."""
         return self._replace(
             divides_at=plan.step + plan.begun,
             settled=max(self.settled or 0, plan.step),

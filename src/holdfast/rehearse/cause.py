@@ -56,7 +56,7 @@ class DivergenceCase:
         return by_step(self.reference).get((step, rank))
 
     def is_a_habit(self, path: str) -> bool:
-        """Return True if the value at `path` changes before the first gradient in more than half of the steps."""
+        """Return True if the script changes the value at `path` before the first gradient in most of the steps."""
         later = [window for window in windows(self.reference) if window.step]
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 

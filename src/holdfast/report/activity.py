@@ -90,7 +90,7 @@ class _Clock:
 
 
 def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[TimelineBar]:
-    """Yield the activities of one rank from its events. In a gap the rank was absent or waited for others."""
+    """Yield the bars of one rank in a timeline. Between two bars, the rank was absent or waited for other ranks."""
     now, begun, trains = 0.0, set[int](), False
     for event in history:
         what, at = event.what, clock.at(event)

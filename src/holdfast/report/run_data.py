@@ -88,7 +88,6 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def _settings(history: Sequence[Event]) -> dict[str, Cell]:
-    """Return the settings of the run from its last plan and launch events, or None for each that is unknown."""
     plan = next((event.what for event in reversed(history) if isinstance(event.what, Plan)), None)
     launch = next((event.what for event in reversed(history) if isinstance(event.what, Launch)), None)
     return {

@@ -47,20 +47,20 @@ def _gathered(pieces: Iterable[TimelineBar], least: float) -> Iterator[TimelineB
     short: list[TimelineBar] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):
-            yield _one(short)
+            yield _merged(short)
             short = []
         if piece.length >= least:
             yield piece
             continue
         short.append(piece)
         if piece.end - short[0].begin >= least:
-            yield _one(short)
+            yield _merged(short)
             short = []
     if short:
-        yield _one(short)
+        yield _merged(short)
 
 
-def _one(pieces: Sequence[TimelineBar]) -> TimelineBar:
+def _merged(pieces: Sequence[TimelineBar]) -> TimelineBar:
     lengths: dict[str, float] = {}
     for piece in pieces:
         lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length

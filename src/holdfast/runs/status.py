@@ -65,7 +65,7 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run. `goodput` is the committed steps per second, and `last` the time of the last write."""
+    """The status of a run: goodput in committed steps per second, size in bytes and the time of the last write."""
 
     folder: Path
     state: str  # `trains`, or how it ended
@@ -221,7 +221,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the seconds that a run was active, from its start and end events, without pauses after a regular end."""
+    """Return the active seconds of a run from its start and end events, leaving out pauses after a clean shutdown."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:

@@ -33,7 +33,11 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in a run's history: seconds per iteration and per full save, and the convergence rate."""
+    """The costs measured in the history of a run on the parameter server.
+
+    `step`, `stall` and `outage` are the seconds of an iteration, of a full save and of a failure. `rate` is the
+    convergence rate, and `noise` the number of iterations by which convergence varies by chance.
+    """
 
     workload: str
     nodes: int
@@ -125,7 +129,8 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
     """Return the expected delay in iterations if a fraction `lost` of the blocks is set back by `age` iterations.
 
-    `c` is the contraction rate; the perturbation is assumed to be orthogonal to the remaining distance.
+    `c` is the factor by which an iteration shrinks the distance to the optimum. The change that the failure causes is
+    assumed to be orthogonal to the direction of the optimum.
     """
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))

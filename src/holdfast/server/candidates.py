@@ -59,7 +59,7 @@ class Candidates:
                 return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
-        """Return the blocks of this node that `verdict` selects, in ascending order."""
+        """Return the blocks of this node that are to be saved by the decision `verdict`, in ascending order."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
         equal = np.flatnonzero(self._first == np.uint64(first))
@@ -93,7 +93,7 @@ class Candidates:
 
 
 def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return an integer for each block by which `policy` ranks blocks; blocks with smaller integers are saved first."""
+    """Return a number for each block, by which `policy` ranks the blocks at `step`; smaller numbers are saved first."""
     match policy.ranking:
         case "priority":
             return _codes(-distance_per_value(info))

@@ -28,7 +28,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class RankingRange(NamedTuple):
-    """A range of ranking positions (three integers): those that start with `prefix`, then a number in `low`..`high`."""
+    """The ranking positions (three integers each) that start with `prefix`, followed by a number in `low`..`high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -93,7 +93,7 @@ class AskSurvey(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """A node's answer: the total size of its blocks, and the number, range and (if few) list of its candidates."""
+    """A node's answer to AskSurvey; sizes are in array elements, and `blocks` lists the candidates if they are few."""
 
     values: int
     candidates: int
@@ -104,7 +104,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to nodes: the number and total size of the candidates for saving in each bin of the range `span`."""
+    """A question to nodes: number and size of the blocks that moved further than `above`, in `bins` bins of `span`."""
 
     above: float
     span: RankingRange
@@ -236,7 +236,7 @@ def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | Non
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the first ranking position up to which blocks have `limit` elements or more, and their exact number."""
+    """Return the ranking position at which the blocks ranked up to it reach `limit` elements, and their total."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))

@@ -130,7 +130,10 @@ class ServerNode:
 
     @_exclusive
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
-        """Apply the buffered updates from the input parts `parts` in the round `when`; return the seconds it took."""
+        """Apply the updates of round `when` that were buffered for the input parts `parts`; return the seconds it took.
+
+        The call is refused if `map_version`, the caller's version of the partition map, is outdated.
+        """
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
@@ -163,7 +166,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Mark the blocks that `verdict` selects as saved at iteration `step`, and buffer their values for `write`."""
+        """Buffer the blocks selected by `verdict` and mark them as saved at `step`. `credit` is the unspent budget."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates

@@ -22,7 +22,7 @@ class BlocksMoved(Exception):
 
 
 class HeldBlocks(NamedTuple):
-    """Some blocks of a node, in ascending order, with values, last saved values and the number of the next round."""
+    """Blocks of a node: their current and last saved values, and the number of the next round to apply (`versions`)."""
 
     ids: Ids
     values: Arrays

@@ -97,7 +97,7 @@ class Checkpoints:
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput if the `term` that another node wrote is not in this node's store: the stores differ."""
+        """Raise BadInput unless this node's store has `term` (a group of nodes), which another node has written."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -116,7 +116,7 @@ class Checkpoints:
             self._sending.pop(0).result(SENT_WITHIN)
 
     def _check_not_moved(self) -> None:
-        """Raise BadInput if the run's snapshots are at another place, because the run would restart from step 0."""
+        """Raise BadInput if the run's snapshots are not at `place` but elsewhere: the run would restart from step 0."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)

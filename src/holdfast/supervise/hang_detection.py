@@ -272,7 +272,7 @@ _DOING_AT_FIRST = _DOING | {
 
 
 class _Watch:
-    """The measurements of one worker over time."""
+    """The progress of one worker over time, as the hang detector has observed it."""
 
     def __init__(self, now: float) -> None:
         self._looked = now
@@ -292,7 +292,11 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation; if steps ended, return (seconds since the last end of a step, number of steps)."""
+        """Add an observation of `worker`; if steps ended, return (seconds since the last step end, number of steps).
+
+        `moved` is a counter of the progress of all workers. `is_awaited` is True if other workers wait for this one,
+        and `others_run` is True if some worker is not suspended.
+        """
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now

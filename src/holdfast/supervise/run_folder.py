@@ -81,7 +81,7 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
 
 
 def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
-    """Clear the folder for another run and return True; return False if a step was trained in it."""
+    """Clear the folder of a run, whose config is `theirs`, if it trained nothing; return False if it did."""
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
     verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)

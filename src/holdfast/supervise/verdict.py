@@ -43,7 +43,7 @@ class RunVerdict:
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:
-    """Return the verdict for a command on a run that was already complete; `newest` is its newest snapshot's step."""
+    """Return the verdict for a command on a run that has already ended; `newest` is the step of its newest snapshot."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"

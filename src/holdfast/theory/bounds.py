@@ -170,7 +170,7 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
-    """Return the expected square of `partial_size` if each block is lost with probability `p` (Qiao et al., 4.2)."""
+    """Return the expected squared norm of the perturbation if each block is lost and reset with probability `p`."""
     if not 0 <= p <= 1:
         raise BadInput(f"The lost fraction p must be between 0 and 1 (got {p}).")
     return p * float(np.sum(np.square(distances)))

@@ -213,7 +213,6 @@ def _reduced(messages: list[str], *, is_mean: bool) -> list[Leaf]:
 
 
 def _exact_sum(values: list[Number]) -> Number:
-    """Return the sum of `values`, rounded only once."""
     if all(isinstance(value, int) for value in values):
         return sum(values)
     try:

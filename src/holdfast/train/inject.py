@@ -196,7 +196,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Raise BadInput for failures after the end of a run of `steps` steps; the save at its end may still fail."""
+    """Raise BadInput if a failure is due after the last of `steps` steps; failures of the final save are allowed."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(

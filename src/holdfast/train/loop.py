@@ -57,7 +57,7 @@ def watch() -> None:
 
 
 def begun() -> None:
-    """Cancel the warning of `watch`, because the script has begun a training loop of the run."""
+    """Cancel the warning that `watch` prepared, because the script has begun to iterate over the run's batches."""
     progress.here.set_checked()
     _remove_hook()
 
@@ -150,9 +150,9 @@ class Boundary:
     _free_until: int = 0  # the next boundary at which something is planned
 
     def begin(self, start: int) -> tuple[int, Position]:
-        """Return the first step and its position, and record the state with which this rank begins.
+        """Record the state with which this rank begins; return its first step `start`, and the position of that step.
 
-        A worker that joins during a run begins with the step that the other members are in.
+        A worker that joins during a run does not begin with `start`, but with the step that the other members are in.
         """
         if self.live and self.live.is_joining:
             start = self.live.join()

@@ -91,7 +91,7 @@ class Sample:
 
 
 class Fingerprints:
-    """Samples of the protected models' values, or of the whole protected state if no model is protected."""
+    """A sampler of a few values of the protected models, or of the whole protected state if there is no model."""
 
     def __init__(self, protected: Protected | None) -> None:
         models = protected.models if protected else []

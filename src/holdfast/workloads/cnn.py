@@ -60,7 +60,10 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """A convolutional network trained by Adam for `batches` steps per iteration; the loss is mean cross-entropy."""
+    """A convolutional network trained by Adam for `batches` steps per iteration; the loss is mean cross-entropy.
+
+    The loss is measured on the first `evaluated` images. `partition` is "layer" or "shard" (see `blocks`).
+    """
 
     data: LabeledData
     architecture: Architecture
@@ -114,7 +117,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return, for each trial (independent run), the loss of averaged parameters on the first `evaluated` images."""
+        """Return the loss of each trial (independent run) with averaged parameters, on the first `evaluated` images."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -127,7 +130,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return the initial values of the blocks `ids` as new values; units that start from zero would not learn."""
+        """Return random initial values for the blocks `ids`; with zeros instead, their units would not learn."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property

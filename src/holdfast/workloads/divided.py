@@ -48,7 +48,7 @@ class DividedWorkload(Workload, Protocol):
         """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the blocks, ascending, that a worker needs in `round`, or to measure the loss if `round == rounds`."""
+        """Return the sorted numbers of the blocks to pull in `round`, or to measure the loss if `round == rounds`."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a node's summary of its blocks, to be added up over all nodes; empty for most workloads."""
@@ -60,7 +60,7 @@ class DividedWorkload(Workload, Protocol):
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss on this worker's part of the input."""
+        """Return the loss on `part`, a worker's part of the input, given `pulled` blocks and the sum of summaries."""
 
     def total(self, measures: Sequence[float]) -> float:
         """Combine the losses of all workers, in the order of the workers, into the total loss."""
@@ -70,7 +70,7 @@ class DividedDefaults:
     """Defaults for `DividedWorkload`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty summary, because workers need only the blocks that they pull."""
+        """Return an empty dict: nodes compute no summary, because workers need only the blocks that they pull."""
         return {}
 
     def total(self, measures: Sequence[float]) -> float:

@@ -215,7 +215,7 @@ SETTINGS: dict[str, tuple[str, float, int]] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    """Return the workload with the corpus, criterion and number of topics of the settings called `name`."""
+    """Return the LDA workload called `name` in SETTINGS, which define its corpus, criterion and number of topics."""
     if name not in SETTINGS:
         raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     corpus, criterion, topics = SETTINGS[name]

@@ -35,7 +35,7 @@ class _Delivery(NamedTuple):
 
 
 class SimulatedServer:
-    """A workload run in one process by simulated workers and nodes; `owners` is the node that holds each block."""
+    """A workload on a parameter server that is simulated in one process; `owners` has the node of each block."""
 
     def __init__(self, workload: DividedWorkload, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:

@@ -103,7 +103,6 @@ def _sweep_claim(sweep: Sweep) -> Claim:
 
 
 def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
-    """Return a remark on the cases whose measured cost is outside the predicted interval."""
     missed = [case for case in cases if not case.holds]
     if not missed:
         return f"{name}: every case was as predicted."

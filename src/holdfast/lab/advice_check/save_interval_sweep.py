@@ -55,7 +55,7 @@ def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
 
 
 def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
-    """Return a sweep simulated from measured times of steps, saves and restarts, with failures at random times."""
+    """Simulate random failures with measured step, save and restart times; return the goodput by save interval."""
     mtbf, every = intervals_to_sweep(costs)
     rng = np.random.default_rng(seed)
     shares = [[_useful_share(costs, interval, mtbf, restarts, rng) for interval in every] for _ in range(5)]

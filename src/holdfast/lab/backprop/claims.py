@@ -88,7 +88,7 @@ def _cells(strategy: str) -> list[FailureCase]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return the paper's claims and our own about one network."""
+    """Return the claims about one network, those of the paper and our own, each with its measured value."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"

@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerGradients:
-    """The gradients of one worker by parameter name, and the model's buffers after its forward."""
+    """The gradients of one worker by parameter name, and the model's buffers after the worker's forward pass."""
 
     samples: int
     gradients: Tensors
@@ -145,8 +145,8 @@ def train_minibatch(
 ) -> None:
     """Train one mini-batch on all workers, with the failure `interruption` if one is given.
 
-    If the strategy drops or repeats the failed mini-batch, backward is computed only up to the failure. If `inside`,
-    the optimizer steps inside backward, layer by layer.
+    If the strategy discards the gradients of the failed try, backward is computed only up to the failure. If `inside`,
+    the optimizer updates each layer during backward; otherwise it steps after backward.
     """
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)

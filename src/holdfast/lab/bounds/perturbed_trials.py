@@ -29,7 +29,7 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return the upper bound of Theorem 3.2 on the cost of each trial."""
+        """Return an upper bound on the cost of each trial in iterations: Theorem 3.2 for convergence rate `rate`."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:

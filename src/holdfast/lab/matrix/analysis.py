@@ -95,12 +95,12 @@ def gain(suites: Sequence[Floats]) -> Floats:
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return column 0 minus column 1, as a mean over the suites, for each row (bootstrap draw)."""
+    """Return column 0 minus column 1, averaged over the arrays in `suites`, for each row (a bootstrap draw)."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return the fraction by which column 0 is below column 1, as means over suites, for each row (bootstrap draw)."""
+    """Return the fraction by which column 0 is below column 1, both averaged over `suites`, for each bootstrap draw."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
@@ -112,7 +112,7 @@ def share_above(suites: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a recovery matrix; statistics use only the suites that pass all quality gates."""
+    """The measured runs of several recovery methods; statistics use only suites that pass all quality gates."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -151,7 +151,7 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Return `statistic`, which compares two variants (recovery methods) by `metric`, with its interval."""
+        """Return `statistic` of the variants (recovery methods) `first` and `second` by `metric`, with its interval."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
@@ -190,7 +190,7 @@ class LossGap(NamedTuple):
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
-    """Return the distance of `run` from `reference`, the run without failures."""
+    """Return how far the losses and the model of `run` are from those of `reference`, the run without failures."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     distances = run.distances or ()

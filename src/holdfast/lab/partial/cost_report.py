@@ -127,7 +127,7 @@ def panel_grid(
 
 
 def panel_title(comparison: PanelComparison) -> str:
-    """Return the title of a panel for figures, marked if it is a quick run."""
+    """Return the title for the figure of one comparison, marked if it is a quick run."""
     quick = "quick, " if comparison.quick else ""
     return f"{comparison.title or comparison.label} ({quick}{comparison.measurement.unperturbed:.0f} iterations)"
 
@@ -163,7 +163,7 @@ def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> Non
 
 
 def _bound_remark(comparison: PanelComparison) -> str:
-    """Return a remark on how well Theorem 3.2, with the estimated rate c, predicts the costs on a panel."""
+    """Return a remark on how well Theorem 3.2, with the estimated convergence rate, predicts the measured costs."""
     costs = list(comparison.measurement.strategies.values())
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate

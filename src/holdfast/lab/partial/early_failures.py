@@ -85,7 +85,7 @@ class Split:
         return mean_of_few(theirs - ours)
 
     def rows(self) -> list[Row]:
-        """Return the rows of the comparison, extended by the costs of early and of later failures."""
+        """Return one row for each approach, with its costs over all failures, over early ones and over later ones."""
         rows = []
         for approach, row in zip(self.approaches, self.comparison.rows, strict=True):
             costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))

@@ -74,8 +74,9 @@ def measure(
     """Run every strategy on the same failures, and return a measurement for each of `workloads`.
 
     The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the file
-    `log` are not run again, and new ones are written to it. The rate and the concentration are measured with random
-    seed 0. If `early` is more than 1, every second failure happens before step `early`.
+    `log` are not run again, and new ones are written to it. The convergence rate and the concentration (see
+    `concentration`) come from a run with random seed 0. If `early` is more than 1, every second failure happens before
+    step `early`.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))

@@ -89,10 +89,10 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier, on average, the run `less` reaches the losses of the run `more`.
+    """Return how many iterations earlier, on average, the losses `less` fall to each of the losses `more`.
 
-    `fails` is the iteration of the failure. Losses that either run had reached by then do not count. The result is
-    fractional, and NaN if no loss counts.
+    `less` and `more` have the losses of two runs by iteration, and `fails` is the iteration of the failure. Losses that
+    either run had reached by then do not count. The result is fractional, and NaN if no loss counts.
     """
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
@@ -104,7 +104,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint wait divided by the median rest of an iteration; the first iteration is left out."""
+    """Return the median checkpoint time of an iteration, divided by the median of its other time."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 

@@ -120,9 +120,9 @@ def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Id
 class CheckpointedRun:
     """A run without failures, and the checkpoint that each policy would have kept of it.
 
-    Call it with a trial to get the start from which the trial continues after its failure. A policy that chooses blocks
-    at random draws a new choice for every trial. `order` says how the distances of blocks combine (see `full_size`).
-    `renew` returns new values for blocks that were never saved, which only the recovery `fresh` needs.
+    Call it with a trial to get the state from which the trial continues after its failure. A policy that chooses blocks
+    at random draws a new choice for every trial. `order` is the order of the norm that combines the distances of blocks
+    (see `full_size`). `renew` computes new values for blocks that were never saved; only the recovery `fresh` needs it.
     """
 
     def __init__(

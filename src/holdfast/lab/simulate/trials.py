@@ -74,7 +74,7 @@ class Trials:
     early: int = 1
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Return groups of trial numbers that run together: one group per job, or more if memory requires it."""
+        """Divide `trials` trial numbers into groups that run together, for `jobs` processes and limited by memory."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)

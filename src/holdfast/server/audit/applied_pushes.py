@@ -89,7 +89,7 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_f
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every push (a worker's update) to it exactly once, unless recorded as dropped."""
+    """Check that each node applied every push (worker's update) sent to it exactly once, unless recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")

@@ -24,7 +24,7 @@ class Tenure:
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """The count and digest of the block numbers that each node owns."""
+        """The blocks that each node owns, as the count and a digest of their numbers."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit

@@ -100,14 +100,14 @@ def starting(
 
 
 class RoundCloser:
-    """The host of rendezvous rounds, in a node's own store at address `own`: it decides which nodes start together."""
+    """The host of rendezvous rounds, in which nodes register to start together; `own` is the address of its store."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start in round `number`, once enough are there; `last` are those of the last start."""
+        """Announce the nodes that start in round `number`, once enough have registered; `last` are the current ones."""
 
         def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -137,7 +137,7 @@ class RoundCloser:
     def _starting(
         self, greetings: Sequence[NodeRegistration], last: Peers, heard: Heartbeats
     ) -> list[NodeRegistration]:
-        """Return the greetings of the nodes that start now, sorted by node number; empty to wait for more nodes."""
+        """Return the registrations of the nodes that start now, by node number; empty to wait for more nodes."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}

@@ -108,7 +108,7 @@ class Members:
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a membership closer to the wanted size, as workers join or are put to sleep; None if unchanged."""
+        """Let workers join, or suspend some of the members `inside`, to get the wanted size; None if none changes."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -184,7 +184,7 @@ class Stranded(Exception):
 
 
 class MembershipController:
-    """The controller of the workers that train together, in the attempt that begins with `round`.
+    """The controller of the workers that train together in one attempt, which begins with the rendezvous `round`.
 
     `wanted` is the number of workers that should train; None for all.
     """
@@ -240,7 +240,7 @@ class MembershipController:
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
-        """Return True if the other nodes can continue at once without `nodes`; for replay, only if spares are ready."""
+        """Return True if the other nodes can continue without `nodes`; replay needs a ready spare per lost worker."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))

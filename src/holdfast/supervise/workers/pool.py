@@ -135,7 +135,7 @@ class WorkerPool:
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally; then kill the spares that wait to join.
+        """Return True if all training workers have exited normally; kill the spares, which wait to join, in this case.
 
         If this node has only spares, return False until workers of other nodes have finished (`others_are_ending`).
         """

@@ -68,7 +68,7 @@ class ShareLoader(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return the data source's position, which a snapshot must hold; None if the step number determines it."""
+        """Return the position of the data source, for a snapshot; None if the step number determines the position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -148,8 +148,8 @@ class Streamed:
 def _check_sampler(loader: Any) -> None:
     """Raise BadInput if the loader's sampler would not continue in the same order after a restart.
 
-    PyTorch's random samplers do not save their position. And if loader and sampler share a generator, a restored loader
-    leaves out one of its draws, so the next epoch would differ. torchdata checks neither.
+    PyTorch's random samplers do not save their position. If loader and sampler share a generator, a restored loader
+    draws one number less from it, so the next epoch would differ. torchdata detects neither case.
     """
     if not isinstance(loader, DataLoader):
         return

@@ -97,7 +97,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The numbers of backward passes (`backwards`) and optimizer steps (`stepped`) of a rank after its last Window."""
+    """The numbers of backward passes and optimizer steps that a rank made after its last Window (observed step)."""
 
     rank: int
     attempt: int

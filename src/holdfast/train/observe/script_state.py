@@ -57,7 +57,7 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return, by path, the unprotected values with state that are reachable from `frames`, `roots` or `protected`."""
+    """Search `frames`, `roots` and `protected` for unprotected values, which a restart loses; return them by path."""
     search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))

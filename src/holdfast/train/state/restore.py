@@ -36,9 +36,10 @@ RESTORED = "restored"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoredState:
-    """Facts about the restored snapshot (`step` is None without one), and the damaged newer snapshots `passed_over`.
+    """Facts about the restored snapshot. `step` is None if there was none. `passed_over` are damaged newer snapshots.
 
-    `loaded` is a digest of the state as read, `committed` the digest in the history, `weights` that of --init-from.
+    `loaded` is the digest of the state as read, and `committed` the digest that the history recorded for it. `weights`
+    is the digest of the weights from --init-from.
     """
 
     step: int | None = None

@@ -56,7 +56,7 @@ class Conditions:
         return asdict(self)
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if the data differ from the snapshot's; if `warns`, warn about another number of threads."""
+        """Raise BadInput if `saved` has another dataset; if `warns` and `same_world`, warn of another thread count."""
         data, threads = saved.get("data"), saved.get("threads")
         if self.data is not None and data is not None and data != self.data:
             raise BadInput(
