@@ -37,7 +37,7 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float, basis: str) -> "Estimate":
-        """Return an estimate whose interval is the single number `value`."""
+        """Return an estimate without uncertainty, whose interval is only `value`; `basis` names its source."""
         return cls(value, value, value, basis)
 
     @property

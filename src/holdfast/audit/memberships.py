@@ -92,7 +92,7 @@ class Memberships:
 
     @cached_property
     def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
-        """Every lost member with the change in which it was lost, in the order of the changes."""
+        """Every lost member, together with the change of members in which it was lost, in the order of the changes."""
         return [(change, loss) for change in self.changes for loss in change.lost]
 
     @cached_property

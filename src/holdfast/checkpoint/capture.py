@@ -73,7 +73,7 @@ class BufferPool:
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> HostImage:
-        """Return an image of at least `size` bytes for exclusive use. Block until one is free or may be allocated."""
+        """Return a host buffer of at least `size` bytes for exclusive use; wait until one is free or allocated."""
         if self._budget is not None and size > self._budget:
             raise BadInput(
                 f"a save needs {size} bytes of host memory and the budget is {self._budget}: "

@@ -45,7 +45,7 @@ def set_aside(store: Store, step: int) -> str:
 
 
 def steps_aside(store: Store) -> list[int]:
-    """Return the steps of the snapshots that were set aside, in ascending order, possibly with repetitions."""
+    """Return the steps of unusable snapshots that were renamed, in ascending order, possibly with repetitions."""
     return [int(name.split("-")[2]) for name in aside(store)]
 
 

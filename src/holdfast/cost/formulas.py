@@ -15,7 +15,7 @@ def goodput(committed_steps: int, wall_seconds: float) -> float:
 
 
 def young_interval(dump: float, mtbf: float) -> float:
-    """Return Young's (1974) optimal seconds between saves, √(2δM), for δ = `dump` far below M = `mtbf`."""
+    """Return Young's (1974) optimal seconds between saves, √(2·dump·mtbf), if a save takes `dump` seconds."""
     return math.sqrt(2 * _positive("dump time", dump) * _positive("mean time between failures", mtbf))
 
 

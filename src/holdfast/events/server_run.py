@@ -137,7 +137,7 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Event: blocks (parts of the model) were moved unchanged from node `source` to node `target`."""
+    """Event: blocks (parts of the model) moved unchanged between two nodes; the partition map has `version`."""
 
     iteration: int
     source: int

@@ -95,7 +95,7 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """Return the seed of the run on every rank. Rank 0 chooses it with `seed_of_run`; `out` is the run's folder."""
+    """Return the seed of the run, which rank 0 chooses by `seed_of_run`, partly from the history below `out`."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None

@@ -102,7 +102,7 @@ class Fingerprints:
         self._devices = {part.device for part in (*parameters, *buffers) if part.is_cuda}
 
     def take(self) -> Sample:
-        """Return a sample of the values as they will be once all work queued on the device is done."""
+        """Start to copy a sample of the protected values; it is complete once work queued on the device is done."""
         if self._whole is not None:
             # State that is not a model is mostly small, and any part of it may change.
             return Sample([(self._whole.digest().encode(), []), (b"", [])], None)
@@ -244,7 +244,7 @@ class WorkDone:
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def take(self) -> tuple[int, int, int]:
-        """Return the work since the last call: backward passes with all-reduce, those without, and optimizer steps."""
+        """Return counts since the last call: backward passes with all-reduce, those without it, and optimizer steps."""
         reduced = held = 0
         for replica in self._replicas:
             reduced, held = reduced + replica.reduced, held + replica.held

@@ -36,7 +36,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
 
 
 def first_element(context: Any, build: Any, kind: Any, array: Any) -> Any:
-    """Return the address of the first element of an array, for code generation."""
+    """Return the LLVM value for the address of the first element of `array`, while numba compiles a function."""
     return create_struct_proxy(kind)(context, build, value=array).data  # type: ignore[no-untyped-call]
 
 

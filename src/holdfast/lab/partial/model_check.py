@@ -132,7 +132,7 @@ def _iteration(workload: Workload) -> Iterator[str]:
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
-    """Yield a problem if the result of one trial depends on the other trials in its batch."""
+    """Yield a message if the result of one trial depends on the other trials in its batch."""
     if workload.lanes < 2:
         return
     states = [workload.start(0), _after(workload, 3)]

@@ -26,7 +26,7 @@ class ParallelMap(Protocol):
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
     ) -> list[Outcome]:
-        """Return the outcome of each item, in order; `on_report` receives what `work` reports meanwhile."""
+        """Return the outcome of `work` for each of `items`, in order; `on_report` receives what `work` reports."""
 
 
 def map_in_processes(

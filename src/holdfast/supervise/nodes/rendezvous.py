@@ -237,7 +237,7 @@ class Peers:
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node; None until all have sent one, empty if another node decides."""
+        """Return the last report of each other node, or None until all have sent one; {} unless this node decides."""
         return {}
 
     def announce_end(self) -> None:

@@ -330,7 +330,7 @@ class MembershipController:
 
 
 class Scaler:
-    """The handler of scale requests in a run on a single node: `wanted` workers train, and the others sleep."""
+    """The handler of scale requests in a run on one node: `wanted` workers train, and the others are suspended."""
 
     def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
         self._requests, self._workers = ScaleRequests(out), workers

@@ -18,7 +18,7 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill of `rank` just before `step`, in a rehearsal. The run then resumes from the snapshot of step `saved`."""
+    """A kill of `rank` before `step` in a rehearsal; the run then resumes from the snapshot of step `saved`."""
 
     step: int
     saved: int
