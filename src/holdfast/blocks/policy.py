@@ -88,7 +88,7 @@ def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def round_robin(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by the time since their last save, longest unsaved first."""
+    """Return the block numbers sorted by the iteration of their last save, longest unsaved first."""
     return _ranked(info.saved_at)
 
 

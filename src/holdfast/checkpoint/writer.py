@@ -112,7 +112,7 @@ def overlapped(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a snapshot; `durable` is the time (perf_counter) at which it was durable."""
+    """The result of writing a snapshot, durable since the perf_counter time `durable`; `removed` are old steps."""
 
     bytes: int
     retries: int

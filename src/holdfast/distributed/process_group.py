@@ -126,7 +126,7 @@ class RecoverableGroup(ProcessGroup):
                 parameter.grad = None
 
     def drain(self) -> None:
-        """Wait until all sums on the broken link have ended, and determine which of them succeeded."""
+        """Wait until all gradient sums begun before the failure have ended, and determine which of them succeeded."""
         unknown = [bucket for bucket in self.sums if bucket.is_done is None]
         wait_until_ended([bucket.work for bucket in unknown])
         for bucket in unknown:

@@ -29,7 +29,7 @@ def name(failure: Failure) -> str:
 
 
 def summed_buckets(failure: Failure, buckets: int) -> int:
-    """Return how many of `buckets` gradient buckets are summed before a failure in backward strikes."""
+    """Return how many of the `buckets` gradient buckets are summed before `failure`, which happens during backward."""
     return int(round(float(failure.point.removeprefix(BACKWARD)) * buckets, 6))  # 6: 0.7 x 10 must not fall short of 7
 
 

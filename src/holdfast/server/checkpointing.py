@@ -46,7 +46,7 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks that nodes chose for a save, and how far each node's other blocks have moved since their saves."""
+    """The blocks that nodes chose for a save, how far each node's other blocks moved, and the `lost` nodes."""
 
     blocks: Samples
     bytes: int

@@ -75,7 +75,7 @@ class OnlineRate:
         self._sums = np.zeros(5)
 
     def observe(self, step_length: float) -> None:
-        """Add the length of the newest step of the iteration; a length of 0 is ignored."""
+        """Add the distance that the newest iteration has moved the parameters; a distance of 0 is ignored."""
         if not 0 <= step_length < math.inf:
             allowed = "The length of a step must be finite and not negative"
             raise BadInput(f"{allowed} (got {step_length}): the iteration has diverged.")

@@ -143,7 +143,7 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run every trial whose key is not in `known`; trials with the same key run once, and each is reported."""
+        """Run the trials whose key is not in `known`, once per key, from the states that `begin` returns."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)

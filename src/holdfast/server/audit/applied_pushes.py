@@ -127,7 +127,7 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return each input part's newest push in round `number`, except pushes by partition maps that no node applied."""
+    """Return each input part's newest push in round `number`, up to the newest partition map that nodes applied."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}

@@ -126,7 +126,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """The recorded `Pushed` events (a worker has pushed an update) by round number and input part."""
+        """All recorded pushes of updates, as (worker number, event), by round number and input part."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
