@@ -19,5 +19,5 @@ def require(extra: str, what: str) -> None:
 
 
 def missing(extra: str) -> list[str]:
-    """Return the modules of `extra` that are not installed."""
+    """Return the modules in the group of optional dependencies `extra` that are not installed."""
     return [module for module in EXTRAS[extra] if find_spec(module) is None]

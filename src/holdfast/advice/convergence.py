@@ -56,9 +56,6 @@ def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
 
 
 def _fit(means: Floats) -> tuple[Floats, Floats]:
-    """Fit a geometric decay to each row: the mean losses of three successive thirds of a period.
-
-    Return the ratio of the decay, and how far the loss at the end is above the limit."""
     before, after = means[:, 0] - means[:, 1], means[:, 1] - means[:, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = after / before

@@ -54,7 +54,7 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """Return the sum of two independent estimates, with the less reliable of the two sources as its basis."""
+        """Return the sum of two independent estimates; its basis is the less reliable basis of the two."""
         value = self.value + other.value
         below = math.hypot(self.value - self.low, other.value - other.low)
         above = math.hypot(self.high - self.value, other.high - other.value)
@@ -79,7 +79,9 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of `values` with its 90 % confidence interval, which is cut at 0 if the mean is positive."""
+    """Estimate the mean of `values` with its 90 % confidence interval, which does not go below 0 for a positive mean.
+
+    The interval for a single value is from half the value to twice the value."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:

@@ -20,7 +20,10 @@ FEW = 3  # steps; with fewer, the time of a step is not estimated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """The costs of a run in seconds. A cost that its events do not show is None."""
+    """The costs of a training run, in seconds, measured from its events. A cost that the events do not show is None.
+
+    `start` is the time from the launch of workers to their first step. `stall` is the delay of training by a save, and
+    `stalls` has the time that training waited for a save, by writer. `durable` is the time until a save is durable."""
 
     workers: int
     batch: int
@@ -129,7 +132,6 @@ def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> li
 
 
 def _joins(history: Iterable[Event]) -> float:
-    """Return the mean seconds, for each loss of workers, that training waited for replacements to join."""
     regroups = {(regroup.attempt, regroup.number): regroup for regroup in _regroups(history)}.values()
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     return joined / max(1, sum(bool(regroup.lost) for regroup in regroups))

@@ -126,7 +126,6 @@ def _recommitted(record: RunRecord) -> str | None:
 
 
 def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | None:
-    """Return an error text if restored parameters differ, by fingerprint, from those after the preceding step."""
     for restore in restores:
         # The attempt as it counted then: the same step may have been trained differently since.
         step = restore.session.first_step - 1

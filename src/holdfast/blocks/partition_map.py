@@ -64,7 +64,7 @@ class PartitionMap:
 
 
 def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
-    """Return how many of `more` items to add to each of `sizes` to make them as even as possible; ties are random."""
+    """Return how many of `more` items each group of `sizes` gets so that their sizes become even; ties are random."""
 
     def needed(level: int) -> int:
         return int(np.maximum(level - sizes, 0).sum())

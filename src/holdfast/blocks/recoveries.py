@@ -17,7 +17,7 @@ Recovery: TypeAlias = Callable[[int, Ids], Ids]
 
 
 def full(count: int, lost: Ids) -> Ids:
-    """Return all blocks: the whole state goes back to the checkpoint, and all work since then is repeated."""
+    """Return the ids of all `count` blocks, because the whole state is reset to the checkpoint, whatever was `lost`."""
     return np.arange(count)
 
 
@@ -27,7 +27,7 @@ def partial(count: int, lost: Ids) -> Ids:
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the `lost` blocks, like `partial`; the caller re-initialises those of them that were never saved."""
+    """Return the ids of the `lost` blocks to restore; the caller re-initialises those that were never saved."""
     return partial(count, lost)
 
 

@@ -55,7 +55,7 @@ def newest(store: Store) -> Term | None:
 
 
 def take(store: Store, term: Term) -> bool:
-    """Create `term` in the store; return False if a term with this or a higher number already exists."""
+    """Record `term` (a group of nodes) in the store; return False if this or a higher number already exists there."""
     if _last(store) >= term.number:
         return False
     try:

@@ -21,7 +21,8 @@ from holdfast.stall import Stall
 class StepCost(NamedTuple):
     """A step of rank 0. `begin` and `end` are seconds since the run began; `data`, `compute` and `stall` are durations.
 
-    `compute` does not include live recoveries. `device` is True if it was measured on the device."""
+    `compute` does not include live recoveries. `device` is True if it was measured by GPU events, not by the CPU clock.
+    """
 
     number: int
     begin: float

@@ -59,7 +59,7 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Event: a node applied, to its blocks (parts of the model), the updates that were computed from the input `parts`.
+    """Event: a node applied the updates that were computed from the input `parts` to its blocks (parts of the model).
 
     Each update was applied once; `again` counts the repeated ones in this round that were ignored.
     """

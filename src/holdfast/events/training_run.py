@@ -165,8 +165,8 @@ class Regroup(NamedTuple):
 class Launch(NamedTuple):
     """Event: the supervisor of a new command started the workers of its node; `nodes` is the number of all nodes.
 
-    If it `extends` the run, the plan may be longer than before. `changed` lists the script's arguments that differ from
-    the previous command. `source` is the place of the initial weights, and `weights` their digest.
+    If the command `extends` the run, its plan may be longer than before. `changed` lists the script's arguments that
+    differ from the previous command. `source` is the place of the initial weights, and `weights` their digest.
     """
 
     attempt: int

@@ -111,7 +111,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """True if there is at least one claim, and every resolved claim holds."""
+        """True if there are claims and none fails. A claim whose interval crosses the expected range does not fail."""
         return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:

@@ -183,7 +183,7 @@ class LiveRecovery:
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
-        """Recover with the remaining members. Complete the interrupted backward pass of `group`, if there is one."""
+        """Recover from a loss with the remaining members; complete the interrupted backward pass of `group`, if any."""
         began = perf_counter()
         progress.here.suspect(self.coordination.number)
         with progress.during(Phase.RECOVERING):

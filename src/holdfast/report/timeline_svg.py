@@ -152,7 +152,6 @@ def _seconds(end: float, most: int) -> list[float]:
 
 
 def _curve(run: Activity) -> Iterator[str]:
-    """Yield the SVG of the curve of trained steps over time, which drops where a failure rolled steps back."""
     yield (
         f'<svg x="0" y="{TOP}" width="100%" height="{CURVE}" viewBox="0 0 {COLUMNS} {CURVE}" '
         'preserveAspectRatio="none" overflow="visible">'

@@ -88,7 +88,7 @@ class SamplePlan:
 
     @property
     def length(self) -> str:
-        """The length of the training in words, for messages."""
+        """The length of the training in words, such as "3 epochs of 100 windows"; a window is one step's samples."""
         windows = f"{self.epochs} epochs of {self.steps_per_epoch} windows"
         return windows if self.limit is None else f"{self.limit} steps, in {windows}"
 

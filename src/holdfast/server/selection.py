@@ -212,7 +212,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Choose the blocks to save like `exchange`, but collect all candidates in one place: a slow reference version."""
+    """Choose the same blocks to save as `exchange`, but from one list of all candidates: a slow reference version."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
@@ -222,7 +222,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return how much a block must have changed to be saved: the average of all for `threshold`, else any amount."""
+    """Return the change above which a block is saved: the mean of all blocks for `threshold`, else -infinity."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(BlockTotal, (yield AskTotal()))

@@ -66,9 +66,10 @@ class RaisedException:
 class WorkerExit:
     """The end of one worker, or its state if it still runs.
 
-    `exit` is its status, minus the signal that killed it, or None while it runs. `midway`: it exited with 0 before its
-    training loop ended. `hung`: why it counts as hung, or empty. `place` is its position as (step boundaries passed,
-    collectives begun since), `idle` the seconds since its last progress, and `log` the file of its stderr.
+    `exit` is its exit status, or the negative number of the signal that killed it, or None while it runs. `midway`: it
+    exited with 0 before its training loop ended. `hung`: why it counts as hung, or empty. `place` is its position as
+    (step boundaries passed, collectives begun since), `idle` the seconds since its last progress, and `log` its stderr
+    file.
     """
 
     rank: int
@@ -302,7 +303,7 @@ class RestartPolicy:
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
-        """Return the number of restarts left; `newest` is the step of the newest snapshot."""
+        """Return the number of restarts left. All are left if `newest`, the newest snapshot's step, has increased."""
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:

@@ -177,7 +177,7 @@ class HangDetector:
 
     @property
     def soon(self) -> float | None:
-        """The shorter deadline, in seconds, for an idle worker that peers wait for; None if only `step` applies."""
+        """The shorter deadline, in seconds, for an idle worker that peers wait for; None if there is none."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))

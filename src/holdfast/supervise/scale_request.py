@@ -18,7 +18,7 @@ WITHIN = 60.0
 
 
 class ScaleRequests:
-    """A reader, for the supervisor, of the scale requests made from now on for the run in `out`."""
+    """A reader of `holdfast scale` requests for the run in `out`, which ignores requests made before its creation."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / FILE

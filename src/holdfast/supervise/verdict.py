@@ -38,7 +38,7 @@ class RunVerdict:
 
     @classmethod
     def from_text(cls, text: str) -> "RunVerdict":
-        """Return the verdict in JSON text that `to_text` has made."""
+        """Parse a verdict from the JSON text that `to_text` returned."""
         return cls(**json.loads(text))
 
 

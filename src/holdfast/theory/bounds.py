@@ -33,8 +33,8 @@ def iteration_cost_bound(
     broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
     computed in logarithms, because c^-l and Δ/D may lie far outside the range of a float.
 
-    Measured costs obey the bound only if `distance` is at most min d[k] c^-k of the unperturbed run. ‖x[0] - x*‖ is
-    often larger; `holdfast.theory.rate` explains why, and computes the right distance.
+    Measured costs obey the bound only if `distance * c**k` never exceeds the distance to the optimum after k iterations
+    without perturbations. The initial distance is often larger; `holdfast.theory.rate` computes the right one.
     """
     log_c = np.log(_contraction(c))
     log_distance = np.log(_positive("distance to the optimum", distance))

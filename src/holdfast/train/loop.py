@@ -215,7 +215,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """Divide the further samples again if members were lost or workers join; none joins after the `last` step."""
+        """Divide the samples of later steps again if the members have changed. No worker joins after the last step."""
         live = self.live
         if live is None:
             return

@@ -99,7 +99,6 @@ class Replica:
         return dist.all_reduce(values, group=self.ddp.process_group, async_op=True)
 
     def _hook_last_gradient(self) -> None:
-        """Call `_after_last_gradient` in every backward, when the last gradients are accumulated."""
         for parameter in self.ddp.last_to_come():
             with torch.enable_grad():
                 view = parameter.expand_as(parameter)

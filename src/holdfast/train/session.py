@@ -236,7 +236,6 @@ class Session:
         )
 
     def _end_if_done(self, plan: SamplePlan, turns: Turns) -> None:
-        """If nothing is left to train, warn. Under a supervisor, also finish the loop `turns` and exit the process."""
         if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
             return
         if self.ranks.rank == 0:

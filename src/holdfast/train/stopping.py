@@ -28,7 +28,7 @@ ENDS_WITHIN = 1.0  # seconds for the listening thread to end; it may be asking t
 
 
 class Stopping:
-    """The agreement of all ranks on whether and where the run stops before its end."""
+    """An agreement of all ranks on whether the run stops before its end, and after which step."""
 
     def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
         self._ranks, self._gate = ranks, gate or BoundaryGate()

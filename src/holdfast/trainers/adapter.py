@@ -89,7 +89,7 @@ class RankNumbers:
         self._all = torch.zeros(world_size, 0, dtype=torch.float64)
 
     def gather(self) -> None:
-        """Collect the numbers of all ranks with one all-gather."""
+        """Collect the numbers of all ranks, such as running losses, with one all-gather."""
         own = self._take().to(torch.float64)
         if self._world_size == 1 or not dist.is_initialized():
             self._all = own[None].clone()

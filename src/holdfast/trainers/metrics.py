@@ -13,7 +13,7 @@ METRIC, LOGGED, COUNT = "metric", "logged", "_update_count"
 
 
 class RunningSums:
-    """The sums of logged values and metrics that one rank accumulates during an epoch, as a flat row of numbers."""
+    """The sums of logged values and metrics that one rank accumulates during an epoch, as a flat list of numbers."""
 
     def __init__(self, module: Any) -> None:
         self._device = module.device

@@ -153,7 +153,7 @@ class BlockSlices:
         self.names = {name for family, _ in self.places for name in family.members}
 
     def take(self, arrays: Arrays) -> Arrays:
-        """Return only the wanted blocks of `arrays`: a copy, or `arrays` itself if all blocks are wanted."""
+        """Return the blocks of `arrays` that this object selects: a copy, or `arrays` itself if all are selected."""
         return arrays if self.everything else take(arrays, self.places)
 
     def put(self, values: Arrays, arrays: Arrays) -> None:

@@ -212,7 +212,7 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Sum the gradients of `workers` by their `weights`, and step the optimizer.
+    """Sum the gradients of `workers`, multiplied by their `weights`, and step the optimizer.
 
     If `inside`, step it layer by layer, as if inside the backward pass; otherwise once for all layers. A parameter
     whose `weights` are None does not change.

@@ -120,7 +120,7 @@ class Analysis:
 
     @cached_property
     def failed(self) -> list[GateFailure]:
-        """All quality gates that runs did not pass."""
+        """The failed quality gates of all suites."""
         return [failure for suite in self.suites for failure in gate_failures(self.matrix, suite, self.measured)]
 
     @cached_property
@@ -170,7 +170,7 @@ class Analysis:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return how far losses and models of `variant` are from the runs without failures, as means over the seeds."""
+        """Return how far losses and models of `variant` are from those of runs without failures (seed means)."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

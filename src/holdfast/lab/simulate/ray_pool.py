@@ -17,7 +17,7 @@ LOOK_EVERY = 0.2  # seconds
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap | None]:
-    """Yield a parallel map on the Ray cluster at `address`, or on a new local one; None if `on` is None."""
+    """Yield a parallel map on the Ray cluster at `address`, or on a new local cluster; yield None if `on` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:

@@ -357,7 +357,6 @@ def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Se
 
 
 def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
-    """Return, for each event, the nodes that are recorded as lost later, but before the iteration is finished."""
     lost: set[int] = set()
     result = []
     for what in reversed(lines):

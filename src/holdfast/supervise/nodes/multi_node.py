@@ -228,8 +228,8 @@ class MultiNodeRendezvous(Rendezvous):
     def _check(self, answer: RoundResult) -> None:
         """Raise BadInput if the nodes that met cannot start together.
 
-        At a first start, one node writes a term (a numbered claim to the run) to the checkpoint store. Every other node
-        must find it there, because otherwise the nodes would save to different places.
+        At a first start, one node writes a term (a record of this group of nodes) to the checkpoint store. Every other
+        node must find it there, because otherwise the nodes would save to different places.
         """
         if answer["refused"]:
             raise BadInput(answer["refused"])

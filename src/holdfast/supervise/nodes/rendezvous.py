@@ -140,7 +140,7 @@ class MembersReport(NamedTuple):
 
 
 def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
-    """Return one report that combines those of several nodes."""
+    """Merge the reports of several nodes into one report."""
     all_reports = list(reports)
     return MembersReport(
         tuple(worker for report in all_reports for worker in report.seen),

@@ -181,7 +181,7 @@ class SampleSource:
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
-        """Restart at step `start`, with the samples of `rank` among `world` ranks."""
+        """Continue with step `start`, and from there load only the samples of rank `rank` among `world` ranks."""
         self._wanted = LoadRequests(requests(self._geometry, start, rank, world))
         self._loaded = load(self._shares, self._wanted, **self._options)
 
@@ -214,7 +214,7 @@ class LoadRequests:
 
 
 def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """Return the seed of the random generators for rank number `share` in the step at position `at`."""
+    """Return the seed of the random generators for the samples of rank `share`, in the step at position `at`."""
     return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
@@ -264,7 +264,7 @@ def load(
 
 
 def _with_generators(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
-    """Return the loaded share, and set this process's random generators to their states after loading."""
+    """Return the loaded samples, and set this process's random generators to their states after loading."""
     share, states = loaded
     rng.set_all(share[0].key)
     if states is not None:

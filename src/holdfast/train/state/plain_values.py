@@ -34,7 +34,7 @@ class PlainState:
 
 
 def is_plain(value: object) -> bool:
-    """Return True if `value` is a dict, list, tensor or array, which can be restored in place."""
+    """Return True if `value` is of a type whose content can be restored in place: dict, list, tensor or array."""
     return isinstance(value, dict | list | torch.Tensor | np.ndarray)
 
 
@@ -50,7 +50,7 @@ def check(name: str, value: object) -> None:
 
 
 def encode_small(name: str, state: Any) -> str:
-    """Return the state as text; raise BadInput if that is longer than MAX_BYTES."""
+    """Return `state` encoded as text; raise BadInput, which mentions `name`, if it is longer than MAX_BYTES."""
     text = encode(name, state)
     if len(text) > MAX_BYTES:
         raise BadInput(

@@ -164,7 +164,7 @@ class Protected:
         return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
 
     def digest(self) -> str:
-        """Return a digest of every bit of the present state of all objects."""
+        """Return a digest of every bit of the present state of all protected objects."""
         return digest(flatten(self.capture()))
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
