@@ -45,7 +45,7 @@ def shared_part(state: str) -> int:
 
 
 class _Column:
-    """A descriptor that returns the private `array` of the same name, with a leading underscore, as a NumPy array."""
+    """A descriptor that returns a private `array`, such as `_step` for `step`, as a NumPy array."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._array = f"_{name}"

@@ -173,7 +173,7 @@ Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return the Euclidean distance between `a` and `b` in each block, without companion arrays (as Adam's moments)."""
+    """Return the Euclidean distance between `a` and `b` in each block, without companions such as Adam's moments."""
     distances: list[Floats] = []
     for family in blocks.families:
         square = (_numpy(a[family.array]).astype(np.float64) - _numpy(b[family.array]).astype(np.float64)) ** 2

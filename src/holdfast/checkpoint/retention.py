@@ -57,7 +57,7 @@ def aside(store: Store) -> list[str]:
 
 
 def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
-    """Clean up the store at the start of a run: keep the last `count` snapshots and the last `count` unusable ones.
+    """Clean up the store at the start of a run: keep the last `count` snapshots, and the last `count` unusable ones.
 
     Also remove unfinished files, uncommitted payloads and empty folders of killed processes. Failures to remove are
     only logged. `trusted` is a step that was just read, whose snapshot need not be verified again.

@@ -60,7 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield each event of a rank with its place (attempt, membership number), which is None while it waits to join."""
+    """Yield (place, event) for a rank's events: (attempt, membership number), or None while the rank waits to join."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -165,7 +165,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with each Step event, which is written late, moved before the events after the step's end."""
+    """Return `events` with each step event, which is written late, moved to where its step ended."""
     path: list[Event] = []
     for event in events:
         place = len(path)

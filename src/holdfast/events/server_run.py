@@ -73,7 +73,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Event: `blocks` (parts of the model) were chosen to be saved; the controller records those of all nodes."""
+    """Event: `blocks` (parts of the model) were chosen for a save, on one node or (if a controller wrote it) on all."""
 
     iteration: int
     blocks: Samples

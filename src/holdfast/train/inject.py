@@ -182,7 +182,7 @@ class Injection:
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return a store that injects the storage faults of `schedule` except those in `struck`; if none is left, `store`."""
+    """Return `store`, wrapped to inject the storage faults of `schedule` that are not in `struck`, if there are any."""
     faults = tuple(
         fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
     )

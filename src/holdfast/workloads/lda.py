@@ -62,7 +62,7 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks: one for each document, with the topics of its tokens."""
+        """The division of the state into blocks: one block for each document, with the topics of its tokens."""
         return ragged(self.start(), "topics", self.data.bounds)
 
     def start(self, stream: int = 0) -> Arrays:

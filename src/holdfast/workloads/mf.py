@@ -51,7 +51,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks: one for each row of L and for each column of R."""
+        """The division of the state into blocks: one block for each row of L and for each column of R."""
         start = self.start()
         return along(start, "L") + along(start, "R")
 

@@ -53,7 +53,7 @@ class PanelResults:
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return, for each trial, the relative difference of its accuracy from the same trial without a failure."""
+        """Return the relative difference in accuracy between each trial with the failure `cell` and without one."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:

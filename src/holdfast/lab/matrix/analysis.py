@@ -190,7 +190,7 @@ class LossGap(NamedTuple):
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
-    """Return how far the losses and the model of `run` are from those of `reference`, the run without failures."""
+    """Return how far the losses and models of `run` are from those of `reference`, the run without failures."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     distances = run.distances or ()

@@ -37,7 +37,7 @@ class PanelComparison:
         return f"{self.panel}, quick on {self.workload}" if self.quick else self.panel
 
     def row(self, strategy: Strategy) -> Row:
-        """Return the result row of `strategy`."""
+        """Return the row of the result table that holds the costs of `strategy`."""
         return next(row for row in self.rows if row.items() >= strategy_columns(strategy).items())
 
 

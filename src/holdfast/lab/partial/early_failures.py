@@ -154,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark on the cost of failures before the first full checkpoint, and of early saves in other trials."""
+    """Return a remark on failures before the first full checkpoint: their costs, and how early saves affect others."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."

@@ -88,7 +88,7 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """Make the thread exit and stop its heartbeats once all queued requests are answered; do not wait for this."""
+        """Make the thread exit and stop its heartbeats once all queued requests are answered; return at once."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:

@@ -151,7 +151,7 @@ class WorkerPool:
         return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
-        """Return the progress of every running worker; `is_member` tells for a process number if that worker trains."""
+        """Return the progress of every running worker; `is_member(seat)` is True if process `seat` may train."""
         return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:

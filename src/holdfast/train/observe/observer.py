@@ -30,7 +30,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The instructions to a worker of a rehearsal (a test run): the `steps` to train, and those after which to save."""
+    """Instructions to a worker of a rehearsal (test run): how many `steps` to train, and before which ones to save."""
 
     folder: str  # for the observations
     steps: int | None = None

@@ -56,7 +56,7 @@ class Conditions:
         return asdict(self)
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if `saved` has another dataset; if `warns` and `same_world`, warn of another thread count."""
+        """Raise BadInput if the data differ from the snapshot's. If `warns` and `same_world`, warn of other threads."""
         data, threads = saved.get("data"), saved.get("threads")
         if self.data is not None and data is not None and data != self.data:
             raise BadInput(
