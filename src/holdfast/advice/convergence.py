@@ -32,7 +32,7 @@ class Convergence:
 
 
 def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
-    """Estimate the convergence from the losses of consecutive steps; return None if the losses do not converge."""
+    """Estimate how fast a run converges from the losses of consecutive steps; return None if they do not converge."""
     values = np.asarray(losses, dtype=np.float64)
     width = len(values) // 3
     if len(values) < FEWEST or not np.isfinite(values).all():

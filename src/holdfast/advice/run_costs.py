@@ -154,7 +154,7 @@ def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTime
 
 
 def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None:
-    """Estimate the seconds by which a save delays training: the wait, plus slower steps until it is durable."""
+    """Estimate by how many seconds a save delays training: the wait, and slower steps until the save is durable."""
     saves = _usual_saves(timelines)
     if not saves:
         return None

@@ -49,7 +49,8 @@ class SaveCosts:
 class SaveInterval:
     """The best number of steps between saves, and the numbers of steps from Young's and Daly's formulas.
 
-    With `low` to `high` steps between saves the run takes at most 1 % longer than with the best."""
+    With `low` to `high` steps between saves the run takes at most 1 % longer than with the best. `effective` is the
+    expected fraction of the wall clock spent on training."""
 
     best: int
     young: int

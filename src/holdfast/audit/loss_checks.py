@@ -57,7 +57,7 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
 
 
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each `regroup` event that contradicts other events of the attempt."""
+    """Yield an error text for each `regroup` event (change of members) that contradicts other events of the attempt."""
     yield from memberships.errors
     for change in memberships.changes:
         if record.recovery is not None and change.strategy != record.recovery:

@@ -239,7 +239,7 @@ class FlatState:
 def flatten(state: Any) -> FlatState:
     """Split a nested state into its tensors and JSON for everything else.
 
-    It may consist of dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput."""
+    `state` may contain dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput."""
     tensors: dict[str, Array] = {}
     try:
         tree = _take_apart(state, "", tensors)

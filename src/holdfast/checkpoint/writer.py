@@ -314,8 +314,7 @@ class _Overlapped:
     ) -> None:
         """Allocate and pin the memory of the `reserved` images (host buffers for saves), and give them to the pool.
 
-        Also replace images that are too small for `layout`; the pool may have `count`. Runs in the background thread.
-        """
+        Also replace free images that are too small for `layout`. Runs in the background thread."""
         # Earlier saves have completed, so their images may be free now: replace those that are too small.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:

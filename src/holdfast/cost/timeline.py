@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
-    """An event of the critical path, and its time in seconds since the run began."""
+    """An event of a run's timeline, and its time in seconds since the run began."""
 
     at: float
     event: Event

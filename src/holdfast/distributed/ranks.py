@@ -96,7 +96,7 @@ class Ranks:
     watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
 
     def fixed(self) -> "Ranks":
-        """Return a copy that keeps the present ranks, for threads that must finish with them after the ranks change."""
+        """Return a copy that keeps the present ranks, for threads that still need these ranks after a change."""
         return replace(self, has_changed=self.watch_members())
 
     def renumber(self, rank: int, size: int, number: int) -> None:

@@ -46,7 +46,7 @@ ENDING = ("exit", "kill", "hang")  # kinds that end a process
 
 
 def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", targets: tuple[int, ...] = ()) -> Schedule:
-    """Return a failure with the given kind, point and targets for each of `steps`, sorted by step."""
+    """Return one failure for each of `steps`, sorted by step, all with the same kind, point and targets."""
     return tuple(Failure(step=step, kind=kind, point=point, targets=targets) for step in sorted(steps))
 
 

@@ -50,7 +50,7 @@ def first_seed(folder: Path) -> int | None:
 
 
 def following(attempt: int, where: Path) -> int:
-    """Return the attempt number after `attempt`; raise Corrupt, naming the folder `where`, if it is impossible."""
+    """Return the attempt number after `attempt`; raise Corrupt, naming the folder `where`, if it is absurdly large."""
     if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "

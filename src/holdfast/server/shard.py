@@ -89,7 +89,7 @@ class Shard:
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
-        """Return the workload's summary of all blocks on this node, which workers need; cached until a block changes."""
+        """Return the workload's summary of all blocks on this node, computed again only after a block has changed."""
         if self._summary is None:
             self._summary = self._workload.summary(self.ids, self._values)
         return self._summary

@@ -254,7 +254,7 @@ class _Supervisor:
         return self._look_at_nodes(have_finished=have_finished)
 
     def _pass_on_signal(self) -> RunVerdict | None:
-        """Tell the workers to save and stop after the first signal, and kill them after the second."""
+        """Tell the workers to save and stop. After a second signal, kill them instead and return the verdict."""
         self._signals_passed_on = stop_signals.count
         if stop_signals.count > 1:
             self._pool.kill()

@@ -55,10 +55,9 @@ def sweep(
     token; `counts` holds for each word and topic the number of tokens plus 1, and `totals` the number of tokens of each
     topic. Document d has the tokens `bounds[d]:bounds[d+1]`. `keys` has two random keys for each chain, `reciprocal` is
     the result of `reciprocals`, and the lengths of the tuples `lanes` and `kinds` are the numbers of chains and topics.
-    `words` may be a part of the corpus that begins at token `first`.
+    `words` may be a part of the corpus that begins at token `first`. Probabilities have single precision.
 
-    Draws are from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), in single
-    precision."""
+    The conditional distribution is p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V)."""
     width = np.uint64(len(lanes))
     row = np.uint64(len(kinds)) * width
     state = topics.reshape(-1), counts.reshape(-1), totals.reshape(-1)

@@ -58,7 +58,7 @@ RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, it
 
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
-    """Return the first images of CIFAR-10's first training batch and of its test batch (`train` and `test` images)."""
+    """Return the first `train` images of CIFAR-10's first training batch, and the first `test` of its test batch."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "cifar10", folder]
     arrays = next((place for place in places if (place / "labels.npz").is_file()), None)

@@ -21,12 +21,12 @@ class Panel:
     quick: Callable[[], Workload]
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
-        """Return the quick workload, or the full one with its data in the folder `data`."""
+        """Return the small workload if `quick`, otherwise the full one, with its data in the folder `data`."""
         return self.quick() if quick else self.full(data)
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on where the panels called `names` differ from the paper's; on all panels if `names` is empty."""
+    """Return notes on how panels (models with data sets) differ from the paper's; if `names` is empty, on all panels."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen_panels(names) if panel.name in NOTES]
 
 

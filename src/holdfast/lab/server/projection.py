@@ -119,7 +119,7 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Measure the speeds of this machine; `transferred` (bytes per second) and `message` (seconds) are given."""
+    """Measure the speeds of this machine; take `transferred` (bytes per second) and `message` (seconds) as given."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)

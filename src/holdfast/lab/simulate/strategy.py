@@ -80,7 +80,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy for saving blocks (parts of the state), the recovery method, and the fraction that a failure loses."""
+    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks that is lost."""
 
     policy: Policy
     recovery: str

@@ -68,7 +68,7 @@ class HostFinder:
         return [*places, *((where, None) for where in (last.term.where, *others))]
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
-        """Return a connection to the store at `where` in which nodes meet; None if there is none, or not for `token`."""
+        """Return a connection to the store at `where` in which nodes meet; None if there is no store with `token`."""
         if where != self._own and not is_listening(where):
             return None
         connection = Connection(where, self._who, self._node.lost_after)

@@ -40,7 +40,7 @@ class Rehearsal:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
     def end(self, geometry: SamplePlan) -> int:
-        """Return the number of steps after which the training loop ends."""
+        """Return the number of steps after which the training loop ends, given the sample plan `geometry`."""
         return length(self.steps, geometry.steps, geometry.steps_per_epoch)
 
 

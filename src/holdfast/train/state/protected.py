@@ -118,7 +118,7 @@ class Protected:
             )
 
     def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise BadInput if `optimizer` trains a protected model but would not be restored after a failure itself."""
+        """Raise BadInput if `optimizer` trains a protected model but is not itself protected (saved and restored)."""
         trained = {id(parameter) for model in self.models for parameter in model.parameters()}
         covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
         if not self._is_opaque and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
