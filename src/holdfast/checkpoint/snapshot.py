@@ -93,7 +93,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SnapshotDraft:
-    """A snapshot to be committed, without its tensors. A repeated commit of the same draft has no further effect."""
+    """A snapshot to be committed, without its tensors. Committing the same draft again has no further effect."""
 
     step: int
     position: dict[str, Any]

@@ -112,7 +112,7 @@ def overlapped(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a snapshot, durable since the perf_counter time `durable`; `removed` are old steps."""
+    """The result of writing a snapshot: durable at perf_counter time `durable`; the steps `removed` were deleted."""
 
     bytes: int
     retries: int

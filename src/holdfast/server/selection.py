@@ -61,7 +61,7 @@ class AskTotal(NamedTuple):
 
 
 class BlockTotal(NamedTuple):
-    """A node's number of blocks, and the exact sum of the distances that they moved, as bytes of a fraction."""
+    """A node's number of blocks, and the exact sum of the distances they moved: a fraction of two large integers."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]

@@ -52,7 +52,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """A network on a data set. `full` and `quick` load a large and a small task; `epoch` counts mini-batches."""
+    """A network on a data set. `full` and `quick` load a large and a small task; `epoch` is given in mini-batches."""
 
     name: str
     full: Load

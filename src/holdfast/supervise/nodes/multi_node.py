@@ -73,7 +73,7 @@ class RunEndWatch:
             self._known.add(before)
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict if the other nodes have completed the run; None if not, or while it cannot be read."""
+        """Return the verdict if other nodes have completed the run, else None. Read errors do not count as an end."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict

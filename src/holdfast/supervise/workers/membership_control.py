@@ -247,7 +247,7 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (at first equal to ranks) of the workers on `nodes`, except for this node."""
+        """Return the member numbers (at first equal to ranks) of the workers on other `nodes` than this one."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)

@@ -74,9 +74,9 @@ class UnprotectedValue:
 class Window:
     """The state of one rank when it got a step's batch, at the first gradient, and when it requested the next batch.
 
-    States are marks (digests). `drawn` and `begun` are the random generators and the protected state with the
-    batch, `midway` and `after` the protected state later. `held` and `kept` are unprotected values with this and
-    the next batch.
+    States are digests: `drawn` of the random generators and `begun` of the protected state at the first time,
+    `midway` and `after` of the protected state later. `held` and `kept` are unprotected values at the first and the
+    last time.
     """
 
     rank: int

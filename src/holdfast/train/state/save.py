@@ -96,7 +96,7 @@ class Saves(Protocol):
         """Save the state with which `step` begins; return the seconds it took. `stops` marks the run as stopped."""
 
     def regroup(self, settled: int | None) -> None:
-        """Adapt to a changed set of ranks. Skip the save before step `settled`, which some ranks may have passed."""
+        """Adapt to a changed set of ranks. Do not save before step `settled`, since some ranks may already train it."""
 
     def collect(self) -> None:
         """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
