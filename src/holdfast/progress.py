@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 class _Number(Generic[T]):
-    """A descriptor that reads one number of the shared memory and converts it."""
+    """A descriptor that reads the number at `index` in the shared memory and passes it to `convert`."""
 
     def __init__(self, index: int, convert: Callable[[int], T]) -> None:
         self._index, self._convert = index, convert

@@ -97,7 +97,7 @@ def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def student(freedom: int) -> float:
-    """Return the 95 % quantile of Student's t distribution; its error is below 1 % if `freedom` is at least 4."""
+    """Approximate the 95 % quantile of Student's t distribution; the error is below 1 % if `freedom` is at least 4."""
     z = NORMAL
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 

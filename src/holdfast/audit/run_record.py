@@ -101,7 +101,7 @@ class RunRecord:
             self.add(event)
 
     def add(self, event: Event, file: str | None = None) -> None:
-        """Add the next event of a writer; `file` is the name, without suffix, of the file that it was read from."""
+        """Add the next event; `file` is the name, without suffix, of the history file from which it was read."""
         who, what = event.who, event.what
         self.event_count += 1
         self.writers.add(who)

@@ -123,7 +123,7 @@ class Blocks:
 
     @property
     def sizes(self) -> Ids:
-        """The number of values in each block, not counting companion arrays."""
+        """The number of values in each block, without companion arrays such as optimizer state."""
         return np.concatenate([np.diff(f.bounds) * f.row_size for f in self.families] or [np.zeros(0, np.int64)])
 
     @property
@@ -152,7 +152,6 @@ class Blocks:
         self.unpack(self.pack(source, ids), ids, target)
 
     def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
-        """Return each family that contains some of the blocks `ids`, with the rows that these blocks cover."""
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())

@@ -257,7 +257,7 @@ def write_segments(
 
 
 def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: Ids) -> dict[str, Array]:
-    """Return the values of blocks `ids` in the format of `Blocks.pack`, each from the last segment that contains it."""
+    """Return the blocks `ids`, packed as by `Blocks.pack`; each comes from the last segment (file) that contains it."""
     ids = np.asarray(ids, np.int64)
     target: dict[str, Array] = {}
     layout, places = packed_blocks(blocks, ids)

@@ -161,7 +161,7 @@ class LiveRecovery:
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover at the boundary before `step` until this rank has entered the newest membership.
+        """At the boundary before `step`, recover from losses and let workers join, until the membership is the newest.
 
         At the `last` boundary, after the final step, no worker joins. Return True if the samples are divided among
         other members than before, and the last step in which members recovered (None without a recovery).

@@ -145,7 +145,6 @@ def _ticks(end: float, most: int) -> list[float]:
 
 
 def _seconds(end: float, most: int) -> list[float]:
-    """Return round times in seconds from 0 to `end` for the labels of the time axis: 0 and about `most` others."""
     every = next((size for size in ROUND if end / size <= most), None)
     every = every or 86400.0 * _ticks(end / 86400.0, most)[1]
     return [round(every * number, 3) for number in range(int(end / every) + 1)]

@@ -157,7 +157,6 @@ def _read_status(folder: Path) -> RunStatus:
 
 
 def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """Return all history files of a run, that of its supervisor or controller (or None), and those of its ranks."""
     files = sorted((folder / "history").glob("*.jsonl"))
     lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
     return files, lead, [file for file in files if file.stem.startswith("rank-")]

@@ -108,7 +108,7 @@ class SynchronousRounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Start measuring the loss of all input parts but those in `known`; return the pending calls, by worker."""
+        """Start measuring the loss of input parts that are not in `known`; return the pending Ray calls, by worker."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)

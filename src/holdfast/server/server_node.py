@@ -120,9 +120,9 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer an update computed from input part `part` until the round is committed.
+        """Buffer the update `push`, computed from input part `part`, until the round `when` is committed.
 
-        Return the number of blocks in `push` to which this round has not been applied yet.
+        Return the number of its blocks to which the round has not been applied yet. `map_version` must not be outdated.
         """
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
@@ -166,7 +166,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Buffer the blocks selected by `verdict` and mark them as saved at `step`. `credit` is the unspent budget."""
+        """Buffer the blocks that `verdict` selects, as saved at `step`; `credit` is the budget left for later saves."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates
@@ -250,7 +250,7 @@ class ServerNode:
 
     @_exclusive
     def distance_from_saves(self) -> float:
-        """Return the root of the sum of squared distances that this node's blocks have moved since their saves."""
+        """Return the Euclidean norm of the distances that this node's blocks have moved since they were last saved."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_exclusive

@@ -103,7 +103,7 @@ class Shard:
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: RoundId) -> tuple[int, ...]:
-        """Return the workers whose updates for the round `when` are buffered."""
+        """Return the numbers of the workers whose updates for the round `when` are buffered."""
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> AppliedCommit:
@@ -146,7 +146,7 @@ class Shard:
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
     def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
-        """Return a copy of the blocks `ids`, with their saved values and round numbers.
+        """Return a copy of the blocks `ids`, with their last saved values and the number of the next round to apply.
 
         Pass `map_version` if the blocks move to another node: requests that use older maps are then refused.
         """
@@ -179,7 +179,7 @@ class Shard:
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
-        """Store the current values of the blocks `ids` as saved at `iteration`; return their saved values, packed."""
+        """Store the current values of the blocks `ids` as saved at `iteration`, and return them as packed arrays."""
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
         places = self._layout.places(new)

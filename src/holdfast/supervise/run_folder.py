@@ -29,8 +29,8 @@ def claimed(
 ) -> Iterator[None]:
     """Lock the folder `out` during the block and write `config` to it; raise BadInput if it holds another run.
 
-    Script arguments in `may_change` may differ. If `alone` (no other nodes), a folder where nothing was trained is
-    cleared.
+    Script arguments in `may_change` may differ. If `alone` (no other nodes), another run that trained nothing is
+    cleared instead.
     """
     with lock.hold(out, node):
         path = out / "run.json"
@@ -81,7 +81,7 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
 
 
 def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
-    """Clear the folder of a run, whose config is `theirs`, if it trained nothing; return False if it did."""
+    """Clear the folder of a run (config `theirs`) that trained nothing, and return True; otherwise return False."""
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
     verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)

@@ -91,7 +91,7 @@ class FirstBatchCheck:
         self._before = self._fingerprints.take().digest()
 
     def check(self) -> None:
-        """On the first call, raise BadInput if nothing was trained or changed since `begin`; later calls do nothing."""
+        """On the first call, raise BadInput if the script has neither trained nor changed a model since `begin`."""
         before, self._before = self._before, None
         if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
             raise BadInput(

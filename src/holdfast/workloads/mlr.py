@@ -47,7 +47,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(DividedDefaults):
-    """Multinomial logistic regression with gradients summed over a batch; the loss is the total cross-entropy."""
+    """Multinomial logistic regression. Gradients and the loss, the cross-entropy, are sums and not means."""
 
     data: LabeledData
     batch: int

@@ -151,7 +151,7 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Return `statistic` of the variants (recovery methods) `first` and `second` by `metric`, with its interval."""
+        """Return the confidence interval of `statistic`, which compares variants `first` and `second` by `metric`."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)

@@ -150,7 +150,6 @@ def distance(analysis: Analysis) -> "Figure":
 
 
 def _names(analysis: Analysis) -> list[str]:
-    """Return a label for each suite: the values in which suites differ, or the full name if there is one suite."""
     axes = list(dict.fromkeys(axis for axis, _, _ in analysis.slices()))
     return [" ".join(suite.axes[axis] for axis in axes) or suite.name for suite in analysis.counted]
 

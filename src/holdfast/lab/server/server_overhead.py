@@ -104,7 +104,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint time of an iteration, divided by the median of its other time."""
+    """Return the median checkpoint time per iteration over the median of the rest, without the first iteration."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 

@@ -222,7 +222,6 @@ def cpu_seconds(group: int) -> float | None:
 
 
 def _stat_fields(folder: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the process state on; empty if the process is gone."""
     with suppress(OSError):
         return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

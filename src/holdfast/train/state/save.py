@@ -93,7 +93,7 @@ class Saves(Protocol):
         """True while a save is being written or waits to be recorded."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
-        """Save the state with which `step` begins; return the seconds it took. `stops` marks the run as stopped."""
+        """Save the state with which `step` begins, at data position `at`; return the seconds. `stops` marks a stop."""
 
     def regroup(self, settled: int | None) -> None:
         """Adapt to a changed set of ranks. Do not save before step `settled`, since some ranks may already train it."""
