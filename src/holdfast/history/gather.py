@@ -124,7 +124,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the history files of one process, by attempt. Return the merged file, and files of unfinished lines."""
+    """Merge the history files of one process, by attempt. Return the merged file and any file of unfinished lines."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)

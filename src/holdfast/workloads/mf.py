@@ -113,7 +113,7 @@ class MatrixFactorization(DividedDefaults):
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return new values for the worker's rows of L (round 0) or columns of R (round 1), which only it changes."""
+        """Return new values for the rows of L (round 0) or columns of R (round 1) that belong to this worker."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})

@@ -148,8 +148,7 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
         """Return the term (numbered group) in which `nodes` start: the term of `last` if it has the same nodes.
 
-        Otherwise claim a new term number, above all that are known. Return None if other nodes have claimed it
-        already.
+        Otherwise claim the next term number, and return None if other nodes have already claimed it.
         """
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term

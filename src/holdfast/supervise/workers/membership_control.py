@@ -108,7 +108,7 @@ class Members:
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Let workers join, or suspend some of the members `inside`, to get the wanted size; None if none changes."""
+        """Publish a membership closer to the wanted size by adding or suspending workers, if possible."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]

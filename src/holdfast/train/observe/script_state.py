@@ -177,7 +177,7 @@ def _named(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the instance attributes of `value` except `apart_from`, without running properties or other code of it."""
+    """Return the instance attributes of `value` except `apart_from`, without running properties or other user code."""
     attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
