@@ -108,7 +108,6 @@ class _Protection:
         self._progress: LightningProgress | None = None
 
     def install(self) -> None:
-        """Replace the methods of the Trainer."""
         trainer = self._trainer
         strategy, loop = trainer.strategy, trainer.fit_loop
         if hasattr(strategy, "_ddp_kwargs"):

@@ -192,7 +192,6 @@ def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
-    """Return (name, value) of the variables of enclosing functions that a closure refers to."""
     variables = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
