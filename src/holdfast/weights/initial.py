@@ -101,7 +101,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The weights in a source that fit a model, by the model's keys, and the keys that are missing or do not fit."""
+    """A comparison of a file's weights with a model: `values` has those that fit, by the model's keys."""
 
     values: dict[str, Any]
     missing: list[str]

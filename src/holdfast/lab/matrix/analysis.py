@@ -170,7 +170,7 @@ class Analysis:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return how far losses and models of `variant` are from those of runs without failures (seed means)."""
+        """Return the mean differences in loss and model between runs of `variant` and runs without failures."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

@@ -110,7 +110,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw for each panel the mean costs over the lost fraction; `paper` adds the ranges that the paper reports."""
+    """Draw, for each workload (panel), the mean cost against the lost fraction; `paper` adds the paper's ranges."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

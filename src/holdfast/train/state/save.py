@@ -48,7 +48,7 @@ class Conditions:
 
     @classmethod
     def now(cls, data: str | None) -> "Conditions":
-        """Return the conditions of this process; `data` is the digest of a few samples."""
+        """Return the conditions in this process: the digest `data` of a few samples, and the number of threads."""
         return cls(data, torch.get_num_threads())
 
     def to_json(self) -> dict[str, JSON]:
