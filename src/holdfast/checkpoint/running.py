@@ -276,7 +276,6 @@ def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: 
 
 
 def _owners(blocks: Blocks, segments: Sequence[Segment]) -> Ids:
-    """Return, for each block id, the index of the last of `segments` that contains the block."""
     owner = np.zeros(len(blocks), np.int64)
     for i, segment in enumerate(segments):
         owner[segment.ids] = i

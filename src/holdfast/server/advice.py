@@ -137,7 +137,7 @@ def expected(age: Floats | float, lost: float, c: float) -> Floats:
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest possible delay in iterations if a fraction `lost` of the blocks is `age` iterations old.
+    """Return the longest possible delay in iterations after a fraction `lost` of the blocks went back `age` iterations.
 
     `c` is the contraction rate; see Theorem 3.2 of Qiao et al.
     """

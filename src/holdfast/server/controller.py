@@ -87,7 +87,7 @@ class Controller:
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Distribute all blocks over the nodes, from partition map `version` on, and save them; return iteration 0."""
+        """Assign blocks to nodes by partition map `version`, and save their initial values; return 0, the iteration."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")

@@ -191,7 +191,7 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return the workers suspended by a signal for too long; with live recovery, fewer seconds if others run."""
+        """Return workers suspended for too long; with live recovery the limit is short while other workers run."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED

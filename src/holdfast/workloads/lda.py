@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """Latent Dirichlet allocation with both priors 1; the loss is −log p(words, topics). `lanes` is the stack size."""
+    """Latent Dirichlet allocation with both priors 1 and the loss −log p(words, topics); `lanes` trials run at once."""
 
     data: Corpus
     criterion: float

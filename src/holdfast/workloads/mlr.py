@@ -87,7 +87,7 @@ class LogisticRegression(DividedDefaults):
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros, their initial values, for the lost blocks `ids`; the other arguments have no effect."""
+        """Return zeros (the initial values) for the lost blocks `ids`; the other arguments have no effect."""
         return {"weights": np.zeros((len(ids), self.data.classes), np.float32)}
 
     @property

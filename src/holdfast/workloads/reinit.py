@@ -20,7 +20,7 @@ class Reinitializable(Protocol):
     """A workload that can compute new values for lost blocks that were never saved."""
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a summary of the surviving blocks `ids` with values `held`; the summaries of all nodes are added."""
+        """Return a summary of the surviving blocks `ids` with values `held`; summaries of all nodes are added up."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
         """Return new values, packed, for the lost blocks `ids`, computed from `summary` of the surviving blocks."""

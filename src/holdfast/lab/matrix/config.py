@@ -69,7 +69,6 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
 
 
 def _line_of_value(text: str, first: int, value: object) -> int:
-    """Return the number of the first line from line `first` on that contains `value`, or `first` if there is none."""
     shown = re.escape(str(value))
     pattern = re.compile(rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])")
     lines = enumerate(text.splitlines()[first - 1 :], first)

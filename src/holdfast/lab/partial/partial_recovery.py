@@ -75,7 +75,7 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Return remarks that explain the cost reduction where half of the blocks are lost, and where a claim fails."""
+    """Return remarks that explain the cost reduction if half of the blocks are lost, and for each claim that fails."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [
@@ -87,7 +87,7 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
-    """Return a remark on each loss that costs more than a larger loss, split into early and later failures."""
+    """Return a remark on each fraction of lost blocks that costs more than a larger fraction, also by failure time."""
     lines = []
     for less, more in pairwise(LOST):
         extra = mean(-_saved(panel, less, more, interval))

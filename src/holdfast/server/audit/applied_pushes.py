@@ -72,7 +72,7 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """Return a message if a node did not apply the updates of round `number`, and this is not recorded as a loss."""
+    """Return a message if a node did not apply the updates of round `number` and the history does not declare this."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}

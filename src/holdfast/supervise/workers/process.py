@@ -84,7 +84,6 @@ class WorkerProcess:
         return ended is not None
 
     def _set_exit(self, status: int | None) -> None:
-        """Set `exit` to `status`, or to the script's own status if the script had already ended."""
         progress = self.task.progress
         self.exit = progress.status if progress.phase is Phase.ENDED and progress.status is not None else status
 
