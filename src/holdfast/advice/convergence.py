@@ -65,7 +65,7 @@ def _fit(means: Floats) -> tuple[Floats, Floats]:
 
 
 def _error(third: Floats) -> float:
-    """Return the standard error of the mean of autocorrelated values, from `PARTS` means without their linear trend."""
+    """Return the standard error of the mean of autocorrelated values, by dividing them into `PARTS` batches."""
     width = len(third) // PARTS
     if width < 1:
         return float(third.std(ddof=1) / np.sqrt(len(third)))

@@ -34,7 +34,7 @@ def summed_buckets(failure: Failure, buckets: int) -> int:
 
 
 def check(failure: Failure, recovery: str) -> None:
-    """Raise BadInput if `failure` cannot strike at its point of a step, given its kind and the strategy `recovery`."""
+    """Raise BadInput if a failure of this kind cannot be injected at its point of a step with strategy `recovery`."""
     kind, point = failure.kind, failure.point
     if kind in storage.KINDS:
         if point not in ("boundary", *storage.POINTS):

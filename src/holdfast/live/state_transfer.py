@@ -123,5 +123,5 @@ class Buffers:
         self.synced += 1
 
     def use(self, values: list[torch.Tensor]) -> None:
-        """Make the next forward pass use `values` as the model's buffers; another member received them from rank 0."""
+        """Make the next forward pass use `values`, sent by another member, as the model's buffers."""
         self.values, self._given = values, True

@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round (update); restored blocks continue at round `version`, counted over the run."""
+    """The current iteration, the round within it, and the same round counted from the start of the run (`version`)."""
 
     iteration: int
     round: int

@@ -60,7 +60,7 @@ class DividedWorkload(Workload, Protocol):
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss on `part`, a worker's part of the input, given `pulled` blocks and the sum of summaries."""
+        """Return the loss on `part`, a worker's part of the input; `summed` is the sum of the nodes' summaries."""
 
     def total(self, measures: Sequence[float]) -> float:
         """Combine the losses of all workers, in the order of the workers, into the total loss."""

@@ -182,7 +182,7 @@ def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
 
 
 def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
-    """Return ‖A − LR‖² without forming LR: ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩; `square` is ‖A‖²."""
+    """Return ‖A − LR‖² without computing the large product LR; `square` is ‖A‖²."""
     # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
     overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed.times(left), right)
     return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))

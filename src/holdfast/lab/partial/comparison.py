@@ -19,7 +19,7 @@ from holdfast.report.files import prepare, replace_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """The results of all strategies for a model on a data set; `largest_block` is its share of the model size."""
+    """The results of all strategies for a model on a data set. `largest_block` is a fraction of the model size."""
 
     panel: str
     workload: str

@@ -68,7 +68,7 @@ def recovered_state(
 
 
 def checkpoint_state(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
-    """Return a state whose blocks have their values at iterations `saved_at`; `states` has the state by iteration."""
+    """Return a state in which block i has its value after iteration `saved_at[i]`, copied from `states`."""
     saved = {name: value.copy() for name, value in states[0].items()}
     for iteration in np.unique(saved_at):
         blocks.copy(states[iteration], saved, np.flatnonzero(saved_at == iteration))

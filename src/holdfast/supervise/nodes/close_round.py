@@ -107,7 +107,7 @@ class RoundCloser:
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce who starts in round `number` once enough nodes registered; `last` are those of the round before."""
+        """Announce which nodes start in round `number` once enough have registered; `last` are the previous nodes."""
 
         def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
