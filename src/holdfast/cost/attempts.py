@@ -146,7 +146,7 @@ def verdict(stretch: AttemptStretch) -> str | None:
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the seconds from the start of the run to `event`, measured from the last step in `stretch`."""
+    """Return the seconds from the start of the run to `event`, which follows the last step of the attempt `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 

@@ -182,7 +182,7 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """The effects of lost members under a recovery `strategy`: gradient weights of the rest, and untrained samples."""
+    """The effects of a lost member under the recovery `strategy`: changed gradient weights, and samples not trained."""
 
     strategy: str
     plan: SamplePlan

@@ -87,7 +87,7 @@ class Controller:
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Assign blocks to nodes by partition map `version`, and save their initial values; return 0, the iteration."""
+        """Assign blocks to nodes by partition map `version` and save the initial values; return 0 (first iteration)."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")

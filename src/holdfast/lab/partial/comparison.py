@@ -101,7 +101,7 @@ def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: St
 
 
 def strategy_columns(strategy: Strategy) -> Row:
-    """Return the columns that identify a strategy in a result row."""
+    """Return the cells of a result row that identify a strategy."""
     return {
         "recovery": strategy.recovery,
         "policy": strategy.policy.ranking,

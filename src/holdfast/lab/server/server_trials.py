@@ -45,7 +45,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """An arm of the experiment: a checkpoint policy and a recovery strategy; `lasts` multiplies its iterations."""
+    """A setting to compare: policy, recovery, and failures if `fails`; `lasts` multiplies the number of iterations."""
 
     name: str
     policy: Policy

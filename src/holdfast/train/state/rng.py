@@ -57,7 +57,7 @@ class States:
         )
 
     def restore(self) -> None:
-        """Set the generators of this process to these states."""
+        """Set the random generators of this process to these states."""
         random.setstate(self.python)
         name, keys, *rest = self.numpy
         np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
