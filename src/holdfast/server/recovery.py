@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration, the round within it, and the same round counted from the start of the run (`version`)."""
+    """The current iteration and round; `version` is the round, counted over the run, where restored blocks resume."""
 
     iteration: int
     round: int
