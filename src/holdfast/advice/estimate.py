@@ -81,7 +81,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
     """Estimate the mean of `values` with its 90 % confidence interval, which does not go below 0 for a positive mean.
 
-    The interval for a single value is from half the value to twice the value."""
+    The interval for a single value is from half to twice the value. `basis` says where the values come from."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:

@@ -78,7 +78,7 @@ def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -
 
 
 def summary(shares: Floats, basis: str) -> Estimate:
-    """Return the mean of the simulated `shares`, with their 5th and 95th percentiles as its interval."""
+    """Return the mean, 5th and 95th percentile of the simulated `shares`, as an estimate with the given `basis`."""
     low, high = (float(share) for share in np.percentile(shares, (5, 95)))
     return Estimate(float(shares.mean()), low, high, basis)
 

@@ -16,7 +16,7 @@ _PROBE = "probe-"
 
 
 def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the existing store at a path or URL such as s3://bucket/run; `options` are options of fsspec."""
+    """Return the existing store at the path or URL `place`, such as s3://bucket/run; `options` are those of fsspec."""
     text = os.fspath(place)
     if (path := _directory(text)) is None:
         objects = _objects(text, options)
@@ -30,7 +30,7 @@ def open_store(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at a path or URL for a new run, after checking by a test write that it is writable.
+    """Return the store at the path or URL `place` for a new run, after checking by a test write that it is writable.
 
     A directory is created if necessary. Raise BadInput for memory:// URLs, which other processes cannot read."""
     store = store_at(place, **options)
@@ -43,7 +43,7 @@ def store_for(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_at(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at a path or URL without checking that it is writable; `options` are as for `open_store`."""
+    """Return the store at the path or URL `place` without checking it; `options` are as for `open_store`."""
     text = os.fspath(place)
     if text.startswith("memory://"):
         raise BadInput(f"{text} is in the memory of one process, but a run has several: name a directory or s3://...")

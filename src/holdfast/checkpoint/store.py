@@ -47,7 +47,7 @@ class Store(Protocol):
         """Write the concatenated `parts` as value `name`, replacing an older value."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a new value; raise CommitConflict if it exists or another writer creates it first."""
+        """Write `parts` as the new value `name`; raise CommitConflict if it exists or another writer is first."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
         """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""
@@ -229,7 +229,7 @@ def read(store: Store, name: str, limit: int = SMALL) -> bytes:
 
 
 def is_page_aligned(part: memoryview) -> bool:
-    """Return True if the memory begins on a page boundary and is large enough to be worth direct I/O."""
+    """Return True if `part` begins on a page boundary and is large enough to be worth direct I/O."""
     return len(part) >= _WORTH and np.frombuffer(part, np.uint8).ctypes.data % mmap.PAGESIZE == 0
 
 

@@ -108,7 +108,7 @@ def from_json(kind: str, data: Mapping[str, JSON]) -> What:
 
 
 def line(time: float, who: str, what: What) -> bytes:
-    """Return an event as a line of a history; NaN and infinity become null."""
+    """Return the event `what`, written by the process `who`, as a line of a history; NaN and infinity become null."""
     if type(what) is Step and (text := step_line(time, who, what)):
         return text
     kind = kind_name(what)

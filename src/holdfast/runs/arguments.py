@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
-    """Return the arguments that differ between two commands."""
+    """Return the arguments that differ between the commands `before` and `now`."""
     old, new = _by_name(before), _by_name(now)
     names = dict.fromkeys([*old, *new])
     return [Change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]

@@ -146,7 +146,7 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply a worker's update from input part `part` at once; return the number of blocks that it changed."""
+        """Apply an update for round `when`, from input part `part`, at once; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)

@@ -121,7 +121,7 @@ class Shard:
         return result
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's update, except to blocks that already have it; return the numbers of the changed blocks."""
+        """Apply a worker's update for round `when`, except to blocks that have it; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)

@@ -161,7 +161,7 @@ class BlockSlices:
 
 
 def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
-    """Merge packed blocks from several sources; with `summed`, add up blocks that several sources contain."""
+    """Merge the packed blocks in `pieces`; with `summed`, add up blocks that several pieces contain."""
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}

@@ -91,7 +91,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return the initial weights (He's uniform initialisation) and zero biases, moments and step counts."""
+        """Draw weights (He's uniform initialisation) with seed `stream`; biases, moments and step counts are zero."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():

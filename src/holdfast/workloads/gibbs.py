@@ -85,7 +85,7 @@ def reciprocals(tokens: int, vocabulary: int) -> Table:
 
 @njit(cache=True)
 def uniform_number(token, first, second):  # type: ignore[no-untyped-def]
-    """Return a random number in [0, 1) that depends only on the number of the token and two keys."""
+    """Return a random number in [0, 1) that depends only on the number `token` and the keys `first` and `second`."""
     x = _mixed(np.uint32(np.uint32(token) * np.uint32(0x9E3779B9)) + first)
     return np.float32(np.int32(_mixed(x + second) >> np.uint32(8))) * np.float32(2.0**-24)
 

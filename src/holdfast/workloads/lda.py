@@ -66,7 +66,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return ragged(self.start(), "topics", self.data.bounds)
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return a uniformly random topic for each token."""
+        """Return a uniformly random topic for each token, drawn with the seed `stream`."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 

@@ -64,7 +64,7 @@ class MatrixFactorization(DividedDefaults):
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Draw L and R uniformly from [0, 1); nothing else in this workload is random."""
+        """Draw L and R uniformly from [0, 1), with the seed `stream`; nothing else in this workload is random."""
         rng = np.random.default_rng(stream)
         left = rng.random((self.data.users, self.factors))
         return {"L": left, "R": rng.random((self.data.items, self.factors))}

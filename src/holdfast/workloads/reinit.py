@@ -23,7 +23,7 @@ class Reinitializable(Protocol):
         """Return a summary of the surviving blocks `ids` with values `held`; summaries of all nodes are added up."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values, packed, for the lost blocks `ids`, computed from `summary` of the surviving blocks."""
+        """Return new packed values for the lost blocks `ids`, from `summary` of the survivors, with seed `stream`."""
 
 
 def has_rule(workload: Workload) -> bool:
@@ -42,7 +42,7 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values, packed, for the blocks `ids`, computed from the blocks of `live` that are not `lost`."""
+    """Return new packed values for the blocks `ids`, from blocks of `live` that are not `lost`, with seed `stream`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

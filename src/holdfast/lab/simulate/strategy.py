@@ -53,7 +53,7 @@ def recovered_state(
     renew: Renew | None = None,
     stream: int = 0,
 ) -> Arrays:
-    """Return the state with which training continues if the blocks `lost` are lost after iteration `step`.
+    """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
     `states` has the state after each iteration, and `saved_at` the iteration at which each block was last saved. The
     recovery `fresh` calls `renew`, with random seed `stream`, for new values of blocks that were never saved.

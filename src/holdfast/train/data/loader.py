@@ -240,7 +240,7 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """Return an iterator over the samples of each request, in order; `num_workers` processes load ahead."""
+    """Iterate over the samples that `shares` loads for each request in `wanted`; `num_workers` processes load ahead."""
     if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:

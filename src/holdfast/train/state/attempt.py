@@ -23,7 +23,7 @@ class Recorder(Protocol):
     """An object that records the events of one rank."""
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add an event; its time is `time`, or now."""
+        """Add the event `what`; its time is `time`, or now."""
 
     def flush(self) -> None:
         """Hand all events to the operating system, so that the death of this process cannot lose them."""
