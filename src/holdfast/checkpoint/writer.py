@@ -229,7 +229,7 @@ class _Flight:
 
 
 class _Overlapped:
-    """The writer that `overlapped` returns, with one background thread for all writes.
+    """A writer that lets training continue while one background thread writes the snapshots.
 
     A thread is enough, because direct I/O and digests release the interpreter lock. Its priority is not lowered,
     because a thread that is scheduled late while it holds the lock would delay training.

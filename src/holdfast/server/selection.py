@@ -236,7 +236,7 @@ def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | Non
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the first position in the ranking up to which blocks have `limit` elements or more, and how many."""
+    """Return the ranking position at which the total size of the blocks reaches `limit` elements, and that size."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))
