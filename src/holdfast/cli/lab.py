@@ -91,7 +91,7 @@ def lab_run(
     try:
         with own_errors(workload or ""), trial_cluster(on, address) as cluster, meter() as begin:
             model = None if workload is None else load_for_lab(workload, data)
-            result = chosen.run(replace(options, workload=model, cluster=cluster), begin)
+            result = chosen.measure(replace(options, workload=model, cluster=cluster), begin)
     except KeyboardInterrupt:
         kept = f"; finished runs stay in {folder}, and the same command resumes" if chosen.accepts_config else ""
         raise Interrupted(f"interrupted{kept}") from None

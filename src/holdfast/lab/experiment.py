@@ -1,7 +1,7 @@
 """The interface of an experiment: its name, the published figure it reproduces, and the function that runs it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -9,6 +9,7 @@ from holdfast.errors import BadInput
 from holdfast.lab.result import Result
 from holdfast.lab.simulate.lanes import TrialDone
 from holdfast.lab.simulate.process_pool import Item, Outcome, ParallelMap, Report, map_in_processes
+from holdfast.lab.trial_log import TrialLog
 from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
@@ -27,7 +28,9 @@ class Options:
 
     If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set; if it is
     empty, all pairs run. If `workload` is given, this model of the user is measured instead of the panels. `interval`
-    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`."""
+    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`.
+    `logs` are the logs of finished trials that the experiment has opened.
+    """
 
     seed: int = 0
     trials: int | None = None
@@ -40,6 +43,7 @@ class Options:
     workload: Workload | None = None
     cluster: ParallelMap | None = None
     config: Path | None = None
+    logs: list[TrialLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("trials", "jobs", "interval"):
@@ -48,6 +52,11 @@ class Options:
                 raise BadInput(f"--{name} must be 1 or more (got {value}).")
         if self.seed < 0:
             raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
+
+    def open_log(self, name: str, code: str) -> TrialLog:
+        """Open the log of finished trials called `name` in the folder of the result; `code` is as in `TrialLog`."""
+        self.logs.append(TrialLog(self.out / "trials" / f"{name}.jsonl", code))
+        return self.logs[-1]
 
     @property
     def parallelism(self) -> int:
@@ -76,3 +85,13 @@ class Experiment:
     accepts_workload: bool = False  # accepts --workload and --on
     accepts_config: bool = False  # accepts --config
     run: Callable[[Options, Meter], Result]
+
+    def measure(self, options: Options, meter: Meter) -> Result:
+        """Run the experiment; the remarks of its result also say which trials of earlier runs were reused."""
+        return with_reuse(self.run(options, meter), options)
+
+
+def with_reuse(result: Result, options: Options) -> Result:
+    """Return `result` with remarks on the trials that were reused from the logs of an earlier run."""
+    reused = [line for log in options.logs for line in log.remarks]
+    return replace(result, remarks=[*result.remarks, *dict.fromkeys(reused)])

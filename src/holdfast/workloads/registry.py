@@ -6,18 +6,17 @@ a `Workload`, or a model that is written for one state at a time, see `OneState`
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import format_exception
-from types import ModuleType
 from typing import Any, cast
 
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
+from holdfast.workloads.code_digest import code_digest, object_digest
 from holdfast.workloads.divided import DividedWorkload
+from holdfast.workloads.own_file import import_file, in_one_line
 from holdfast.workloads.simple_model import ASKED, OneStateAdapter
 from holdfast.workloads.workload import Workload
 
@@ -70,6 +69,11 @@ def as_workload(model: Any, whose: str) -> Workload:
     return cast(Workload, model) if _has(model, "advance") else OneStateAdapter(model)
 
 
+def code_of(workload: Workload) -> str:
+    """Return a digest of the source code of a workload, of the files that it imports, and of holdfast."""
+    return workload.code if isinstance(workload, _FromFile | OneStateAdapter) else object_digest(workload)
+
+
 def own_error(traceback: str, workload: str) -> str | None:
     """Return a one-line message if the error in `traceback` came from the user's file `workload`, otherwise None."""
     if not workload.endswith(".py"):
@@ -102,6 +106,11 @@ class _FromFile:
         self._path, self._data = path, data
         self._workload = as_workload(_made(path, data), f"the model of {path.name}")
 
+    @property
+    def code(self) -> str:
+        """A digest of the source code of the file and of all files that it imports."""
+        return code_digest(self._path)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -132,7 +141,7 @@ def _known(model: str, dataset: str, data: Path | None) -> DividedWorkload:
 
 
 def _made(path: Path, data: Path | None) -> Any:
-    make = getattr(_module(path), "workload", None)
+    make = getattr(import_file(path), "workload", None)
     if not callable(make):
         raise BadInput(f"{path} has no function workload(data): define one that returns the model.")
     try:
@@ -140,20 +149,7 @@ def _made(path: Path, data: Path | None) -> Any:
     except HoldfastError:
         raise
     except Exception as error:
-        raise BadInput(f"{path} cannot make its model: {_in_one_line(error)}") from error
-
-
-def _module(path: Path) -> ModuleType:
-    name = f"holdfast_workload_{path.stem}"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise BadInput(f"There is no Python file {path}: give the path of the file that defines the model.")
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for their module there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise BadInput(f"{path} cannot be imported: {_in_one_line(error)}") from error
-    return module
+        raise BadInput(f"{path} cannot make its model: {in_one_line(error)}") from error
 
 
 def _has(model: Any, name: str) -> bool:
@@ -162,7 +158,3 @@ def _has(model: Any, name: str) -> bool:
 
 def _asked(*protocols: type) -> list[str]:
     return [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Blocks, Floats, Norm, by_row, euclidean
 from holdfast.errors import BadInput
+from holdfast.workloads.code_digest import object_digest
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 ASKED = ("start", "step", "loss", "criterion")
@@ -75,6 +76,11 @@ class OneStateAdapter:
     @property
     def name(self) -> str:
         return str(getattr(self._model, "name", type(self._model).__name__.lower()))
+
+    @property
+    def code(self) -> str:
+        """A digest of the source code of the model's classes."""
+        return object_digest(self._model)
 
     @property
     def lanes(self) -> int:

@@ -167,7 +167,7 @@ def test_the_experiment_writes_its_rows_claims_and_figures(experiment: tuple[Res
     assert kinds.count("slowdown") == len(INTERRUPTED)
     trials = list(csv.DictReader(io.StringIO((folder / "result" / "trials.csv").read_text())))
     assert len(trials) == 2 * len(PHASES) * len(MEASURED)
-    assert (folder / "trials" / "nt3-quick.jsonl").exists()
+    assert (folder / "result" / "trials" / "nt3-quick.jsonl").exists()
     baseline = next(row for row in result.rows if row["what"] == "accuracy" and row["strategy"] == "baseline")
     assert baseline["deviation"] == 0
     assert baseline["when"] == NOW

@@ -29,7 +29,7 @@ def silent(what: str, total: int) -> Progress:
 
 def measured(out: Path, **options: int) -> Measurement:
     strategies = [strategy("full", Fraction(1), 8), strategy("partial", Fraction(1, 2), 8)]
-    return measure("mlr", [mlr("digits")], strategies, Options(out=out, **options), 6, out / "journal", silent)[0]  # type: ignore[arg-type]
+    return measure("mlr", [mlr("digits")], strategies, Options(out=out, **options), 6, "journal", silent)[0]  # type: ignore[arg-type]
 
 
 def test_full_recovery_of_a_deterministic_run_costs_the_iterations_since_the_checkpoint(tmp_path: Path) -> None:
@@ -41,12 +41,16 @@ def test_full_recovery_of_a_deterministic_run_costs_the_iterations_since_the_che
 
 def test_a_resumed_measurement_runs_only_missing_trials_and_finds_the_same_costs(tmp_path: Path) -> None:
     first = measured(tmp_path)
-    lines = (tmp_path / "journal").read_text().splitlines()
-    (tmp_path / "journal").write_text("\n".join(lines[:4]) + '\n["torn')
+    lines = (tmp_path / "trials" / "journal.jsonl").read_text().splitlines()
+    (tmp_path / "trials" / "journal.jsonl").write_text("\n".join(lines[:4]) + '\n["torn')
     again = measured(tmp_path)
     for each in first.strategies:
         assert np.array_equal(first.strategies[each].cost, again.strategies[each].cost)
-    kept = [json.loads(line)[0] for line in (tmp_path / "journal").read_text().splitlines() if line.endswith("]")]
+    kept = [
+        json.loads(line)[1]
+        for line in (tmp_path / "trials" / "journal.jsonl").read_text().splitlines()
+        if line.endswith("]")
+    ]
     assert len(kept) == len(set(kept)) == len([line for line in lines if line])
 
 
@@ -59,23 +63,23 @@ def test_another_seed_never_meets_old_results(tmp_path: Path) -> None:
 
 
 def test_a_trial_log_keeps_infinity_and_skips_torn_lines(tmp_path: Path) -> None:
-    with closing(TrialLog(tmp_path / "j")) as journal:
+    with closing(TrialLog(tmp_path / "j", "code")) as journal:
         journal.record("a", 3)
         journal.record("b", np.inf)
     with (tmp_path / "j").open("a") as file:
         file.write('["c", 1')
-    with closing(TrialLog(tmp_path / "j")) as again:
+    with closing(TrialLog(tmp_path / "j", "code")) as again:
         assert again.known == {"a": 3, "b": np.inf}
         again.record("c", 2)
-    with closing(TrialLog(tmp_path / "j")) as last:
+    with closing(TrialLog(tmp_path / "j", "code")) as last:
         assert last.known["c"] == 2
 
 
 def test_a_trial_log_on_a_full_disk_raises_and_still_closes(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(TrialLog(tmp_path / "j")) as journal:
+    with closing(TrialLog(tmp_path / "j", "code")) as journal:
         journal.record("a", 1)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (15, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (24, limits[1]))
         try:
             journal.record("b", 2)  # torn
             with pytest.raises(StorageFailed, match="free space and run again"):
@@ -83,7 +87,7 @@ def test_a_trial_log_on_a_full_disk_raises_and_still_closes(tmp_path: Path) -> N
             journal.close()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with closing(TrialLog(tmp_path / "j")) as again:
+    with closing(TrialLog(tmp_path / "j", "code")) as again:
         assert again.known == {"a": 1}
 
 

@@ -39,7 +39,7 @@ from holdfast.lab.server.server_trials import (
     ServerTrial,
     run_trials,
 )
-from holdfast.lab.trial_log import TrialLog
+from holdfast.workloads.code_digest import code_digest
 
 RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
@@ -159,8 +159,7 @@ def test_an_unknown_panel_is_refused_with_the_known_names(tmp_path: Path) -> Non
 
 def test_finished_trials_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(out=tmp_path / "out")
-    (tmp_path / "trials").mkdir()
-    log = TrialLog(tmp_path / "trials" / "server-lda-generated.jsonl")
+    log = options.open_log("server-lda-generated", code_digest())
     for number in range(2):
         for name in MEASURED:
             log.record(f"scar/5/12/{name}/{number}", number + 0.5)

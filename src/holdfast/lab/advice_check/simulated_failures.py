@@ -11,7 +11,6 @@ from holdfast.lab.partial.measure import measure
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import trajectory
-from holdfast.lab.trial_log import trials_folder
 from holdfast.server.advice import RECOVERIES, ServedCosts, iterations_lost, served_costs
 from holdfast.workloads.workload import Workload
 
@@ -44,8 +43,7 @@ def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> l
     plan = Serve(0, name, 1, 4, 1, 1, "full", "1", interval, "partial", 0, 0, losses[-1], len(losses))
     done: list[What] = [Iterate(at, loss, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0) for at, loss in enumerate(losses[1:])]
     costs = served_costs([Event(float(at), "controller", what) for at, what in enumerate([plan, *done])])
-    log = trials_folder(options.out) / f"advice-{name}.jsonl"
-    (measured,) = measure(name, [workload], wanted.values(), options, trials, log, meter)
+    (measured,) = measure(name, [workload], wanted.values(), options, trials, name, meter)
     for how, strategy in wanted.items():
         predicted = predicted_cost(costs, strategy)
         for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True):

@@ -26,8 +26,8 @@ from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Result, Row
 from holdfast.lab.simulate.process_pool import map_in_processes
-from holdfast.lab.trial_log import TrialLog, trials_folder
 from holdfast.report.files import prepare, replace_text
+from holdfast.workloads.code_digest import code_digest
 
 
 def run(options: Options, meter: Meter) -> Result:
@@ -90,8 +90,8 @@ def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, m
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
     """Run the trials that are not in the log yet, in parallel processes, and return the outcomes of all trials."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
-    path = trials_folder(options.out) / f"{panel.name}{'-quick' if options.quick else ''}.jsonl"
-    with closing(TrialLog(path)) as log:
+    name = f"{panel.name}-quick" if options.quick else panel.name
+    with closing(options.open_log(name, code_digest())) as log:
         scenarios = Scenarios(panel.name, options.quick, options.data, options.seed, dict(log.known))
 
         def record(key: str, value: float) -> None:

@@ -13,7 +13,6 @@ from holdfast.lab.partial.measure import Measurement, measure
 from holdfast.lab.partial.panels import Panel, chosen_panels
 from holdfast.lab.result import Row
 from holdfast.lab.simulate.strategy import Strategy, lost_in_trial
-from holdfast.lab.trial_log import trials_folder
 from holdfast.report.files import prepare, replace_text
 
 
@@ -48,7 +47,7 @@ def compare_strategies(
 
     If `early` is more than 1, every second failure happens before step `early`.
     """
-    folder, logs = prepare(options.out), trials_folder(options.out)
+    folder = prepare(options.out)
     is_quick = options.quick and options.workload is None
     chosen = chosen_panels(options.panels)
     if (own := options.workload) is not None:
@@ -58,7 +57,7 @@ def compare_strategies(
     # Neighbouring panels with the same workload name train alike and differ only in their blocks.
     for name, group in groupby(loaded, key=lambda pair: pair[1].name):
         panels, workloads = zip(*group, strict=True)
-        log, title = logs / (re.sub(r"[^\w.-]+", "-", name) + ".jsonl"), " and ".join(panel.name for panel in panels)
+        log, title = re.sub(r"[^\w.-]+", "-", name), " and ".join(panel.name for panel in panels)
         measurements = measure(title, workloads, [baseline, *strategies], options, trials, log, meter, early)
         for panel, workload, measured in zip(panels, workloads, measurements, strict=True):
             rows = [cost_row(panel.name, measured, strategy, baseline) for strategy in strategies]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
-from holdfast.lab.trial_log import TrialLog
 from holdfast.theory.bounds import iteration_cost_bound
+from holdfast.workloads.registry import code_of
 from holdfast.workloads.workload import Workload
 
 LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 counts as not converged
@@ -67,14 +66,14 @@ def measure(
     strategies: Iterable[Strategy],
     options: Options,
     trials: int,
-    log: Path,
+    log: str,
     meter: Meter,
     early: int = 1,
 ) -> list[Measurement]:
     """Run every strategy on the same failures, and return a measurement for each of `workloads`.
 
-    The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the file
-    `log` are not run again, and new ones are written to it. The convergence rate and the concentration (see
+    The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the log
+    called `log` are not run again, and new ones are written to it. The convergence rate and the concentration (see
     `concentration`) come from a run with random seed 0. If `early` is more than 1, every second failure happens before
     step `early`.
     """
@@ -83,7 +82,7 @@ def measure(
     shared = None if workloads[0].stochastic else run
     all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed, early=early)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    with closing(TrialLog(log)) as known:
+    with closing(options.open_log(log, code_of(workloads[0]))) as known:
         all_trials.known.update(known.known)
 
         def record(key: str, count: float) -> None:

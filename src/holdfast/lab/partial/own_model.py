@@ -11,7 +11,7 @@ from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
 from holdfast.lab.confidence import finite, mean
-from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.experiment import Meter, Options, with_reuse
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import cost_result, panel_title
 from holdfast.lab.plot_style import COLOURS, legend, new_figure, style_name
@@ -116,7 +116,7 @@ def compare(
             seed=seed, trials=trials, jobs=jobs, out=folder, interval=interval, workload=model, cluster=cluster
         )
         result = comparison_result(options, lambda label, total: lambda done: None, trials, fraction)
-    result = replace(result, date=date.today().isoformat())
+    result = replace(with_reuse(result, options), date=date.today().isoformat())
     rows = [CostRow(**{field.name: row[field.name] for field in fields(CostRow)}) for row in result.rows]
     return Comparison(rows, result.remarks, write(result, folder))
 

@@ -24,10 +24,11 @@ from holdfast.errors import WorkerLost
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
 from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.trial_log import TrialLog, trials_folder
+from holdfast.lab.trial_log import TrialLog
 from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
+from holdfast.workloads.code_digest import code_digest
 
 if TYPE_CHECKING:
     from holdfast.server.members import ServerMembers
@@ -100,7 +101,7 @@ def run_trials(
     """Run each of `arms` (a policy with its failures) with each seed, unless the trial is logged; return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
-    with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log, ExitStack() as stack:
+    with closing(options.open_log(f"server-{workload}", code_digest())) as log, ExitStack() as stack:
         todo = [(arm, seed, arm.lasts * iterations) for seed in seeds for arm in arms]
         if any(_known(log, *trial) is None for trial in todo):
             stack.enter_context(cluster())
@@ -158,7 +159,7 @@ def trial_settings(
 
 
 def _known(log: TrialLog, arm: ExperimentArm, seed: int, iterations: int) -> dict[str, Floats] | None:
-    length = log.known.get(_key(arm, seed, iterations, "length"))
+    length = log.get(_key(arm, seed, iterations, "length"))
     if length is None:
         return None
     return {
@@ -173,8 +174,8 @@ def _key(arm: ExperimentArm, seed: int, iterations: int, *parts: object) -> str:
 
 def message_seconds(workload: str, options: Options) -> float:
     """Return the median round-trip seconds of an empty message to all nodes; the first call measures and stores it."""
-    with closing(TrialLog(trials_folder(options.out) / f"server-{workload}.jsonl")) as log:
-        if KEY not in log.known:
+    with closing(options.open_log(f"server-{workload}", code_digest())) as log:
+        if log.get(KEY) is None:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
                 out = Path(folder).absolute() / "run"
                 log.record(KEY, measure_message(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
