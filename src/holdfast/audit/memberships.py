@@ -315,7 +315,7 @@ def names(members: Sequence[int]) -> str:
 
 
 def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
-    """Return `change` with `lacking` and `kept` computed, including losses of `before` if it is in the same step."""
+    """Return `change` with `lacking` and `kept` set; they include those of `before` if it is in the same step."""
     lacking, kept = frozenset[int](), frozenset[int]()
     if before and before.step == change.step:
         lacking, kept = before.lacking, before.kept

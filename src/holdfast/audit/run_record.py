@@ -150,12 +150,12 @@ class RunRecord:
 
     @cached_property
     def sessions(self) -> Mapping[str, Sequence[RankSession]]:
-        """The sessions of each rank from the oldest to the newest, by writer name such as "rank-0"."""
+        """The sessions (events of one worker process each), oldest first, by writer name such as "rank-0"."""
         return {who: self._sessions[who] for who in sorted(self._sessions, key=lambda who: rank_of(who) or 0)}
 
     @cached_property
     def attempts(self) -> Mapping[int, Sequence[RankSession]]:
-        """The sessions of each attempt, by attempt number, sorted by rank."""
+        """The sessions (events of one worker process) of each attempt, by attempt number, sorted by rank."""
         attempts: defaultdict[int, list[RankSession]] = defaultdict(list)
         for sessions in self.sessions.values():
             for session in sessions:

@@ -130,7 +130,7 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Assign (start, end) `spans` of a file to offsets in a clone, without the gaps between them.
+    """Assign (start, end) `spans` of a file to offsets in a device buffer (clone), without the gaps between them.
 
     Return the contiguous ranges, the clone offset of each span, and the size of the clone in bytes.
     """

@@ -35,7 +35,7 @@ class WeightsSource:
 
     @property
     def request(self) -> tuple[str, tuple[str, ...], bool]:
-        """The settings that the user gave: `place`, `take` and `partial`."""
+        """The settings of --init-from as the user gave them: `place`, `take` and `partial`."""
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:

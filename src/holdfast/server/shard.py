@@ -22,7 +22,7 @@ class BlocksMoved(Exception):
 
 
 class HeldBlocks(NamedTuple):
-    """Blocks of a node: their current and last saved values, and the number of the next round to apply (`versions`)."""
+    """Blocks of a node, with the next round to apply: in `versions`, or with staleness, for each worker in `seen`."""
 
     ids: Ids
     values: Arrays

@@ -179,7 +179,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks of running workers that are further behind than all peers that timed out waiting."""
+    """Return the ranks of running workers that are further behind than every worker that timed out waiting for them."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT

@@ -54,7 +54,7 @@ class Model(DividedDefaults):
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial (independent run) in `stack`, in this process with a single worker."""
+        """Do one iteration of every trial in `stack` in this process; `clock` has the trials' iterations and seeds."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 

@@ -117,7 +117,7 @@ class OneStateAdapter:
 
     @cached_property
     def criterion(self) -> float:
-        """The model's convergence criterion as a number; a `LossAt` is evaluated by a run without failures."""
+        """The convergence criterion as a number; for a `LossAt`, the loss at its iteration of a run without failure."""
         criterion = self._model.criterion
         if not isinstance(criterion, LossAt):
             return float(criterion)

@@ -61,7 +61,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: test accuracy after every epoch without failures (`curve`), and after each failure (`accuracy`)."""
+    """One trial: test accuracy by epoch without failures (`curve`), and by phase, failure and time with a failure."""
 
     curve: list[float]
     accuracy: dict[tuple[str, FailureCase, str], float]

@@ -50,7 +50,7 @@ class PerturbedTrials:
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return the cost of each trial divided by its bound; 1 is the worst case that the theorem allows."""
+        """Return the cost of each trial over its bound in Theorem 3.2; 1 is the worst case that the theorem allows."""
         return self.costs / self.bounds(rate)
 
 

@@ -110,7 +110,7 @@ class Matrix:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """Return the matrix that a TOML file defines; raise BadInput with the line number of a mistake."""
+    """Return the matrix of runs that a TOML file defines; raise BadInput with the line number of a mistake."""
     if path.exists() and not path.is_file():  # reading a pipe would block
         raise BadInput(f"{path} is not a file: name a TOML file with --config.")
     try:

@@ -60,7 +60,7 @@ def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
 
 
 def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
-    """Return the share of CPU time between the two readings that went to other virtual machines, or None."""
+    """Return the fraction of CPU time that other virtual machines got between two readings; None if one is missing."""
     if before is None or after is None or after.total <= before.total:
         return None
     return (after.stolen - before.stolen) / (after.total - before.total)

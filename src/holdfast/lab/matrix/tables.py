@@ -69,7 +69,7 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
-    """Return a table of means over suites with the same model, data set or other setting (the paper's table 7)."""
+    """Return a table of means over suites with a common setting, such as the model; None without the needed runs."""
     if not analysis.has(BLOCKING, OVERLAPPED):
         return None
     rows: list[list[Value]] = []

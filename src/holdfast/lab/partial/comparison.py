@@ -32,7 +32,7 @@ class PanelComparison:
 
     @property
     def label(self) -> str:
-        """The name of the panel in reports, marked if it is a quick run on smaller data."""
+        """The name of the model and data set in reports, marked if it is a quick run on smaller data."""
         return f"{self.panel}, quick on {self.workload}" if self.quick else self.panel
 
     def row(self, strategy: Strategy) -> Row:

@@ -64,7 +64,7 @@ APPROACHES = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FR
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The trials of one panel, divided into failures before the first full checkpoint and later ones."""
+    """The trials on one model and data set, divided into failures before the first full checkpoint and later ones."""
 
     comparison: PanelComparison
     interval: int

@@ -70,7 +70,7 @@ class OverheadResults:
     projection: "Projection"
 
     def of(self, arm: ExperimentArm) -> list[ServerTrial]:
-        """Return the trials of `arm`, sorted by seed."""
+        """Return the trials of `arm` (one variant of the experiment), sorted by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:

@@ -64,7 +64,7 @@ class Ownership:
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
     def restore(self, node: int, ids: Blocks, version: int) -> None:
-        """Make `node` the owner of the blocks `ids`, restored from saves under partition map `version`."""
+        """Make `node` the owner of the blocks `ids`, which it has restored, from partition map `version` on."""
         self.owners[ids] = node
         self.is_declared_lost[ids] = False
         self.has_come_back[ids] = True
