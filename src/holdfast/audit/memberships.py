@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session that wrote it, and the indices of the session's steps until its next `regroup`."""
+    """A `regroup` event, the session (process) that wrote it, and the indices of its steps until its next `regroup`."""
 
     session: RankSession
     regroup: Regroup
