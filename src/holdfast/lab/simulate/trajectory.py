@@ -44,7 +44,7 @@ def trajectory(
 
 
 def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
-    """Train a workload once for each seed in `streams`, in one batch, until all converge, in at most `limit` iterations."""
+    """Train a workload once for each seed in `streams`, in one batch, until all converge within `limit` iterations."""
     padding = [streams[0]] * (workload.lanes - len(streams))
     return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
 
