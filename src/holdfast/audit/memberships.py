@@ -315,7 +315,6 @@ def names(members: Sequence[int]) -> str:
 
 
 def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
-    """Return `change` with `lacking` and `kept` set; they include those of `before` if it is in the same step."""
     lacking, kept = frozenset[int](), frozenset[int]()
     if before and before.step == change.step:
         lacking, kept = before.lacking, before.kept

@@ -241,7 +241,6 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
 
 
 def _commands(record: RunRecord) -> dict[int, str | None]:
-    """Return the digest of the script's arguments by attempt, or that of the previous attempt if not recorded."""
     commands: dict[int, str | None] = dict.fromkeys(record.attempts)
     for session, plan in record.plans:
         commands[session.attempt or 0] = commands[session.attempt or 0] or plan.command

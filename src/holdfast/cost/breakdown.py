@@ -293,7 +293,6 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 
 
 def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
-    """Return `ending`, the failure that ended an attempt, merged with the failed live recovery before it, if any."""
     if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
         return ending
     lost = survived.pop()

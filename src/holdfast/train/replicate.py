@@ -241,7 +241,6 @@ def holding_back(replicas: Iterable[Replica]) -> ExitStack:
 
 
 def _check_live(model: nn.Module, options: dict[str, Any]) -> None:
-    """Raise BadInput for options and layers that live recovery does not support."""
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "mixed_precision"):
         if options.get(name):
             use = " and use every parameter, if only by 0 * p.sum()," if name == "find_unused_parameters" else ","

@@ -177,7 +177,6 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
 
 
 def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
-    """Return `x` after one coordinate-wise least squares pass that fits the product of `x` and `other` to `matrix`."""
     return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
 
 

@@ -124,7 +124,6 @@ def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, fl
 
 
 def _start_seconds(device: torch.device) -> float:
-    """Return the seconds that a new process needs to import PyTorch and use the device."""
     began = perf_counter()
     code = f"import torch; torch.ones(1, device={str(device)!r}).add(1).cpu()"
     try:
