@@ -4,6 +4,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,6 +192,22 @@ def test_a_loader_process_that_is_killed_repeatedly_is_not_blamed_on_the_script(
         == words(RestartPolicy(2, 0), [(gone, 50)] * 3)
         == [None, None, "gave-up"]
     )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "OSError: [Errno 24] Too many open files: 'data.bin'",
+        "RuntimeError: can't start new thread",
+        "MemoryError: Unable to allocate 8.0 GiB",
+        "OSError: [Errno 28] No space left on device",
+    ],
+)
+def test_a_limit_of_the_machine_is_never_blamed_on_the_script(message: str) -> None:
+    failure, policy = lost("error", message, place="train.py:9"), RestartPolicy(1, 0)
+    assert policy.after(failure, 50) is None
+    word, reason = policy.after(failure, 50) or ("", "")
+    assert (word, "a limit of the machine, not an error of the script" in reason) == ("gave-up", True)
 
 
 def test_survivors_that_cannot_continue_are_not_blamed_on_the_script() -> None:

@@ -23,6 +23,7 @@ from torch.futures import Future
 from holdfast.errors import WorkerLost
 
 END_SECONDS = 10.0  # operations end within this time once their connections are shut down
+FREE_SECONDS = 2.0  # the threads of a group are idle this long after its operations have ended
 CONNECT_TIMEOUT = timedelta(seconds=60)
 POLL_SECONDS = 0.0005
 
@@ -129,7 +130,7 @@ class Link:
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
         """Build a new group of `size` members, who must all call this; raise GroupBroken if `outdated` returns True."""
-        _kept.append(self._group)  # freeing it would wait for its threads
+        _free_later(self._group)
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())
             self.is_broken = False
@@ -146,7 +147,15 @@ class Link:
         self.do("allreduce", [torch.zeros(1)])  # the group exists for every member, or for none
 
 
-_kept: list[Any] = []
+def _free_later(group: Any) -> None:
+    """Free the threads and files of a broken process group, `FREE_SECONDS` from now.
+
+    Freeing a group joins its threads while the caller holds the GIL. A thread that is ending an operation may need the
+    GIL to release a tensor, so the group must be idle by then.
+    """
+    timer = threading.Timer(FREE_SECONDS, list.clear, [[group]])
+    timer.daemon = True
+    timer.start()
 
 
 class _GroupBuilder(threading.Thread):

@@ -42,6 +42,12 @@ _LOST_PEER = re.compile(
 _WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as opposed to a connection that broke
 # Text of torch when a loader process is killed: like the kill of a worker, it need not be the script's fault.
 _LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
+# Texts of the operating system and of libraries when a limit of the machine is reached.
+_SYSTEM_LIMIT = re.compile(
+    r"too many open files|cannot allocate memory|can't start new thread|resource temporarily unavailable"
+    r"|no space left on device|disk quota exceeded|^MemoryError",
+    re.IGNORECASE,
+)
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _EXITED = re.compile(r"exited with status \d+")
 _MIDWAY = "in the middle of its loop"
@@ -113,7 +119,12 @@ class FirstFailure:
         """True if the script raised an error or exited within its training loop; False if a process was killed."""
         if self.kind == "exit":
             return _MIDWAY in self.message
-        return self.kind == "error" and not _LOST_LOADER.search(self.message)
+        return self.kind == "error" and not (_LOST_LOADER.search(self.message) or self.is_system_limit)
+
+    @property
+    def is_system_limit(self) -> bool:
+        """True if a worker ran into a limit of its machine, such as the number of open files or the memory."""
+        return self.kind == "error" and bool(_SYSTEM_LIMIT.search(self.message))
 
     @property
     def is_mistake(self) -> bool:
@@ -322,6 +333,7 @@ class RestartPolicy:
             self._mistakes.add(failure.error)
         if self._used >= self.limit:
             limit = f"no more than {counted(self.limit, 'restart')} without progress (--max-restarts)"
-            return "gave-up", f"{failure.line}; {limit}"
+            advice = "; this is a limit of the machine, not an error of the script" if failure.is_system_limit else ""
+            return "gave-up", f"{failure.line}{advice}; {limit}"
         self._used += 1
         return None
