@@ -22,7 +22,7 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import at
 from holdfast.sampler.digest import Samples
 from holdfast.train import inject
-from holdfast.train.data.loader import PROBES
+from holdfast.train.data.dataset import PROBES
 from holdfast.train.iterators import Batch
 from holdfast.train.run import Run
 from training_script import SAMPLES, Crash, Points, Task, network, train

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from finished_run import events
 from holdfast.errors import BadInput
 from holdfast.train import attach as module
-from holdfast.train.data.loader import probe
+from holdfast.train.data.dataset import probe
 from holdfast.train.run import Run
 from holdfast.train.state.protected import Protected
 from holdfast.train.step_log import Fingerprints

@@ -9,7 +9,7 @@ from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.sampler.plan import SamplePlan
 
 # Fields of a plan that must stay the same in all attempts. The save settings may change, and a plan may become longer.
-_FIXED = ("samples", "batch", "seed", "config", "own", "loader")
+_FIXED = ("samples", "batch", "seed", "config", "own", "loader", "sampler")
 
 
 def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
@@ -69,6 +69,8 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     errors = (_different_plans(first, other) for other in others)
     if error := next(filter(None, errors), None) or _wrong_length(record) or _different_seed(record):
         return "fail", error
+    if record.orders and record.orders.errors:
+        return "fail", record.orders.errors[0]
     digests = [rank_plan.data for _, rank_plan in record.plans]
     if any(digests) and not all(digests):
         session = next(session for session, rank_plan in record.plans if rank_plan.data is None)
@@ -141,6 +143,8 @@ def _different_seed(record: RunRecord) -> str | None:
 def leftover(plan: SamplePlan) -> str:
     """Return a clause for a message: how many samples of each epoch are left over because they do not fill a batch."""
     rest = plan.samples % plan.batch
+    if plan.orders:
+        return f"{counted(rest, 'sample')} of the sampler an epoch do not fill a batch and are left out"
     does, waits = ("does", "waits") if rest == 1 else ("do", "wait")
     return f"{counted(rest, 'sample')} an epoch {does} not fill a batch and {waits} for the next shuffle"
 

@@ -1,6 +1,6 @@
 """Rank sessions: the events of one process of a rank, from one `open` event in its file up to the next.
 
-    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done, stopped or preempted]
+    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, order, regroup ...  [done, stopped or preempted]
 
 A session may end anywhere, because processes are killed. Its rank and world size are those of its `attempt` event,
 until a `regroup` event announces other members. A process that joins a running attempt writes `regroup` before
@@ -22,6 +22,7 @@ from holdfast.events import (
     Done,
     Malformed,
     Open,
+    Order,
     Other,
     Plan,
     Preempted,
@@ -139,6 +140,7 @@ class RankSession:
         self.seed: int | None = None
         self.plan: Plan | None = None
         self.recover: Recover | None = None
+        self.orders: list[Order] = []
         self.commits: list[Commit] = []
         self.end: Done | Stopped | Preempted | None = None
         self.steps = StepColumns()
@@ -194,6 +196,9 @@ class RankSession:
             self._check_order(what, 2)
             self._require_first(not self.recover and self.steps.last is None, what)
             self.recover = what
+        elif isinstance(what, Order):
+            self._check_order(what, 3)
+            self.orders.append(what)
         elif isinstance(what, Commit | Save):
             self._add_save(what)
         elif isinstance(what, Done | Stopped | Preempted):

@@ -16,6 +16,7 @@ import numpy as np
 
 from holdfast.audit.memberships import Join, Memberships
 from holdfast.audit.rank_session import Numbers, RankSession, named, with_article
+from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -184,10 +185,24 @@ class RunRecord:
         last = max((plan, longest), key=_length)
         try:
             return SamplePlan(
-                samples=plan.samples, batch=plan.batch, epochs=last.epochs, seed=plan.seed, limit=last.limit
+                samples=plan.samples,
+                batch=plan.batch,
+                epochs=last.epochs,
+                seed=plan.seed,
+                limit=last.limit,
+                orders=self.orders,
             )
         except BadInput as error:
             raise CannotTell(f"the plan of {session.who} cannot be trained: {error}") from error
+
+    @cached_property
+    def orders(self) -> RecordedOrders | None:
+        """The orders that the script's sampler returned; None for a run without a sampler."""
+        plan = self.plans[0][1] if self.plans else None
+        if plan is None or plan.sampler is None:
+            return None
+        sessions = (session for sessions in self.attempts.values() for session in sessions)
+        return RecordedOrders(sessions, plan.samples, plan.sampler)
 
     def position(self, step: int) -> Position:
         """Return the epoch of `step` and its index in that epoch; `step` may be beyond the end of the plan."""

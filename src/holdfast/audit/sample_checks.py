@@ -138,6 +138,8 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
         if step in record.trained.get(memberships.attempt, ())
     )
     once = f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
+    if record.sample_plan.orders:
+        once = f"those that the sampler returned, in its order{f', but {missing} declared missing' if missing else ''}"
     return "pass", f"{of_samples}: {once}; {leftover(record.sample_plan)}{rest}"
 
 
@@ -275,7 +277,8 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
     reports = {step: record.reports(step) for step in steps}
     wrong = {step: _wrong_shares(plan, step, reports[step]) for step in steps}
     wanted = {share for shares in wrong.values() for share in shares} | {_whole(reports[step]) for step in steps}
-    epochs, length = range(min(plan.epochs, _EPOCHS_SEARCHED)), plan.steps_per_epoch
+    length = plan.steps_per_epoch
+    epochs = record.orders.epochs if record.orders else range(min(plan.epochs, _EPOCHS_SEARCHED))
     same_cursor = ([epoch * length + step % length for epoch in epochs] for step in steps)
     candidates = np.unique(np.concatenate([*record.trained.values(), *same_cursor]))
     elsewhere = _find_planned(plan, candidates[candidates < plan.steps], wanted)

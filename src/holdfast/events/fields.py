@@ -129,7 +129,7 @@ def _part(parts: Mapping[str, JSON], name: str) -> float:
 _BY_NAME: Mapping[str, _Read] = {
     "seed": _integer(0, (1 << 64) - 1, "from 0 to 2^64 - 1"),
     "passed_over": _list_of(_object),
-    **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights"), _digest),
+    **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights", "sampler"), _digest),
 }
 _OF_DETECT = dict.fromkeys(("rank", "local_rank", "exit"), _integer(-LARGEST, LARGEST, "below 2^63"))
 _BY_TYPE: Mapping[Any, _Read] = {

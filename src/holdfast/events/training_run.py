@@ -29,6 +29,7 @@ class Plan(NamedTuple):
     With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
     longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
     script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts these batches.
+    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch.
     """
 
     attempt: int
@@ -45,6 +46,20 @@ class Plan(NamedTuple):
     command: str | None = None
     own: bool = False
     loader: bool = False
+    sampler: str | None = None
+
+
+class Order(NamedTuple):
+    """Event: a piece of the order that the script's sampler returned for `epoch`, from its index `first` on.
+
+    `indices` are sample ids of `width` bytes each, as base64.
+    """
+
+    attempt: int
+    epoch: int
+    first: int
+    width: int
+    indices: str
 
 
 class Recover(NamedTuple):
@@ -224,5 +239,5 @@ class Judged(NamedTuple):
     because: str
 
 
-_OfRank: TypeAlias = Attempt | Plan | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
+_OfRank: TypeAlias = Attempt | Plan | Order | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
 TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Scale | Preempt | Judged

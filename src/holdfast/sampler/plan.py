@@ -6,8 +6,8 @@ epoch. Samples that do not fill a window at the end of an epoch are left out of 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from holdfast.sampler.shuffle import LARGEST, mixed, permuted
 
 SEEDS = 1 << 64
 LENGTH = ("epochs", "limit")  # the fields that determine the length of a training, but not the order of its samples
+_NUMBERS = ("samples", "batch", "epochs", "seed", "limit")
 
 
 class Position(NamedTuple):  # not a dataclass: an audit hashes and compares many
@@ -30,11 +31,23 @@ class Position(NamedTuple):  # not a dataclass: an audit hashes and compares man
         return f"epoch {self.epoch} cursor {self.cursor}"
 
 
+class EpochOrders(Protocol):
+    """The orders of the samples in each epoch, as a sampler returned them."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the order of epoch 0, by which the sampler is recognised."""
+
+    def of(self, epoch: int) -> Ids:
+        """Return the ids of all samples of `epoch`, in the order in which they are trained."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
     """The plan of a training: every step trains `batch` of the `samples`, for `epochs` epochs, shuffled by `seed`.
 
-    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch.
+    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch. With `orders`
+    the order of each epoch is that of a sampler instead of a shuffle, and `samples` counts what it returns per epoch.
     """
 
     samples: int
@@ -42,12 +55,13 @@ class SamplePlan:
     epochs: int
     seed: int = 0
     limit: int | None = None
+    orders: EpochOrders | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int and not (field.name == "limit" and value is None):
-                raise BadInput(f"{field.name} must be an integer (got {value!r:.80}).")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "limit" and value is None):
+                raise BadInput(f"{name} must be an integer (got {value!r:.80}).")
         if self.batch < 1:
             raise BadInput(f"global_batch must be at least 1 (got {self.batch}).")
         if self.samples < self.batch:
@@ -64,17 +78,26 @@ class SamplePlan:
             raise BadInput(f"The seed {self.seed} does not fit 64 bits: give 0 to {SEEDS - 1}.")
 
     @classmethod
-    def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "SamplePlan":
+    def planned(
+        cls,
+        *,
+        samples: int,
+        batch: int,
+        epochs: int | None,
+        steps: int | None,
+        seed: int,
+        orders: EpochOrders | None = None,
+    ) -> "SamplePlan":
         """Return the plan for `epochs` epochs or for `steps` steps. Exactly one of the two must be given."""
         if (epochs is None) == (steps is None):
             raise BadInput("Give either num_epochs=N or steps=N: one of them says how long to train.")
         if steps is None or batch < 1 or samples < batch:  # the constructor raises what is wrong
-            return cls(samples=samples, batch=batch, epochs=1 if epochs is None else epochs, seed=seed)
+            return cls(samples=samples, batch=batch, epochs=1 if epochs is None else epochs, seed=seed, orders=orders)
         if type(steps) is not int or steps < 1:
             raise BadInput(f"steps must be an integer of at least 1 (got {steps!r:.80}).")
         length = samples // batch
-        whole = steps % length == 0
-        return cls(samples=samples, batch=batch, epochs=-(-steps // length), seed=seed, limit=None if whole else steps)
+        limit = None if steps % length == 0 else steps
+        return cls(samples=samples, batch=batch, epochs=-(-steps // length), seed=seed, limit=limit, orders=orders)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -147,18 +170,19 @@ class SamplePlan:
         wanted = range(self.batch) if places is None else places
         return self._shuffled(epochs, cursors * self.batch + np.arange(wanted.start, wanted.stop))
 
-    def to_json(self) -> dict[str, int]:
-        """Return the plan as a JSON object; `limit` is left out if it is None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    def to_json(self) -> dict[str, int | str]:
+        """Return the plan as a JSON object, without fields that are None; `sampler` is the digest of its orders."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) is not None}
+        return numbers | ({"sampler": self.orders.digest} if self.orders else {})
 
     @classmethod
-    def from_json(cls, value: object) -> "SamplePlan":
-        """Return the plan that `to_json` wrote; unknown fields are ignored."""
-        needed = [field.name for field in fields(cls) if field.name != "limit"]
+    def from_json(cls, value: object, orders: EpochOrders | None = None) -> "SamplePlan":
+        """Return the plan that `to_json` wrote, with these `orders`; unknown fields are ignored."""
+        needed = [name for name in _NUMBERS if name != "limit"]
         if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""
             raise BadInput(f"Not the plan of a training: {value!r:.80}{lacking}.")
-        return cls(**{field.name: value[field.name] for field in fields(cls) if field.name in value})
+        return cls(**{name: value[name] for name in _NUMBERS if name in value}, orders=orders)
 
     def _ids(self, at: Position, places: range) -> Ids:
         if at not in self:
@@ -167,6 +191,17 @@ class SamplePlan:
         return self._shuffled(np.array([at.epoch]), np.arange(start + places.start, start + places.stop))
 
     def _shuffled(self, epochs: Ids, places: Ids) -> Ids:
+        if self.orders:
+            return _taken(self.orders, np.broadcast_to(epochs, places.shape), places)
         # For one seed, different epochs have different keys, because adding and mixing are one-to-one.
         keys = mixed(mixed(self.seed) + epochs.astype(np.uint64))
         return permuted(places, self.samples, keys)
+
+
+def _taken(orders: EpochOrders, epochs: Ids, places: Ids) -> Ids:
+    """Return the id at each of `places` in the order of the epoch beside it."""
+    ids = np.empty(places.shape, np.int64)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        ids[here] = orders.of(epoch)[places[here]]
+    return ids

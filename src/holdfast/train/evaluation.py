@@ -27,7 +27,8 @@ from holdfast.distributed.ranks import Ranks, RanksChanged
 from holdfast.errors import BadInput
 from holdfast.live.recovery import LiveRecovery
 from holdfast.progress import restart_needed
-from holdfast.train.data.loader import MapDataset, divided, size
+from holdfast.train.data.dataset import MapDataset, size
+from holdfast.train.data.loader import divided
 
 
 class DatasetShard(TorchDataset[Any]):

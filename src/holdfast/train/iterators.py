@@ -14,7 +14,7 @@ from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
 from holdfast.progress import restart_needed
 from holdfast.sampler.plan import SamplePlan
-from holdfast.train.data.loader import MapDataset
+from holdfast.train.data.dataset import MapDataset
 
 WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the work at the end of the epoch"
 

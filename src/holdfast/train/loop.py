@@ -26,7 +26,8 @@ from holdfast.live.recovery import LiveRecovery
 from holdfast.process import PREEMPTED
 from holdfast.progress import Phase, restart_needed
 from holdfast.sampler.plan import Position, SamplePlan
-from holdfast.train.data.loader import SampleSource, divided, share_key
+from holdfast.train.data.loader import SampleSource, divided
+from holdfast.train.data.requests import share_key
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Batch, EpochStart, Turns
 from holdfast.train.replicate import Replica, holding_back

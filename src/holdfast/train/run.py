@@ -13,8 +13,11 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
-from holdfast.train.data import loader as loading
-from holdfast.train.data.loader import Collate, MapDataset, ShareDataset
+from holdfast.train.data import dataset as datasets
+from holdfast.train.data.dataset import MapDataset
+from holdfast.train.data.loader import Collate, ShareDataset
+from holdfast.train.data.loader_options import checked_options
+from holdfast.train.data.samplers import DrawnOrders, Sampler
 from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, Streamed
 from holdfast.train.evaluation import DatasetShard, RankReducer
 from holdfast.train.iterators import Batches, Epochs
@@ -94,6 +97,7 @@ class Run:
         num_epochs: int | None = None,
         steps: int | None = None,
         seed: int | None = None,
+        sampler: Sampler | None = None,
         micro_batches: int = 1,
         num_workers: int = 0,
         collate_fn: Collate = default_collate,
@@ -103,12 +107,14 @@ class Run:
 
         Train each batch before asking for the next: that request is the step boundary, where the state is saved. A step
         trains `global_batch` samples, whatever the world size; this rank gets its share of them. `num_epochs` or
-        `steps` says how long to train. With `micro_batches` a share comes in that many batches, and gradients are
+        `steps` says how long to train. A `sampler` determines the order: a torch sampler such as WeightedRandomSampler,
+        or a function of the epoch and the seed that returns the indices of an epoch; the default shuffles all samples
+        in every epoch. With `micro_batches` a share comes in that many batches, and gradients are
         all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
         DataLoader, for example {"prefetch_factor": 4}.
         """
-        plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
-        options = loading.checked_options(num_workers, dataloader_options)
+        plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
+        options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
         turns = self._session.begin_loop(shares, plan, options, by_epoch=False)
         return Batches(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
@@ -121,6 +127,7 @@ class Run:
         num_epochs: int | None = None,
         steps: int | None = None,
         seed: int | None = None,
+        sampler: Sampler | None = None,
         micro_batches: int = 1,
         num_workers: int = 0,
         collate_fn: Collate = default_collate,
@@ -132,8 +139,8 @@ class Run:
         epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
         of an epoch iterates over the rest of it.
         """
-        plan = self._plan(dataset, global_batch, num_epochs, steps, seed)
-        options = loading.checked_options(num_workers, dataloader_options)
+        plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
+        options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
         turns = self._session.begin_loop(shares, plan, options, by_epoch=True)
         return Epochs(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
@@ -231,12 +238,21 @@ class Run:
         self._session.close()
 
     def _plan(
-        self, dataset: MapDataset, global_batch: int, num_epochs: int | None, steps: int | None, seed: int | None
+        self,
+        dataset: MapDataset,
+        global_batch: int,
+        num_epochs: int | None,
+        steps: int | None,
+        seed: int | None,
+        sampler: Sampler | None = None,
     ) -> SamplePlan:
+        samples, seed = datasets.size(dataset), self.seed if seed is None else seed
+        orders = None if sampler is None else DrawnOrders(sampler, samples, seed)
         return SamplePlan.planned(
-            samples=loading.size(dataset),
+            samples=orders.samples if orders else samples,
             batch=global_batch,
             epochs=num_epochs,
             steps=steps,
-            seed=self.seed if seed is None else seed,
+            seed=seed,
+            orders=orders,
         )

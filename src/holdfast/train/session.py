@@ -19,6 +19,7 @@ import xxhash
 from torch import nn
 
 from holdfast import progress
+from holdfast.blocks.division import Ids
 from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.store import Store
@@ -27,15 +28,17 @@ from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, BoundaryGate, Ranks
 from holdfast.errors import BadInput
-from holdfast.events import Plan, Recover
+from holdfast.events import Order, Plan, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
 from holdfast.live.settlement import LossEffects
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
+from holdfast.sampler.orders import pieces
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train import inject, loop
-from holdfast.train.data import loader
-from holdfast.train.data.loader import MapDataset, ShareLoader
+from holdfast.train.data.dataset import MapDataset, probe
+from holdfast.train.data.loader import SampleSource, ShareLoader
+from holdfast.train.data.requests import share_key
 from holdfast.train.data.stream import OwnSamples, Streamed
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import WAY, Turns
@@ -188,7 +191,7 @@ class Session:
         work = WorkDone(self._replicas, protected)
         watcher = self._make_observer(protected, loads.dataset)
         steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
-        source = loader.SampleSource(loads, plan, options)
+        source = SampleSource(loads, plan, options, self._record_order)
         if self.live:
             self._start_live(self.live, plan, protected, steps, injection)
         return Loop(
@@ -278,7 +281,7 @@ class Session:
         if self.attempt is None:
             return Conditions.now(None)
         is_drawn = isinstance(loads.dataset, OwnSamples)
-        now = Conditions.now(None if is_drawn else loader.probe(loads.dataset, plan.samples, plan.seed))
+        now = Conditions.now(None if is_drawn else probe(loads.dataset, len(loads.dataset), plan.seed))
         same_world = self.restored.world == self.ranks.size
         now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
         return now
@@ -299,11 +302,18 @@ class Session:
                 data=data,
                 own=isinstance(loads.dataset, OwnSamples),
                 loader=isinstance(loads, Streamed),
+                sampler=plan.orders.digest if plan.orders else None,
                 limit=plan.limit,
                 extends=self.config.extend,
                 command=xxhash.xxh3_64_hexdigest(json.dumps(self.config.args).encode()),
             )
         )
+        self.record.flush()
+
+    def _record_order(self, epoch: int, order: Ids) -> None:
+        """Record the order that the script's sampler returned for `epoch`, with which the audit compares the steps."""
+        for first, width, indices in pieces(order):
+            self.record.append(Order(self.number, epoch, first, width, indices))
         self.record.flush()
 
     def _recover(
@@ -319,7 +329,7 @@ class Session:
             restored=restored.step,
             epoch=at.epoch,
             cursor=at.cursor,
-            rng=restore.key_generators(loader.share_key(plan, at, rank), restored, self.ranks),
+            rng=restore.key_generators(share_key(plan, at, rank), restored, self.ranks),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.digest_in_memory(protected),

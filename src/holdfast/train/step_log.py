@@ -22,7 +22,7 @@ from holdfast.events import Seconds, Step
 from holdfast.live.recovery import LiveRecovery
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
-from holdfast.train.data.loader import LoadRequest
+from holdfast.train.data.requests import LoadRequest
 from holdfast.train.observe.observer import StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.state.attempt import Recorder

@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from holdfast import progress
 from holdfast.errors import BadInput
-from holdfast.train.data.loader import Collate, MapDataset, divided, size
+from holdfast.train.data.dataset import MapDataset, size
+from holdfast.train.data.loader import Collate, divided
 from holdfast.train.iterators import Batch, Batches
 from holdfast.train.run import Run
 

@@ -14,7 +14,10 @@ from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loading
+from holdfast.train.data import requests as requesting
 from holdfast.train.data.loader import ShareDataset
+from holdfast.train.data.loader_options import checked_options
+from holdfast.train.data.requests import requests
 
 
 class Drawn:
@@ -35,7 +38,7 @@ GEOMETRY = SamplePlan(samples=50, batch=10, epochs=2, seed=3)
 
 def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int = 0) -> list[list[Any]]:
     shares = ShareDataset(dataset or Drawn(50), parts, default_collate)
-    several = loading.load(shares, loading.requests(GEOMETRY, start, 1, 3), workers)
+    several = loading.load(shares, requests(GEOMETRY, start, 1, 3), workers)
     return [[[column.tolist() for column in part] for part in parts] for _, parts in several]
 
 
@@ -43,8 +46,8 @@ def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int 
 @given(start=st.integers(0, 9), world=st.integers(1, 10), chunk=st.sampled_from([1, 30, 1000]))
 def test_every_rank_requests_its_share_of_every_window(start: int, world: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "CHUNK", chunk)
-        ranks = [list(loading.requests(GEOMETRY, start, rank, world)) for rank in range(world)]
+        patch.setattr(requesting, "CHUNK", chunk)
+        ranks = [list(requests(GEOMETRY, start, rank, world)) for rank in range(world)]
     for step, shares in enumerate(zip(*ranks, strict=True), start):
         at = GEOMETRY.position(step)
         for rank, share in enumerate(shares):
@@ -57,7 +60,7 @@ def test_every_rank_requests_its_share_of_every_window(start: int, world: int, c
 def test_to_go_on_anywhere_costs_the_window_and_not_the_epoch() -> None:
     huge = SamplePlan(samples=10**9, batch=64, epochs=3)
     start = 2 * huge.steps_per_epoch - 1
-    first = next(loading.requests(huge, start, 0, 4))
+    first = next(requests(huge, start, 0, 4))
     assert np.array_equal(first.ids, huge.share(huge.position(start), 0, 4))
 
 
@@ -73,7 +76,7 @@ def test_training_draws_the_same_whether_it_was_loaded_here_or_in_other_processe
     """The dataset draws too, and training goes on from where it stopped."""
 
     def drawn(dataset: Any, workers: int) -> list[float]:
-        several = loading.load(ShareDataset(dataset, 1, default_collate), loading.requests(GEOMETRY, 0, 0, 2), workers)
+        several = loading.load(ShareDataset(dataset, 1, default_collate), requests(GEOMETRY, 0, 0, 2), workers)
         return [random.random() + float(np.random.random()) + float(torch.rand(())) for _ in several]
 
     for dataset in (Drawn(50), list(range(50))):
@@ -117,7 +120,7 @@ def seen_by_init(_: int) -> None:
 )
 def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, Any]) -> None:
     shares = ShareDataset(Drawn(50), 1, default_collate)
-    several = loading.load(shares, loading.requests(GEOMETRY, 0, 1, 3), **loading.checked_options(0, options))
+    several = loading.load(shares, requests(GEOMETRY, 0, 1, 3), **checked_options(0, options))
     assert [[[column.tolist() for column in part] for part in parts] for _, parts in several] == loaded()
 
 
@@ -134,7 +137,7 @@ def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, 
 )
 def test_options_that_would_change_the_samples_are_refused(workers: int, loader: dict[str, Any], line: str) -> None:
     with pytest.raises(BadInput, match=line):
-        loading.checked_options(workers, loader)
+        checked_options(workers, loader)
 
 
 def test_options_that_torch_refuses_are_refused_in_one_line() -> None:

@@ -9,53 +9,23 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from multiprocessing import popen_fork
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-import xxhash
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from holdfast import process as preemption
-from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Position, SamplePlan
+from holdfast.sampler.plan import SamplePlan
+from holdfast.train.data.dataset import MapDataset
+from holdfast.train.data.requests import LoadRequest, LoadRequests, RecordOrder, requests
 from holdfast.train.state import rng
 
 Collate = Callable[[list[Any]], Any]
-
-
-class MapDataset(Protocol):
-    """A map-style dataset: it has a length, and a sample for each index."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-PROBES = 4  # samples whose digest identifies a dataset
-PROBE = "probe"
 SHOWN = 8  # sample ids that an error names
-CHUNK = 1 << 14  # sample ids computed together: the calls take most of the time of a few
-TOGETHER = 16  # requests made together: each takes a quarter of its time alone (benchmarks/steady)
-
-
-@dataclass(slots=True, eq=False)
-class LoadRequest:
-    """A request to load the samples `ids` of one rank in one step. `key` seeds the random generators for them.
-
-    `numbers` are the same ids as Python integers, `samples` their count and digest.
-    """
-
-    ids: Ids
-    numbers: list[int]
-    samples: Samples
-    key: int
-
-
 Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
@@ -107,82 +77,19 @@ def _one_of(ids: list[int]) -> str:
     return f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
 
 
-def size(dataset: MapDataset) -> int:
-    """Return the number of samples in a dataset; raise BadInput if it has no length or cannot be indexed."""
-    try:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-            raise TypeError("its samples have no numbers")
-        return len(dataset)
-    except TypeError as error:
-        raise BadInput(
-            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
-            "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict."
-        ) from error
-
-
-def probe(dataset: MapDataset, count: int, seed: int) -> str:
-    """Return a digest of a few of the dataset's `count` samples, to recognise the dataset.
-
-    A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
-    the same. Comparing digests reveals this before the training begins. The random generators are seeded from `seed`
-    before each sample.
-    """
-    hasher = xxhash.xxh3_64()
-    for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
-        rng.set_all(rng.key(seed, PROBE, index))
-        _add(hasher, dataset[index])
-    return str(hasher.hexdigest())
-
-
-def _add(hasher: Any, value: Any) -> None:
-    """Hash the type of `value` and, for numbers, texts, arrays, tensors and nested containers, also the contents."""
-    hasher.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            hasher.update(str(key).encode())
-            _add(hasher, item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _add(hasher, item)
-    elif isinstance(value, np.ndarray | np.generic):
-        hasher.update(repr((value.dtype.str, value.shape)).encode())
-        hasher.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, bytes | str):
-        hasher.update(value if isinstance(value, bytes) else value.encode())
-    elif isinstance(value, int | float | complex | None):
-        hasher.update(repr(value).encode())
-    elif hasattr(value, "tobytes"):  # an image
-        hasher.update(value.tobytes())
-
-
-def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterator[LoadRequest]:
-    """Yield the requests for the samples of `rank` among `world` ranks, one per step from step `start` on."""
-    places = geometry.places(rank, world)
-    together = max(1, CHUNK // len(places))
-    for chunk in range(start, geometry.steps, together):
-        steps = range(chunk, min(chunk + together, geometry.steps))
-        shares = geometry.windows(steps, places)
-        ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
-        while requested := [
-            LoadRequest(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
-            for step, ids, samples in islice(ahead, TOGETHER)
-        ]:
-            yield from requested
-
-
 class SampleSource:
     """An iterator over this rank's loaded samples, step by step. `divide` changes the rank and the world size."""
 
-    def __init__(self, shares: ShareLoader, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
-        self._shares, self._geometry, self._options = shares, geometry, options
+    def __init__(
+        self, shares: ShareLoader, geometry: SamplePlan, options: Mapping[str, Any], record: RecordOrder | None = None
+    ) -> None:
+        self._shares, self._geometry, self._options, self._record = shares, geometry, options, record
         self._wanted = LoadRequests(iter(()))
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
         """Continue with step `start`, and from there load only the samples of rank `rank` among `world` ranks."""
-        self._wanted = LoadRequests(requests(self._geometry, start, rank, world))
+        self._wanted = LoadRequests(requests(self._geometry, start, rank, world, self._record))
         self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
@@ -191,31 +98,6 @@ class SampleSource:
 
     def __next__(self) -> Loaded:
         return next(self._loaded)
-
-
-class LoadRequests:
-    """An iterator of requests to load samples; the next request can be prepared early, while gradients are summed."""
-
-    def __init__(self, wanted: Iterator[LoadRequest]) -> None:
-        self._wanted = wanted
-        self._next: LoadRequest | None = None
-
-    def __iter__(self) -> Iterator[LoadRequest]:
-        return self
-
-    def __next__(self) -> LoadRequest:
-        request, self._next = self._next, None
-        return request or next(self._wanted)
-
-    def prepare(self) -> None:
-        """Compute the next request now. This loads no samples and draws no random numbers."""
-        if self._next is None:
-            self._next = next(self._wanted, None)
-
-
-def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """Return the seed of the random generators for the samples of rank `share`, in the step at position `at`."""
-    return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,45 +211,3 @@ def divided(count: int, parts: int) -> list[range]:
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-TAKEN = (
-    "num_workers",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory",
-    "pin_memory_device",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "timeout",
-)
-_OURS = "the run decides the order of samples"
-REFUSED = {
-    "batch_size": f"{_OURS}: give global_batch",
-    "shuffle": f"{_OURS}, in an order that comes from the seed: leave it out",
-    "sampler": f"{_OURS}: leave it out",
-    "batch_sampler": f"{_OURS}: leave it out",
-    "drop_last": "samples that do not fill a step always wait for the next epoch: leave it out",
-    "in_order": "steps that overtake each other could not be resumed: leave it out",
-    "generator": "the run keys every generator: give a seed",
-    "collate_fn": "give run.batches(..., collate_fn=...)",
-    "dataset": "give it as the first argument",
-}
-
-
-def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput if an option is not allowed."""
-    options = dict(dataloader_options or {})
-    for name in options:
-        if name in REFUSED:
-            raise BadInput(f"dataloader_options={{{name!r}: ...}} is not possible: {REFUSED[name]}.")
-        if name not in TAKEN:
-            raise BadInput(f"dataloader_options has no option {name!r}: give one of {', '.join(TAKEN)}.")
-    chosen = options.pop("num_workers", num_workers)
-    if num_workers and chosen != num_workers:
-        raise BadInput(
-            f"num_workers={num_workers} and dataloader_options={{'num_workers': {chosen}}} differ: give one of them."
-        )
-    if not isinstance(chosen, int) or chosen < 0:
-        raise BadInput(f"num_workers must be 0 (load in the training process) or more (got {chosen}).")
-    return {"num_workers": chosen, **options}

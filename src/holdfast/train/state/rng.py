@@ -7,6 +7,8 @@ the generators. A snapshot holds their states all the same, and a resumed run co
 
 import base64
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +64,19 @@ class States:
         name, keys, *rest = self.numpy
         np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+
+
+@contextmanager
+def seeded_with(number: int) -> Iterator[None]:
+    """Return a context manager that seeds the generators of the CPU with `number`, and restores their states on exit."""
+    before = States.now()
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(number)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def capture() -> dict[str, Any]:

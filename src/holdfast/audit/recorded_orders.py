@@ -1,0 +1,73 @@
+"""The orders that a script's sampler returned, as the ranks recorded them, for the audit of the trained samples."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+import numpy as np
+
+from holdfast.audit.rank_session import RankSession
+from holdfast.blocks.division import Ids
+from holdfast.errors import Corrupt
+from holdfast.events import Order
+from holdfast.finding import CannotTell
+from holdfast.sampler import orders
+
+
+class RecordedOrders:
+    """The recorded order of every epoch. `errors` lists epochs with two different orders, and damaged orders.
+
+    `digest` is that of the plan: the order of epoch 0 must have this digest.
+    """
+
+    def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str) -> None:
+        self.digest = digest
+        self.errors: list[str] = []
+        self._orders: dict[int, tuple[RankSession, Ids]] = {}
+        for session in sessions:
+            for epoch, order in _read(session, samples):
+                self._add(session, epoch, order)
+
+    @property
+    def epochs(self) -> frozenset[int]:
+        """The epochs whose order is recorded."""
+        return frozenset(self._orders)
+
+    def of(self, epoch: int) -> Ids:
+        """Return the ids of all samples of `epoch` in their order; raise CannotTell if no rank recorded them."""
+        if epoch not in self._orders:
+            raise CannotTell(f"the history does not hold the order that the sampler returned for epoch {epoch}")
+        return self._orders[epoch][1]
+
+    def _add(self, session: RankSession, epoch: int, order: Ids) -> None:
+        first, before = self._orders.setdefault(epoch, (session, order))
+        if not np.array_equal(before, order):
+            who = f"{first.who} in attempt {first.attempt} and {session.who} in attempt {session.attempt}"
+            self.errors.append(
+                f"the sampler returned other orders of epoch {epoch} to {who}: an order may depend on the epoch, the seed "
+                "and the global random generators, and on nothing else"
+            )
+        elif epoch == 0 and orders.digest(order) != self.digest:
+            self.errors.append(
+                f"{session.who} recorded another order of epoch 0 in attempt {session.attempt} than planned"
+            )
+
+
+def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Ids]]:
+    """Yield each epoch and its order from the pieces that `session` recorded, without orders that a kill cut off."""
+    for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
+        pieces: list[Ids] = []
+        for piece in group:
+            if piece.first == 0:
+                pieces = []  # recorded again, after a change of the members
+            pieces.append(_ids(session, piece))
+            if sum(map(len, pieces)) == samples:
+                yield epoch, np.concatenate(pieces)
+
+
+def _ids(session: RankSession, piece: Order) -> Ids:
+    try:
+        return orders.read_piece(piece.width, piece.indices)
+    except Corrupt as error:
+        raise CannotTell(
+            f"{session.who} recorded an order of epoch {piece.epoch} that cannot be read: {error}"
+        ) from error
