@@ -99,7 +99,7 @@ class Progress:
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set both counters to those of the peer whose training state this worker has received."""
+        """Set the counts of step boundaries and of collectives to those of the peer whose state was received."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:

@@ -84,8 +84,7 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     """Return the mean time between failures of the job in seconds.
 
     Use the value in `question` if it has one. Otherwise use the mean of the run, if it failed `ENOUGH` times without
-    injection and the job has the same size. Otherwise use published figures.
-    """
+    injection and the job has the same size. Otherwise use published figures."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -183,7 +182,7 @@ def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
 
 
 def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
-    """Return a sentence for each fact that the history does not contain, with the figure that is used instead."""
+    """Return a sentence for each cost that the history does not show, with the value that is assumed instead."""
     lines = []
     if costs.restart is None and question.restart is None:
         restart = restart_time(costs, question)

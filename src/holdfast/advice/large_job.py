@@ -30,8 +30,7 @@ class Job:
 
     `stall` is the delay of training by a save, and `durable` the time until it is durable. After the fraction
     `goes_back` of the failures all workers restart from a save, which takes `restart`. After other failures training
-    pauses for `live`, and the fraction `lost` of the workers is missing for `absent`.
-    """
+    pauses for `live`, and the fraction `lost` of the workers is missing for `absent`."""
 
     mtbf: float
     length: float
@@ -97,8 +96,7 @@ class LargeJob:
     """The results of simulating a job with `workers` workers under each recovery strategy.
 
     For each strategy, `shares` has the fraction of the wall clock spent on training, and `every` the steps between
-    saves. `assumed` lists the assumptions as sentences.
-    """
+    saves. `assumed` lists the assumptions as sentences."""
 
     workers: int
     shares: Mapping[str, Estimate]
@@ -175,7 +173,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a job that saves at the best interval. Times are in seconds; see `Job` for the parameters."""
+    """Return a simulated job that saves at the best interval. `save` is the stall by a save; see `Job` for the rest."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

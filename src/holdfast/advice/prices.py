@@ -29,8 +29,7 @@ class Price:
     """The cost of one failure under the strategy `recovery`: the run ends `seconds` later in total.
 
     Of these, training stands still for `stands` seconds. `iterations` is the number of steps that are repeated or left
-    out; a step without half of its samples counts as 0.5. `promise` says how exact the result is.
-    """
+    out; a step without half of its samples counts as 0.5. `promise` says how exact the result is."""
 
     recovery: str
     stands: Estimate
@@ -64,8 +63,7 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
 def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds until a replacement for a lost worker trains.
 
-    A replacement does not read a snapshot, and starts faster than all workers together, which compete for cores.
-    """
+    A replacement does not read a snapshot, and starts faster than all workers together, which compete for cores."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     start = costs.start or UNKNOWN_START
@@ -74,7 +72,7 @@ def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
-    """Return the fraction of workers that one failure kills: `question.lost` if set, otherwise that of one worker."""
+    """Return the fraction of workers that one failure kills: `question.lost` if it is set, otherwise 1 / workers."""
     return question.lost or Fraction(1, question.workers or costs.workers)
 
 
@@ -82,8 +80,7 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds from a failure until the restarted workers train.
 
     Use the seconds in `question` if given. Otherwise use the restarts measured in the run, or else its start-up
-    time.
-    """
+    time."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     if costs.restart is not None:

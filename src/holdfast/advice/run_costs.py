@@ -101,8 +101,7 @@ def live_seconds(failure: FailureCost, step: float, joins: float) -> float | Non
     """Return the seconds for which training paused after a loss that other workers survived, or None if all restarted.
 
     This is the time from the failure to the end of the next step, minus `step`, the usual seconds of a step, plus
-    `joins`, the seconds of waiting for new workers.
-    """
+    `joins`, the seconds of waiting for new workers."""
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
     return max(0.0, failure.to_first_step - step) + joins
@@ -120,7 +119,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the pause in seconds; `step` is the usual length of a step."""
+    """Return every failure that paused training, with the pause in seconds; `step` is the usual duration of a step."""
     joins = _joins(history)
     pauses = []
     for failure in cost.failures:

@@ -155,7 +155,7 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this session had to train: the number of steps before the restored snapshot, or 0."""
+        """The first step that this session had to train: that of the restored snapshot, or 0 if none was restored."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property

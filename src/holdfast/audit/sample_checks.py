@@ -145,7 +145,9 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan: missing, duplicated, not planned (`extra`), or with `changed` samples."""
+    """The steps that differ from the plan: missing, duplicated, not planned (`extra`), or with `changed` samples.
+
+    `compared` is the number of steps whose samples were compared with the plan."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
@@ -325,8 +327,7 @@ def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsew
     """Return text that says which samples a rank trained instead of the samples planned for it at `position`.
 
     `share` has the samples that the rank trained. `elsewhere` maps the shares planned for other steps to their
-    positions.
-    """
+    positions."""
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(position, rank, share.world)):
             return f"trained the share of rank-{rank}"

@@ -123,8 +123,7 @@ def _different_work(record: RunRecord, attempt: int) -> str | None:
 def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
     """Yield pairs of sessions of `attempt` that trained the same steps, with the rows of these steps in each session.
 
-    If the members never changed, the session with the most steps is paired with every other session.
-    """
+    If the members never changed, the session with the most steps is paired with every other session."""
     sessions, memberships = record.attempts[attempt], record.memberships(attempt)
     if not memberships.is_live:
         longest = max(sessions, key=lambda session: len(session.steps))
@@ -215,7 +214,9 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare steps that were trained again with results of earlier attempts with equal members and arguments."""
+    """Compare every step that was trained again with its result in earlier attempts.
+
+    Only attempts with the same members and script arguments are compared."""
     found = _Comparison()
     earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
     past: Past = ()

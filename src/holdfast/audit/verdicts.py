@@ -63,7 +63,7 @@ def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]
 def audit_files(
     lines: Iterable[tuple[str, Event]], torn: Sequence[TornLine] = (), facts: RunFacts | None = None
 ) -> tuple[Finding, ...]:
-    """Audit a run from pairs of a file name and an event read from that file; `torn` lists incomplete lines."""
+    """Audit a run from (file name, event) pairs and the run's settings (`facts`); `torn` lists incomplete lines."""
     record = RunRecord(torn=torn, facts=facts)
     others: list[tuple[str, Event]] = []
     for file, event in lines:
@@ -103,7 +103,9 @@ def no_collection() -> Iterator[None]:
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run with a parameter server, otherwise none; `others` has the events of ranks."""
+    """Return the findings on a run with a parameter server, or () if no parameter server wrote the events `lines`.
+
+    `others` has the events of ranks, which such a run does not have."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

@@ -27,7 +27,7 @@ def partial(count: int, lost: Ids) -> Ids:
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the ids of the `lost` blocks to restore; the caller re-initialises those that were never saved."""
+    """Return the ids of the blocks to restore (`lost`); the caller re-initialises blocks that were never saved."""
     return partial(count, lost)
 
 
@@ -44,8 +44,7 @@ def recovery(name: str) -> Recovery:
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
     """Return the lost blocks that must be re-initialised because they were never saved (`saved_at` is 0).
 
-    The result is empty unless `how` is `fresh`, and also if all blocks are lost.
-    """
+    The result is empty unless `how` is `fresh`, and also if all blocks are lost."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)

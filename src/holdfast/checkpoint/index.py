@@ -21,8 +21,7 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 class Index:
     """The commit record of one generation (save). `blocks` is the number of blocks, `layout` a digest of their bounds.
 
-    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved.
-    """
+    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved."""
 
     generation: int
     blocks: int
@@ -91,7 +90,7 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name in the store of segment `sequence` of the process `writer`, which must use each number once."""
+    """Return the name in the store of segment (file of saved blocks) number `sequence` of the process `writer`."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

@@ -180,8 +180,7 @@ def commit(
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
     """Read and verify the snapshot of a step; `progress` is called with the number of bytes read.
 
-    If the storage fails, retry after each of the pauses in `backoff`, in seconds.
-    """
+    If the storage fails, retry after each of the pauses in `backoff`, in seconds."""
     for pause in backoff:
         try:
             return _load(store, step, progress)
@@ -224,8 +223,7 @@ def search(
     """Return the newest good snapshot, or None, and the newer unusable ones by step.
 
     `check` raises Corrupt for a snapshot that the caller cannot use. If none is good but the storage failed to read
-    one, raise StorageFailed: that one may be readable later, so the run must not start from the beginning.
-    """
+    one, raise StorageFailed: that one may be readable later, so the run must not start from the beginning."""
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
     for step in reversed(listed := _steps_in_use(store)):
@@ -317,7 +315,7 @@ def tensors_name(step: int) -> str:
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield (step, file name) for every file in a snapshot folder; the name is None if a file replaces the folder."""
+    """Yield (step, file name) for every file in a snapshot folder; (step, None) if a file has the folder's name."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros
@@ -331,8 +329,7 @@ def _steps_in_use(store: Store) -> list[int]:
 def _cleared(store: Store, draft: SnapshotDraft) -> Manifest | None:
     """Prepare a save: remove temporary files, uncommitted payloads, and a corrupt snapshot of the same step.
 
-    Return the manifest if an earlier attempt has already committed this draft, else None.
-    """
+    Return the manifest if an earlier attempt has already committed this draft, else None."""
     store.sweep(STEP)
     store.sweep(LATEST)
     if draft.step in steps(store):
@@ -360,11 +357,10 @@ def clear_uncommitted(store: Store) -> None:
 
 
 def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """Return the steps whose snapshots may be removed: all but the last `count`, and never the newest good snapshot.
+    """Return the steps of snapshots that may be removed: all but the last `count`.
 
-    Snapshots are read to find a good one. The snapshot of step `trusted` is assumed to be good without reading it,
-    unless it is the only one that is kept.
-    """
+    The newest good snapshot is never among them, so snapshots are read to find it. The snapshot of step `trusted` is
+    assumed to be good without reading it, unless it is the only one that is kept."""
     if count < 1:
         raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
     listed = steps(store)

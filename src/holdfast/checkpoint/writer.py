@@ -88,8 +88,7 @@ def blocking(
     """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory.
 
     It keeps the last `keep_last` snapshots. `backoff` has the seconds to wait before each retry, and `progress` is
-    called with the number of bytes written.
-    """
+    called with the number of bytes written."""
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
 
@@ -105,8 +104,7 @@ def overlapped(
     """Return a writer whose `save` only copies the state; a background thread writes the copy.
 
     At most `max_inflight` copies exist at a time, in at most `budget` bytes of host memory; further saves wait. The
-    other parameters are as for `blocking`; `progress` is called in the background thread.
-    """
+    other parameters are as for `blocking`; `progress` is called in the background thread."""
     return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight, budget))
 
 
@@ -232,8 +230,7 @@ class _Overlapped:
     """A writer that lets training continue while one background thread writes the snapshots.
 
     A thread is enough, because direct I/O and digests release the interpreter lock. Its priority is not lowered,
-    because a thread that is scheduled late while it holds the lock would delay training.
-    """
+    because a thread that is scheduled late while it holds the lock would delay training."""
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
         self._target, self._images = target, images
@@ -325,7 +322,9 @@ class _Overlapped:
     def _write(
         self, draft: SnapshotDraft, image: HostImage, layout: PayloadLayout, departures: list[DeviceCopy], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Wait for the device copies into `image` and write the snapshot; return the result and the seconds of both."""
+        """Wait for the device copies into `image`, then write the snapshot.
+
+        Return the result, the seconds by which the copies delayed training, and the seconds of the write."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

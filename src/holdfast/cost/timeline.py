@@ -77,11 +77,10 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the step events that `path` lacks because the leading rank was killed, as other leading ranks wrote them.
+    """Yield step events that are missing in `path`, because the leading rank was killed before it wrote them.
 
-    `first` has the leading rank of each place, that is, (attempt, number of the membership). `placed` has the events of
-    each rank with their places.
-    """
+    They are taken from other ranks that led at some time. `first` has the leading rank of each place, that is, of each
+    (attempt, membership number). `placed` has the events of each rank with their places."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -165,7 +164,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with each step event, which is written late, moved to where its step ended."""
+    """Return `events` with each step event, which is written late, moved to the time at which its step ended."""
     path: list[Event] = []
     for event in events:
         place = len(path)
@@ -192,7 +191,10 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event) pairs; an event without a number gets the last one, an `open` event the next."""
+    """Yield (attempt number, event) pairs.
+
+    An event without an attempt number gets that of the event before it; an `open` event gets that of the event after
+    it."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
@@ -223,7 +225,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float
 
 @dataclass(slots=True)
 class _Attempt:
-    """The part of an attempt read so far: its launch number, whether a rank has started and a failure was detected."""
+    """The state of an attempt, as read so far: its launch number, and if a rank started or a failure was detected."""
 
     launched: int | None = None
     joined: bool = False

@@ -151,15 +151,14 @@ def _free_later(group: Any) -> None:
     """Free the threads and files of a broken process group, `FREE_SECONDS` from now.
 
     Freeing a group joins its threads while the caller holds the GIL. A thread that is ending an operation may need the
-    GIL to release a tensor, so the group must be idle by then.
-    """
+    GIL to release a tensor, so the group must be idle by then."""
     timer = threading.Timer(FREE_SECONDS, list.clear, [[group]])
     timer.daemon = True
     timer.start()
 
 
 class _GroupBuilder(threading.Thread):
-    """A thread that builds a gloo group. If a member dies, that takes long, so the caller then abandons the thread."""
+    """A thread that builds a gloo group. The caller abandons it if a member dies, since building then takes long."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)

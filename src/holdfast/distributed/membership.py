@@ -33,8 +33,7 @@ class Membership(NamedTuple):
     """The workers that train together until the next membership is published.
 
     `joining` maps the number of each lost member to the worker process that replaces it. Workers in `asleep` are
-    suspended: they were members and left between two steps, so none of their work is lost.
-    """
+    suspended: they were members and left between two steps, so none of their work is lost."""
 
     number: int = 0
     members: tuple[int, ...] = ()
@@ -202,7 +201,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else publish the next step workers can join."""
+        """Handle a new membership: call `lost` if members were lost, else publish the first step workers can join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

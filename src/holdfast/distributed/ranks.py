@@ -43,8 +43,7 @@ class BoundaryGate:
     """The gate between two steps, which training passes unless another thread has asked it to wait there.
 
     Threads ask for this when a worker is lost or wants to join, or when the run should stop. `next` is the first
-    step whose gate training has not passed. Hold `lock` to read or change `next` and `waiting`.
-    """
+    step whose gate training has not passed. Hold `lock` to read or change `next` and `waiting`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -66,7 +65,7 @@ class BoundaryGate:
             return self.next
 
     def leave(self, owner: object) -> None:
-        """Withdraw the request that `owner` made with `wait`: training need not wait for it at the next gate."""
+        """Withdraw the request that `owner` made with `wait`, so that training need not stop for it between steps."""
         with self.lock:
             self.waiting.discard(owner)
 
@@ -81,8 +80,7 @@ class Ranks:
 
     `grouped` is True if there is a process group. A wait for a message fails after `patience` seconds of silence. With
     live recovery the ranks may change: once `has_changed` returns True, waits raise RanksChanged, until `renumber` is
-    called.
-    """
+    called."""
 
     rank: int
     size: int
@@ -172,8 +170,7 @@ class Ranks:
 def join(timeout: float) -> Ranks:
     """Return the rank and the peers of this process, and initialise torch.distributed with them.
 
-    Without a supervisor, collectives and waits for messages fail after `timeout` seconds.
-    """
+    Without a supervisor, collectives and waits for messages fail after `timeout` seconds."""
     if dist.is_initialized():
         raise BadInput("attach() initialises torch.distributed itself: leave out init_process_group().")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:

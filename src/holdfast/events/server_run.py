@@ -14,8 +14,7 @@ class Serve(NamedTuple):
     """Event: a controller began or continued to train, until the loss is below `criterion`, at most for `iterations`.
 
     The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses which blocks to save, a
-    `fraction` of them in each save. The saves of `interval` iterations add up to the size of the model.
-    """
+    `fraction` of them in each save. The saves of `interval` iterations add up to the size of the model."""
 
     attempt: int
     workload: str
@@ -61,8 +60,7 @@ class Pushed(NamedTuple):
 class Applied(NamedTuple):
     """Event: a node applied the updates that were computed from the input `parts` to its blocks (parts of the model).
 
-    Each update was applied once; `again` counts the repeated ones in this round that were ignored.
-    """
+    Each update was applied once; `again` counts the repeated ones in this round that were ignored."""
 
     iteration: int
     round: int
@@ -105,8 +103,7 @@ class Lost(NamedTuple):
 class Restored(NamedTuple):
     """Event: blocks (parts of the model) were restored to a node, as saved at the iterations in `saved_at`.
 
-    `size` is the distance between the lost and the restored values, if it is known.
-    """
+    `size` is the distance between the lost and the restored values, if it is known."""
 
     iteration: int
     round: int
@@ -119,7 +116,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Event: updates from the input `parts` were lost with `blocks` before they were applied, and are not repeated."""
+    """Event: updates from the input `parts` for `blocks` were lost before they were applied, and are not repeated."""
 
     iteration: int
     round: int

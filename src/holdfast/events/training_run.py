@@ -68,8 +68,7 @@ class Recover(NamedTuple):
     `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
     snapshot has none for this rank. `state` is a digest of the protected state before the first step; `fingerprint`
     is compared with that of the previous step. `weights` is a digest of the initial weights, if nothing was
-    restored. `passed_over` lists snapshots that could not be used.
-    """
+    restored. `passed_over` lists snapshots that could not be used."""
 
     attempt: int
     restored: int | None
@@ -86,8 +85,7 @@ class Recover(NamedTuple):
 class Seconds(NamedTuple):
     """The seconds of a step: waiting for its batch (`data`), training (`compute`), and waiting for a save (`stall`).
 
-    `compute` is measured with events on the GPU if `device`, otherwise with the clock of the process.
-    """
+    `compute` is measured with events on the GPU if `device`, otherwise with the clock of the process."""
 
     data: float
     compute: float
@@ -100,8 +98,7 @@ class Step(NamedTuple):
 
     `state` is a fingerprint of the resulting state: the first half covers state that is equal on all ranks, the second
     half the rank's own. The gradients of `reduced` backward passes were all-reduced, those of `held` passes accumulated
-    without a reduction. Optimizers took `stepped` steps.
-    """
+    without a reduction. Optimizers took `stepped` steps."""
 
     attempt: int
     world: int
@@ -160,8 +157,7 @@ class Regroup(NamedTuple):
     `number` is that of the new group. The samples are split among `members` from `step` or the step after it. Samples
     in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the gradient
     buckets of `step`, `kept` include the gradients of lost workers and `redone` do not. Members in `behind` copied the
-    parameters of a member that was further ahead. Members in `asleep` were suspended before `step` began.
-    """
+    parameters of a member that was further ahead. Members in `asleep` were suspended before `step` began."""
 
     attempt: int
     number: int
@@ -181,8 +177,7 @@ class Launch(NamedTuple):
     """Event: the supervisor of a new command started the workers of its node; `nodes` is the number of all nodes.
 
     If the command `extends` the run, its plan may be longer than before. `changed` lists the script's arguments that
-    differ from the previous command. `source` is the place of the initial weights, and `weights` their digest.
-    """
+    differ from the previous command. `source` is the place of the initial weights, and `weights` their digest."""
 
     attempt: int
     workers: int
@@ -217,7 +212,9 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: a scale request took effect. `workers` workers train, as group `number`, and the others are suspended."""
+    """Event: a scale request took effect, after `seconds`: `workers` workers train, and the others are suspended.
+
+    `number` is the number of the new group of workers."""
 
     attempt: int
     workers: int

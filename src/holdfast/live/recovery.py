@@ -57,8 +57,7 @@ class TrainingHooks:
 class LiveRecovery:
     """One rank's part in live recovery, in which the other workers continue after one is lost.
 
-    `size` is the number of members (training workers) when none is lost.
-    """
+    `size` is the number of members (training workers) when none is lost."""
 
     strategy: str
     size: int
@@ -148,8 +147,7 @@ class LiveRecovery:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps.
 
         If another member finished the step before a loss and sent its parameters, load them in place of this rank's
-        own.
-        """
+        own."""
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
         self.window = self.window.ended()
@@ -161,11 +159,10 @@ class LiveRecovery:
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """At the boundary before `step`, recover from losses and let workers join, until the membership is the newest.
+        """Recover from lost members and let new workers join, at the boundary (between two steps) before `step`.
 
-        At the `last` boundary, after the final step, no worker joins. Return True if the samples are divided among
-        other members than before, and the last step in which members recovered (None without a recovery).
-        """
+        At the `last` boundary, after the final step, no worker joins. Return True if the samples are now divided among
+        other members than before, and the last step in which members recovered (None without a recovery)."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)

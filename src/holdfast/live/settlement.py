@@ -23,8 +23,7 @@ class MemberReport:
 
     `basis` are the members among whom the step's samples are divided. `synced` and `passes` count the buffer broadcasts
     and the complete backward passes of this step, and `whole` the backward passes of the step before. `boundaries` and
-    `posted` are the progress that the supervisor sees. `buckets` says which gradient sums are complete.
-    """
+    `posted` are the progress that the supervisor sees. `buckets` says which gradient sums are complete."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False
@@ -85,8 +84,7 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
     """Return the plan of the recovery, or a string that says why the run must restart instead.
 
     `stands` has the report of each member, by member number. `asleep` are workers that were suspended between two
-    steps.
-    """
+    steps."""
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
     if any(stand.exchanges for stand in stands.values()):
@@ -145,7 +143,7 @@ class WindowState(NamedTuple):
     """The position of this rank in its window (the samples of one step), and how recoveries changed the window.
 
     The window's samples are divided among the members in `basis`. `passes` counts its completed backward passes.
-    """
+    `staged` is the result of the step, received from a member that has finished it."""
 
     step: int = 0
     begun: bool = False

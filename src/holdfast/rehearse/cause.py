@@ -165,10 +165,9 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if only the reference changed values between loading a batch and its first gradient.
+    """Return a Cause if, after a kill, the script did not change values between loading a batch and its first gradient.
 
-    Values that often change there are ignored, because another lost value explains their difference.
-    """
+    The reference run did change these values then. Values that the script changes there in most steps are ignored."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None

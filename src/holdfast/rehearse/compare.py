@@ -11,8 +11,7 @@ class Divergence:
     """The first window (one step of one rank) after which the protected state differs from the reference.
 
     `began` is the first step of the attempt (start of all workers) that diverged. `before` is the step before which the
-    previous attempt was killed; None if it was the first attempt.
-    """
+    previous attempt was killed; None if it was the first attempt."""
 
     reference: Window
     run: Window
@@ -76,10 +75,9 @@ def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
 def lost(
     reference: Window, run: Window, apart_from: Iterable[str] = ()
 ) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-    """Return the unprotected values in which `run` differs from `reference`, at the beginning and at the end of a step.
+    """Return the unprotected values that differ between `reference` and `run` both when a step begins and when it ends.
 
-    Each path maps to the values (in `reference`, in `run`). The paths in `apart_from` are left out.
-    """
+    Each path maps to the values (in `reference`, in `run`). The paths in `apart_from` are left out."""
     ignored = set(apart_from)
     return {
         path: (value, run.held[path])

@@ -28,7 +28,7 @@ class Rehearsed:
 
 
 def lines(result: Rehearsed) -> Iterator[str]:
-    """Yield the result of a rehearsal as lines of text: the answer, what differs, the likely cause and its evidence."""
+    """Yield the result of a rehearsal as text lines: whether the script resumes exactly, and if not, where and why."""
     if result.cause is None:
         yield f"resumes exactly: {result.steps} steps, every bit of the protected state the same after each"
         for kill, began in zip(result.kills, result.began, strict=True):

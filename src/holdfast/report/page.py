@@ -77,7 +77,7 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """The rows that a page shows: at most the first `most`."""
+        """The rows that a page shows: the first `most` rows of the table."""
         return self.rows[: self.most]
 
     @property
@@ -102,8 +102,7 @@ class Picture:
     """A picture of a page with its texts: `svg` with the colours of the page, or `png`.
 
     `name` is used for file names, and `alt` is the description for screen readers. A `wide` picture has the width of
-    the page. `file` is a standalone SVG file, and `figure` the matplotlib figure for other formats.
-    """
+    the page. `file` is a standalone SVG file, and `figure` the matplotlib figure for other formats."""
 
     name: str
     title: str
@@ -121,8 +120,7 @@ class Page:
     """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
 
     `scoreboard` has the words after "3 of 4". With `brief`, the statements are collapsed if all their verdicts are
-    good. A `live` page is served while its run trains, and refreshes itself.
-    """
+    good. A `live` page is served while its run trains, and refreshes itself."""
 
     title: str
     lead: str

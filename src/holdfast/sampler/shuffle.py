@@ -58,16 +58,16 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
     row, column = x & mask, x >> shift
     for row_key, column_key in zip(round_keys[0::2], round_keys[1::2], strict=True):
         # Adding, not xor, moves within a column: with xor only even permutations could be reached.
-        row += _distance(column, row_key) >> np.uint64(32)
+        row += _hashed(column, row_key) >> np.uint64(32)
         row &= mask
-        column += (_distance(row, column_key) >> bits) * columns >> rest
+        column += (_hashed(row, column_key) >> bits) * columns >> rest
         np.minimum(column, column - columns, out=column)  # modulo: a negative number wraps to a large one
     column <<= shift
     column |= row
     return column
 
 
-def _distance(numbers: _Words, keys: _Words) -> _Words:
+def _hashed(numbers: _Words, keys: _Words) -> _Words:
     """Hash row or column `numbers` with `keys` into 64-bit words, of which the high bits are mixed best."""
     x = numbers ^ keys
     x *= _FIRST

@@ -116,8 +116,7 @@ class SynchronousRounds:
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
         """Wait until all workers have measured the loss; return the loss and the seconds that the slowest worker took.
 
-        `asked` has the calls in progress that `measure` returned; if it is None, make new calls.
-        """
+        `asked` has the calls in progress that `measure` returned; if it is None, make new calls."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -146,7 +145,10 @@ class StaleIteration(NamedTuple):
 
 
 class StaleRounds:
-    """The state of training with bounded staleness: the iterations done by each input part, and the running calls."""
+    """The state of training with bounded staleness, in which some parts of the input may be iterations ahead of others.
+
+    `clocks` has the number of completed iterations of each input part. A part may be ahead by `staleness` iterations.
+    """
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -163,8 +165,7 @@ class StaleRounds:
         """Train until every input part has completed one more iteration, and return that iteration.
 
         `parts` returns the numbers of the input parts of each worker. `recover` is called with lost members. No part is
-        trained beyond iteration `until - 1`.
-        """
+        trained beyond iteration `until - 1`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
@@ -174,7 +175,9 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration, below `until`, of each idle input part that is not too far ahead of the slowest."""
+        """Start the next iteration of each idle input part, unless it is `until` or too far ahead of the slowest part.
+
+        `parts` has the input parts of each worker."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:

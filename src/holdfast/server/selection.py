@@ -69,7 +69,7 @@ class BlockTotal(NamedTuple):
 
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "BlockTotal":
-        """Encode the total distance `moved` that `blocks` blocks have moved; None (not finite) becomes empty arrays."""
+        """Encode the total distance `moved` of a number of `blocks`; None (not finite) becomes empty arrays."""
         above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
         sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
         packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))
@@ -85,15 +85,16 @@ class BlockTotal(NamedTuple):
 class AskSurvey(NamedTuple):
     """A question to each server node: how many blocks are candidates for saving, and which ranking positions they have.
 
-    Candidates are blocks that changed by more than `above`. A node with at most `few` candidates also lists them.
-    """
+    Candidates are blocks that changed by more than `above`. A node with at most `few` candidates also lists them."""
 
     above: float
     few: int
 
 
 class Survey(NamedTuple):
-    """A node's answer to AskSurvey; sizes are in array elements, and `blocks` lists the candidates if they are few."""
+    """A node's answer to the question `AskSurvey`: the number, sizes and ranking range of the blocks that may be saved.
+
+    Sizes are in array elements. `blocks` lists the candidates if they are few."""
 
     values: int
     candidates: int
@@ -119,7 +120,7 @@ class Histogram(NamedTuple):
 
 
 class AskBlocks(NamedTuple):
-    """A question to each server node: its blocks that changed by more than `above` and rank within the range `span`."""
+    """A question to server nodes: which blocks changed by more than `above` and are in the ranking range `span`?"""
 
     above: float
     span: RankingRange
@@ -183,8 +184,7 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
     """Choose the blocks to save: yield questions for all nodes, receive their answers by `send`, and return the choice.
 
-    `credit` is the unspent budget of earlier saves, in array elements. Nodes send histograms of at most `bins` bins.
-    """
+    `credit` is the unspent budget of earlier saves, in array elements. Nodes send histograms of at most `bins` bins."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)

@@ -81,7 +81,7 @@ class Shard:
         return self._saved_at.copy()
 
     def number(self, when: RoundId) -> int:
-        """Return the number of the round `when`, counted from the start of the run."""
+        """Return the number of the round (one update of the model) `when`, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
@@ -134,8 +134,7 @@ class Shard:
         """Add the blocks in `holding`, or replace their values, according to partition map `map_version`.
 
         Buffered updates that were sent under older maps are discarded, because their round is repeated. A second call
-        with the same map version changes nothing, so blocks updated since the first call keep their values.
-        """
+        with the same map version changes nothing, so blocks updated since the first call keep their values."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)
@@ -148,8 +147,7 @@ class Shard:
     def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
         """Return a copy of the blocks `ids`, with their last saved values and the number of the next round to apply.
 
-        Pass `map_version` if the blocks move to another node: requests that use older maps are then refused.
-        """
+        Pass `map_version` if the blocks move to another node: requests that use older maps are then refused."""
         if map_version is not None:
             self._require_recent(map_version)
             self.changed = map_version

@@ -75,8 +75,7 @@ class WorkerExit:
     `exit` is its exit status, or the negative number of the signal that killed it, or None while it runs. `midway`: it
     exited with 0 before its training loop ended. `hung`: why it counts as hung, or empty. `place` is its position as
     (step boundaries passed, collectives begun since), `idle` the seconds since its last progress, and `log` its stderr
-    file.
-    """
+    file."""
 
     rank: int
     local_rank: int
@@ -92,7 +91,10 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """The failure of one worker that caused all other failures."""
+    """The failure of one worker that caused all other failures.
+
+    `exit` is its exit status, negative if `signal` killed it. `origin` is the source of an error, and `place` the file
+    and line that raised it."""
 
     kind: Kind
     rank: int
@@ -190,7 +192,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks of running workers that are further behind than every worker that timed out waiting for them."""
+    """Return the ranks of idle workers that are further behind than all workers that timed out in a collective."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT
@@ -303,8 +305,7 @@ class RestartPolicy:
 
     `limit` is the number of restarts allowed without progress: each newer snapshot resets the count. An error may be
     transient (a GPU, a network, a disk) or a bug in the script, so the run is restarted once. If the same line raises
-    the error again at the same step, it is a bug; for an error such as an undefined name, the step may differ.
-    """
+    the error again at the same step, it is a bug; for an error such as an undefined name, the step may differ."""
 
     def __init__(self, limit: int, newest: int | None) -> None:
         self.limit = limit

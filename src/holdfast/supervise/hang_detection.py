@@ -97,9 +97,10 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 
 
 def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[AwaitedWorkers]:
-    """Yield each member that has not joined the recovery, or one group of all members if all have joined.
+    """Yield a group for each member that has not joined the recovery; if all have joined, one group of all members.
 
-    That group is left out if `replacements_start` (new workers are starting), since members may wait for these."""
+    In the second case nothing is yielded while new workers start (`replacements_start`), since members may wait for
+    these."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:

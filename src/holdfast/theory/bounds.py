@@ -156,9 +156,8 @@ def full_size(distances: Floats, order: float = 2) -> float:
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
     """Return the norm of the perturbation that partial recovery causes by resetting only the `lost` blocks.
 
-    `distances` and `order` are as for `full_size`. By Theorem 4.1 the result is at most that of `full_size`. Both are
-    equal (the paper prints <) if no surviving block has moved since its save.
-    """
+    `distances` and `order` are as for `full_size`. By Theorem 4.1 of Qiao et al. (2018), the result is at most that of
+    `full_size`. Both are equal (the paper prints <) if no surviving block has moved since its save."""
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
         there = f"the {len(distances)} blocks, numbered from 0"

@@ -27,10 +27,9 @@ def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: 
 
 
 def reduced_precision(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Return the error of rounding `y` to a mantissa of `bits` bits (example 2.1 of the paper).
+    """Return the error of rounding `y` to a mantissa of `bits` bits (example 2.1 of Qiao et al., 2018).
 
-    For every nonzero element, the error is below 2^-(bits-1) times its absolute value.
-    """
+    For every nonzero element, the error is below 2^-(bits-1) times its absolute value."""
     return np.asarray(rounded(y, bits) - y)  # exact: both lie within a factor 2 of each other
 
 
@@ -52,10 +51,9 @@ def staleness(
 ) -> Floats:
     """Return the error of the mean gradient if machine i uses parameters that are `delays[i]` iterations old.
 
-    `iterates` are the parameters after each iteration; a longer delay means the first of them. `gradient(x, shard)`
-    is the mean gradient over one machine's data shard; all shards have the same size. The error is that of a
-    gradient: SGD with learning rate α multiplies it by -α, a factor that the paper leaves out (example 2.2).
-    """
+    `iterates` are the parameters after each iteration; delays that reach further back use the first of them.
+    `gradient(x, shard)` is the mean gradient over one machine's data shard; all shards have the same size. In SGD the
+    error of the parameters is -α times the result, where α is the learning rate; Qiao et al. (example 2.2) omit -α."""
     if len(delays) != len(shards):
         raise BadInput(f"{len(delays)} delays for {len(shards)} machines: give one delay for each shard")
     newest = iterates[-1]

@@ -45,9 +45,10 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the slowest rate in a trajectory: `c` is the largest ratio of successive `distances` to the optimum.
+    """Return the slowest convergence rate in a trajectory: `c` is the largest ratio of successive `distances`.
 
-    The result's `distance` is the largest for which `distance * c**k` is never above the k-th of `distances`."""
+    These are the distances to the optimum after each iteration k. The `distance` of the result is the largest number D
+    for which D·c^k never exceeds them."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")

@@ -95,7 +95,9 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """Return the seed of the run, which rank 0 chooses by `seed_of_run`, partly from the history below `out`."""
+    """Return the seed of the run: rank 0 chooses it and sends it to the other ranks.
+
+    The parameters are those of `seed_of_run`; the recorded seed is read from the history in the folder `out`."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None

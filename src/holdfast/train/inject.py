@@ -35,7 +35,7 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """An injector of planned failures into this rank; before a failure in backward or optimizer it awaits all ranks."""
+    """An injector of planned failures into this rank. Failures in backward or optimizer first wait for all ranks."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class Session:
         return turns
 
     def close(self) -> None:
-        """Close the loop if it has not ended, the history and the process group. Called at exit, if not before."""
+        """Close the training loop, unless it has ended, then the history and the process group. Also runs at exit."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:  # a process that the script has forked
             return

@@ -232,7 +232,7 @@ class RunWatcher:
 
 
 def _new(file: GrowingFile) -> Iterator[Event]:
-    """Yield the events added to a file since the last call; of many steps only the latest (for progress and speed)."""
+    """Yield the events added to a file since the last call, but of the step events only the last few (`LATEST`)."""
     lines: list[bytes] = []
     while more := file.lines():
         lines += more

@@ -158,7 +158,10 @@ class ConvolutionalNetwork(DividedDefaults):
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Do a step of Adam, and update the mean of the parameters over this iteration."""
+        """Apply the gradients `pushed` to the blocks `held` with a step of Adam.
+
+        Also update the mean of the parameters over the rounds of this iteration. The arrays in `held` are changed in
+        place."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)

@@ -77,7 +77,7 @@ def _imported(path: Path) -> Iterator[Path]:
 
 
 def _files(dotted: str, where: list[str]) -> Iterator[Path]:
-    """Yield the files of the packages and the module that `dotted` names, as far as they exist in the folders `where`."""
+    """Yield the source files of the module `dotted`, such as `a.b`, and of its packages, if in the folders `where`."""
     search: list[str] | None = where
     for name in dotted.split("."):
         spec = PathFinder.find_spec(name, search) if search else None

@@ -96,7 +96,10 @@ class LatentDirichletAllocation(DividedDefaults):
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Draw topics for the tokens of the lost documents `ids`, by the topic counts of each word in `summary`."""
+        """Draw new topics for the tokens of the lost documents `ids`.
+
+        The probabilities follow the counts in `summary`: how often each word has each topic in the surviving documents.
+        """
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)

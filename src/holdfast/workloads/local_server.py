@@ -25,7 +25,9 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """An update of the blocks `ids` on one node: positions on the node (`held`) and in workers' pushes (`pieces`)."""
+    """An update of the blocks `ids` on one node, which hold the positions `held` in the arrays of the node.
+
+    `pieces` tells which workers' pushes contribute: (worker, positions in its push, positions in `ids`)."""
 
     node: int
     ids: Ids

@@ -152,7 +152,7 @@ class LogisticRegression(DividedDefaults):
         return [np.arange(first, min(first + self.batch, len(self.data.y))) for first in starts]
 
     def _chunks(self, samples: Ids) -> _Batch:
-        """Split samples into chunks sorted by class, because samples of one class have more zeros in common."""
+        """Split samples into chunks sorted by class, so that many features are zero for all samples of a chunk."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
         chunks = []
         for first in range(0, len(samples), _ROWS):

@@ -53,7 +53,9 @@ class PanelResults:
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return the relative difference in accuracy between each trial with the failure `cell` and without one."""
+        """Return each trial's accuracy with the failure `cell`, divided by its accuracy without a failure, minus 1.
+
+        The failure happens in `phase` of the training, and the accuracy is measured at the time `when`."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:

@@ -48,7 +48,7 @@ def caption(name: str) -> str:
 
 
 def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
-    """Draw the paper's figure 2: the accuracy without failures, and the work that checkpoint-restart would repeat."""
+    """Draw figure 2 of the lossy-recovery paper: accuracy without failures, and the work that a restart repeats."""
     drawn, colour = new_figure(max(4 * len(panels), 4.8), 5.6), COLOURS["baseline"]
     for panel, above, below in zip(panels, *drawn.subplots(2, len(panels), squeeze=False), strict=True):
         own = [row for row in rows if row["panel"] == panel]
@@ -72,7 +72,7 @@ def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
-    """Draw the paper's figures 3 and 4: accuracy right after a failure and an epoch later, and the slowdown."""
+    """Draw figures 3 and 4 of the lossy-recovery paper: accuracy after a failure and an epoch later, and slowdown."""
     own = [row for row in rows if row["panel"] == panel]
     drawn = new_figure(13, 9)
     places = drawn.subplots(3, len(PHASES), squeeze=False)

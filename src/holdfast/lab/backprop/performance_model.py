@@ -52,7 +52,7 @@ def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -
 
 
 def immediate_rollback(prices: Prices) -> Overhead:
-    """Return the cost of a failure if the mini-batch is replayed: new workers start, and it is trained again."""
+    """Return the cost of a failure if the mini-batch is replayed: new workers start, and train the mini-batch again."""
     return Overhead(replay=prices.minibatch, restart=prices.init)
 
 
@@ -60,8 +60,7 @@ def rollback_slowdown(*, point: float, forward: float, backward: float, update: 
     """Return the slowdown of a mini-batch that fails at the fraction `point` of backward and runs again.
 
     The slowdown is the time of both tries divided by the time of a mini-batch without a failure. The failed try
-    consists of the forward pass, and of backward and updates up to `point`, so the slowdown lies in (1, 2].
-    """
+    consists of the forward pass, and of backward and updates up to `point`, so the slowdown lies in (1, 2]."""
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
         raise BadInput(
             f"a failure must strike at a point in [0, 1] of a mini-batch that takes time (got {point:g}, "

@@ -29,11 +29,11 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return an upper bound on the cost of each trial in iterations: Theorem 3.2 for convergence rate `rate`."""
+        """Return the bound on the cost of each trial, in iterations, by Theorem 3.2 of the SCAR paper for `rate`."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return each trial's total perturbation relative to the distance left to the optimum: Δ/D in Theorem 3.2."""
+        """Return each trial's total perturbation over the distance to the optimum: Δ/D in Theorem 3.2 (SCAR paper)."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
@@ -46,7 +46,7 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials that keep the bound, to which 1 is added because costs are whole iterations."""
+        """Return the fraction of trials whose cost, counted in whole iterations, is at most the bound plus 1."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:

@@ -77,9 +77,10 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return `statistic` with an interval from resampling seeds, which is NaN if a suite has only one seed.
+    """Return `statistic` of the suites with a 95 % interval from bootstrap draws of the random seeds.
 
-    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods)."""
+    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods). The
+    interval is NaN if a suite has only one seed."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -100,7 +101,7 @@ def difference(suites: Sequence[Floats]) -> Floats:
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return the fraction by which column 0 is below column 1, both averaged over `suites`, for each bootstrap draw."""
+    """Return the fraction by which column 0 is below column 1, in means over `suites`; one for each bootstrap draw."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
@@ -157,7 +158,7 @@ class Analysis:
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return (axis, value, suites) for each value of every axis, such as the model, on which suites differ."""
+        """Return (axis, value, suites with this value) for each axis, such as the model, that has several values."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
@@ -180,8 +181,7 @@ class LossGap(NamedTuple):
 
     `loss` and `most` are the mean and the largest absolute difference of the losses at the same step. `distance` is the
     mean L2 distance of the models in snapshots of the same step. `last` is the distance of the last snapshots, divided
-    by the norm of the reference model.
-    """
+    by the norm of the reference model."""
 
     loss: float
     most: float

@@ -19,7 +19,7 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recovery method and snapshot writer; failures are injected if `fails`, and lose no samples if `is_exact`."""
+    """A recovery method and a snapshot writer. Failures are injected if `fails`, and lose no samples if `is_exact`."""
 
     recovery: str
     writer: str
@@ -52,8 +52,7 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
     """Return the line number of a TOML `key`, or of one `value` in its list; without `key`, that of the table's header.
 
     `table` is "" for keys before the first header; `nth` selects a table in an array of tables. For a table without a
-    header of its own, return the line of its first subtable. Return 0 if there is no such line.
-    """
+    header of its own, return the line of its first subtable. Return 0 if there is no such line."""
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
@@ -92,8 +91,7 @@ class Matrix:
     """The settings of a matrix of runs: each combination of data set, model and failure schedule is a suite.
 
     Each suite runs in every variant with every seed. `failures` has the failure schedules by name. `sweep` has lists of
-    values for further settings; each value makes suites of its own.
-    """
+    values for further settings; each value makes suites of its own."""
 
     steps: int
     batch: int
@@ -235,7 +233,9 @@ class _Reader:
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
     ) -> tuple[Any, ...]:
-        """Return the list `given[key]`; raise BadInput if an entry repeats or if `fits` is False for one."""
+        """Return the list `given[key]`; raise BadInput if an entry repeats or if `fits` is False for one.
+
+        The message calls the entries `what`, and refers to the line of `key` in the `nth` TOML table called `table`."""
         values = given[key]
         if not isinstance(values, list) or not values or not all(fits(value) for value in values):
             self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)

@@ -75,7 +75,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The part of `waited` spent on writing saves, on handing them to the writer, and on waiting for its full queue."""
+        """The part of `waited` spent on writing saves, on queueing them, and on waiting while the queue is full."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
@@ -156,7 +156,9 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distance between two runs' models at each step with intact snapshots of both, or None."""
+    """Return the distances between the models of two runs, for all steps of which both have an intact snapshot.
+
+    Return None if there is no such step."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)

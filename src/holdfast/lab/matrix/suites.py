@@ -92,14 +92,15 @@ def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
 def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
     """Return how many restarts a run should have: one for each step in which a failure ends a worker process.
 
-    A run that recovers without a restart still has one if the disk stays full (`enospc`).
-    """
+    A run that recovers without a restart still has one if the disk stays full (`enospc`)."""
     fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
     return len({failure.step for failure in failure_schedule(matrix, unit) if failure.kind in fatal})
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of the run `unit`, which keeps all snapshots in `checkpoints`, by default in its own folder."""
+    """Return the config of the run `unit`, which keeps all its snapshots.
+
+    They are stored at the path or URL `checkpoints`; None means in the run's own folder."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),

@@ -35,7 +35,7 @@ def tables(analysis: Analysis) -> list[ResultTable]:
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
-    """Return a table of mean metrics by variant, over the suites that pass all quality gates (the paper's table 5)."""
+    """Return a table of mean metrics by variant, over suites that pass all quality gates (ECRL paper, table 5)."""
     if not analysis.counted:
         return None
     compared = analysis.has(BLOCKING, OVERLAPPED)
@@ -52,7 +52,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return a table of the suites, sorted by the gain in goodput of overlapped over blocking saves (table 6)."""
+    """Return a table of suites, sorted by the gain in goodput of overlapped over blocking saves (ECRL table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]

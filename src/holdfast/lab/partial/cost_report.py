@@ -163,7 +163,7 @@ def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> Non
 
 
 def _bound_remark(comparison: PanelComparison) -> str:
-    """Return a remark on how well Theorem 3.2, with the estimated convergence rate, predicts the measured costs."""
+    """Return a remark on how well the bound of Theorem 3.2 of the SCAR paper predicts the measured costs."""
     costs = list(comparison.measurement.strategies.values())
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate

@@ -154,7 +154,7 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark on failures before the first full checkpoint: their costs, and how early saves affect others."""
+    """Return a remark on the costs of failures before the first full checkpoint, and of early saves in other trials."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
@@ -169,7 +169,7 @@ def _remark(split: Split) -> str:
 
 
 def figure(splits: Sequence[Split]) -> "Figure":
-    """Draw, for each model and data set, the mean costs of early and of later failures, for each approach to saving."""
+    """Draw the mean costs of early and later failures for each approach to saving, on each model and data set."""
     by_comparison = {id(split.comparison): split for split in splits}
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:

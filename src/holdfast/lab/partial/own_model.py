@@ -37,9 +37,9 @@ CAPTION = (
 class CostRow:
     """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals.
 
-    `reduction` is the fraction by which the cost is below that of full checkpoints and full recovery. `unconverged`
-    trials did not reach the criterion, and are in no mean. Unknown numbers are NaN.
-    """
+    `fraction` is the part of the state in one save, and `lost` the part that a failure loses. `reduction` is the
+    fraction by which the cost is below that of full checkpoints and full recovery. `unconverged` trials did not reach
+    the criterion, and are in no mean. Unknown numbers are NaN."""
 
     recovery: str
     policy: str
@@ -98,8 +98,7 @@ def compare(
     Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
     the additional iterations until it converges. All strategies write the same number of values: a full checkpoint
     every `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if
-    given.
-    """
+    given."""
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
         exit_if_worker_process()  # before any work, which every process would repeat

@@ -43,7 +43,7 @@ def traditional(interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare rankings of blocks at several save frequencies. A user's own model has no claims."""
+    """Run the experiment: compare rankings of blocks at several save frequencies, and check the paper's claims."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     baseline = traditional(interval)
     smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]
@@ -90,7 +90,7 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost of `ranking` at the highest save frequency, divided by that with full checkpoints."""
+    """Return the mean cost with `ranking` and the most frequent saves, over the mean cost with full checkpoints."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))

@@ -80,11 +80,11 @@ class OverheadResults:
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
 
     def share(self) -> ConfidenceInterval:
-        """Return the checkpoint wait divided by the time of the rest of an iteration, as a mean over the seeds."""
+        """Return the time that training waits for checkpoints, divided by all other time: the mean over the seeds."""
         return mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
-        """Return the time that a save adds, as a fraction of an iteration without a save, as a mean over the seeds."""
+        """Return the time that a save adds, over the time of an iteration without a save, as a mean over seeds."""
         return mean_of_few(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
 
 
@@ -92,8 +92,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """Return how many iterations earlier, on average, the losses `less` fall to each of the losses `more`.
 
     `less` and `more` have the losses of two runs by iteration, and `fails` is the iteration of the failure. Losses that
-    either run had reached by then do not count. The result is fractional, and NaN if no loss counts.
-    """
+    either run had reached by then do not count. The result is fractional, and NaN if no loss counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -104,7 +103,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint time per iteration over the median of the rest, without the first iteration."""
+    """Return the median checkpoint time divided by the median of the other time, over all iterations but the first."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 

@@ -86,8 +86,7 @@ class _Lanes:
 
     The loss of a lane is computed at every iteration. For a `steady` workload, whose loss falls ever more slowly, the
     next iteration at which to compute it is predicted from the present slope. If the criterion turns out to have been
-    met earlier, the trial runs again with its loss computed at every iteration.
-    """
+    met earlier, the trial runs again with its loss computed at every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
@@ -180,8 +179,7 @@ def iterations_to_criterion(
     """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
 
     A trial is a small description, from which `begin` computes the starting state when a lane (slot) is free. So the
-    starting states of a thousand trials never exist at once, and none is sent to another process.
-    """
+    starting states of a thousand trials never exist at once, and none is sent to another process."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
@@ -195,7 +193,9 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A picklable function that runs (index, trial) pairs in one process; indices refer to the list of all trials."""
+    """A picklable function that runs some trials in one process, given as pairs (index among all trials, trial).
+
+    `begin` computes the starting state of a trial, and `limit` is the largest number of iterations."""
 
     workload: Workload
     begin: Callable[[Any], Start]

@@ -32,8 +32,7 @@ class Outcomes:
     """One failure in a run of one workload, and its outcome under every strategy.
 
     `length` and `crossed` are the whole and the fractional iterations to convergence without the failure. `counts` are
-    the iterations from the failure to convergence, and `sizes` the perturbations that the recoveries cause.
-    """
+    the iterations from the failure to convergence, and `sizes` the perturbations that the recoveries cause."""
 
     length: int
     crossed: float
@@ -44,7 +43,9 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of trial `number` after `step` iterations of a run that converges in `length` iterations."""
+    """The failure of trial `number` after `step` iterations.
+
+    Without the failure, the run converges in `length` whole or `crossed` fractional iterations, with these `losses`."""
 
     number: int
     length: int
@@ -62,8 +63,7 @@ class Trials:
     """All trials of some workloads and strategies; call it with trial numbers to run these trials.
 
     If training is not random, all trials use the run `shared`. `limit` is the most iterations that a trial may take.
-    `known` has the iterations of finished trials. If `early` > 1, every second failure happens before step `early`.
-    """
+    `known` has the iterations of finished trials. If `early` > 1, every second failure happens before step `early`."""
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
@@ -112,8 +112,7 @@ class Trials:
 
         The step is geometric with mean half the length of the run, redrawn if it is past the end. If `early` is more
         than 1, every second failure instead has a step drawn uniformly below `early`. A run that is not shared is kept
-        only up to the failure, to save memory.
-        """
+        only up to the failure, to save memory."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
@@ -130,8 +129,7 @@ class Trials:
     def _key(self, losses: Floats, start: Start) -> str:
         """Return a digest of all that determines a trial's iterations: its start, to the last bit, and its criterion.
 
-        A changed policy, seed or workload therefore never matches an old result.
-        """
+        A changed policy, seed or workload therefore never matches an old result."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())

@@ -48,7 +48,7 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes applied every worker's push separately, not summed, and only to blocks that they held."""
+    """Check that nodes applied every push (a worker's update) separately, and only to blocks that they held."""
     rounds, count = ledger.plan.rounds, 0
     for number, by_node in sorted(ledger.applied.items()):
         for node, events in by_node.items():

@@ -107,7 +107,9 @@ class RoundCloser:
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start in round `number` once enough have registered; `last` are the previous nodes."""
+        """Announce which nodes start in round `number` (one start of all workers), once enough nodes have registered.
+
+        `last` are the nodes of the previous start, and `heard` has the heartbeats of the supervisors."""
 
         def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}

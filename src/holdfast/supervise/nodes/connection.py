@@ -144,7 +144,7 @@ def _join(connections: Iterable[Connection], within: float) -> None:
 
 
 def _cut(where: str) -> None:
-    """Shut down every socket of this process that is connected to `where`, since torch does not close its own."""
+    """Shut down every socket of this process that is connected to the address `where`; torch would leave them open."""
     host, port = split_address(where)
     for number in (int(file.name) for file in Path("/proc/self/fd").iterdir()):
         with suppress(OSError, ValueError):  # closed by now, or not a connected socket

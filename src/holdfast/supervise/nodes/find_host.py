@@ -53,7 +53,9 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the stores to try as (address, required token or None); `last` are the peers of the last start."""
+        """Return the rendezvous stores to try, best first, as (address, required token or None).
+
+        `last` are the nodes of the last start."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

@@ -57,9 +57,9 @@ class RunEndWatch:
     The end is read from the histories in `out`, if the nodes share that folder. Otherwise it is read from the histories
     that supervisors upload beside the checkpoints when they exit.
 
-    An end that was recorded before this command is ignored if the run is extended, if every command trains the script
-    again (it is only supervised), or if that end was found beside the checkpoints, where it may belong to another run.
-    """
+    An end that was recorded before this command is ignored in three cases: the run is extended; the script is only
+    supervised, so that every command trains it again; or the end was found beside the checkpoints, where it may belong
+    to another run."""
 
     def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
         self._history, self._checkpoints = out / "history", checkpoints

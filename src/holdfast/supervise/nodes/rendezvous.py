@@ -237,7 +237,9 @@ class Peers:
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node, or None until all have sent one; {} unless this node decides."""
+        """Return the last report of each other node, or None until all have sent one.
+
+        The result is {} on a node that does not decide which workers train, and for a single node."""
         return {}
 
     def announce_end(self) -> None:

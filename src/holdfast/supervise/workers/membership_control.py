@@ -151,7 +151,9 @@ class RankLog:
         self._is_replacing = False  # a worker was told to join, and has not yet
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Log the rank of each worker in a new training group; `names` has log files by member number of this node."""
+        """Log the rank of each worker in the new training group `membership`.
+
+        `names` maps the member numbers of this node's workers to the names of their log files."""
         changed = []
         for rank, number in enumerate(membership.members):
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")

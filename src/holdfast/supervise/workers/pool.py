@@ -123,7 +123,7 @@ class WorkerPool:
             worker.poll()
 
     def poll_dying(self) -> None:
-        """During a recovery, detect killed workers before the kernel has removed them entirely, which may take long."""
+        """Detect killed workers at once during a recovery, since the kernel may take long to remove them entirely."""
         self._leaving = [worker for worker in self._leaving if not worker.is_gone]
         if any(worker.task.progress.phase is Phase.RECOVERING for worker in self.running):
             for worker in self.running:

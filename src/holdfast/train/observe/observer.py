@@ -84,7 +84,7 @@ class StepObserver:
         atexit.register(self._leave)
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
-        """Observe the state before `step`, whose batch is handed out in the micro-batches `parts`."""
+        """Observe the state before `step`, which trains the samples `ids`; `parts` are its micro-batches."""
         self._observed = {
             "rank": self._rank,
             "attempt": self._attempt,

@@ -112,7 +112,7 @@ class AttemptContext:
     lock: Lock | None = None  # on the run's folder; under a supervisor, the supervisor holds it
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records that the newest snapshot, which must be that of `step`, was committed."""
+        """Return True if the history records the commit of the newest snapshot, which must be that of `step`."""
         return has_commit(self.folder, step)
 
     @property

@@ -44,7 +44,7 @@ def seeded() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of the random generators in a loader process, from which the training process continues."""
+    """The states of the random generators in a loader process; the training process sets its own generators to them."""
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]

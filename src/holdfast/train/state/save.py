@@ -56,7 +56,9 @@ class Conditions:
         return asdict(self)
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if the data differ from the snapshot's. If `warns` and `same_world`, warn of other threads."""
+        """Raise BadInput if the dataset differs from that of the snapshot, whose conditions are `saved`.
+
+        If `warns` and `same_world`, log a warning if the number of threads per worker has changed."""
         data, threads = saved.get("data"), saved.get("threads")
         if self.data is not None and data is not None and data != self.data:
             raise BadInput(
@@ -93,7 +95,9 @@ class Saves(Protocol):
         """True while a save is being written or waits to be recorded."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
-        """Save the state with which `step` begins, at data position `at`; return the seconds. `stops` marks a stop."""
+        """Save the state with which `step` begins, at data position `at`; return the seconds that training waited.
+
+        `stops` is True if the run stops after this save, and is recorded in the snapshot."""
 
     def regroup(self, settled: int | None) -> None:
         """Adapt to a changed set of ranks. Do not save before step `settled`, since some ranks may already train it."""
