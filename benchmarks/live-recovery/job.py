@@ -141,6 +141,10 @@ class Job:
         assert self.status is not None
         return self.status
 
+    def command_line(self, *arguments: object) -> None:
+        """Run another command of holdfast, such as `scale`."""
+        subprocess.run([*COMMAND, *map(str, arguments)], check=False, capture_output=True, timeout=60)
+
     def _recorded(self) -> int:
         """Return the number of bytes that the workers have written to histories and notes."""
         files = [*(self.out / "history").glob("rank-*"), *self.notes.iterdir()]

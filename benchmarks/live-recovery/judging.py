@@ -1,13 +1,18 @@
 """Checks of a run that has ended: the bits of its state and its audit."""
 
+import os
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from job import COMMAND, Job
 
 AUDITED_WITHIN = 300.0
+THREADS, FILES = 30, 120  # a new worker has some 15 threads and 80 open files
 SHARED = 16  # digits of a fingerprint that cover the state shared by all ranks
 
 
@@ -23,6 +28,21 @@ class Reference:
         return cls({(step["rank"], step["step"]): step["state"] for step in of_kind(job, "step")}, last_commit(job))
 
 
+@dataclass(frozen=True)
+class Use:
+    """The resources that one process uses; `memory` in MiB."""
+
+    threads: int
+    files: int
+    memory: float
+
+    @classmethod
+    def of(cls, pid: int) -> "Use":
+        folder = Path(f"/proc/{pid}")
+        resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return cls(*(len(list((folder / name).iterdir())) for name in ("task", "fd")), resident / 2**20)
+
+
 def of_kind(job: Job, kind: str) -> list[dict]:
     """Return the events of `kind` in the histories of all ranks."""
     return [event for tail in job.look() for event in tail.events if event["event"] == kind]
@@ -33,8 +53,8 @@ def last_commit(job: Job) -> tuple[int, str]:
     return max(((event["step"], event.get("state") or "") for event in of_kind(job, "commit")), default=(-1, ""))
 
 
-def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
-    """Yield differences between ranks after a step; under `replay` and `restart` also differences from the failure-free run."""
+def wrong_bits(job: Job, reference: Reference, *, is_exact: bool) -> Iterator[str]:
+    """Yield differences between ranks after a step; if the run `is_exact`, also from the failure-free run."""
     states: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for step in of_kind(job, "step"):
         states[step["attempt"], step["step"]].add(step["state"][:SHARED])
@@ -42,7 +62,7 @@ def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
         yield f"ranks differ after {len(different)} steps, first (attempt, step) {different[0]}"
     if last_commit(job)[0] != reference.last[0]:
         yield f"the last commit is of step {last_commit(job)[0]}, not {reference.last[0]}"
-    if strategy in ("replay", "restart"):
+    if is_exact:
         yield from _not_exact(job, reference)
 
 
@@ -53,6 +73,16 @@ def _not_exact(job: Job, reference: Reference) -> Iterator[str]:
         if step["state"] != reference.trained[step["rank"], step["step"]]:
             yield f"attempt {step['attempt']}, rank {step['rank']}, step {step['step']} is not the failure-free run's"
             return
+
+
+def leaks(job: Job, settled: float) -> Iterator[str]:
+    """Wait `settled` seconds, and yield the workers that have far more threads or open files than a new worker."""
+    time.sleep(settled)
+    for rank, pid in job.pids().items():
+        with suppress(OSError):
+            use = Use.of(pid)
+            if use.threads > THREADS or use.files > FILES:
+                yield f"rank {rank} has {use.threads} threads and {use.files} open files"
 
 
 def wrong_audit(job: Job) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
 Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
-step, under `replay` and `restart` the bits of a failure-free run, a passed audit, no process left behind. The command
-exits with 1 if anything is wrong, and keeps the folders of those runs. The same seed gives the same strikes, but the
-moment at which a strike hits a run varies.
+step, under `replay` and `restart` the bits of a failure-free run (unless the run was scaled meanwhile), a passed audit,
+no process left behind, and no threads, open files or shared memory that stay after a recovery. The command exits with 1
+if anything is wrong, and keeps the folders of those runs. The same seed gives the same strikes, but the moment at which
+a strike hits a run varies.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -21,17 +23,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from job import COMMAND, Ended, Hung, Job, interrupted, kill
-from judging import Reference, of_kind, wrong_audit, wrong_bits
+from judging import Reference, leaks, of_kind, wrong_audit, wrong_bits
+from struck import FORMS
 
 SCRIPT = Path(__file__).with_name("struck.py")
 EPOCHS, STRIKES = 15, 6  # per run: 960 steps
-COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
-STRATEGIES, MODELS = ("forward", "replay", "skip", "restart"), ("plain", "normed")
+COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "leaks", "left behind")
+STRATEGIES = ("forward", "replay", "skip", "restart")
+SCALED = "scaled down and up"
+SETTLED = 3.0  # seconds after the last recovery; then the connections of lost workers are closed
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,20 @@ class Plan:
 
     number: int
     strategy: str
-    model: str
+    form: str
     workers: int
     save_every: int
+    spares: int = 0
     strikes: tuple[Strike, ...] = ()
 
     @property
     def what(self) -> str:
-        return f"{self.strategy}, {self.model}, {self.workers} workers, a save every {self.save_every}"
+        spares = f", {self.spares} spare" if self.spares else ""
+        return f"{self.strategy}, {self.form}, {self.workers} workers{spares}, a save every {self.save_every}"
+
+    @property
+    def is_scaled(self) -> bool:
+        return any(strike.kind == SCALED for strike in self.strikes)
 
 
 @dataclass
@@ -76,15 +87,15 @@ class Tally:
     seconds: float = 0.0
 
 
-def plans(seed: int, strategies: list[str], kinds: list[str]) -> Iterator[Plan]:
-    """Yield the runs of `seed`, without end."""
-    number = 0
-    while True:
+def plans(seed: int, strategies: list[str], forms: list[str], kinds: list[str]) -> Iterator[Plan]:
+    """Yield the runs of `seed`, without end. Only a run that recovers live has spares or is scaled."""
+    for number in itertools.count():
         rng = random.Random(f"{seed} {number}")
-        plan = Plan(number, rng.choice(strategies), rng.choice(MODELS), rng.choice((3, 4)), rng.choice((7, 50, 200)))
-        strikes = tuple(_strike(rng, plan.workers, kinds) for _ in range(STRIKES))
-        yield Plan(**{**asdict(plan), "strikes": strikes})
-        number += 1
+        plan = Plan(number, rng.choice(strategies), rng.choice(forms), rng.choice((3, 4)), rng.choice((7, 50, 200)))
+        is_live = plan.strategy != "restart"
+        possible = [kind for kind in kinds if is_live or kind != SCALED]
+        strikes = tuple(_strike(rng, plan.workers, possible) for _ in range(STRIKES))
+        yield replace(plan, spares=rng.choice((0, 1)) if is_live else 0, strikes=strikes)
 
 
 def _strike(rng: random.Random, workers: int, kinds: list[str]) -> Strike:
@@ -132,6 +143,15 @@ def _kill_at_joining(job: Job, strike: Strike) -> int:
     return first + sum(kill(pid) for pid in job.children() - old)
 
 
+def _scale(job: Job, strike: Strike) -> int:
+    """Put one worker to sleep for some steps, then wake it."""
+    reached = job.reached()
+    job.command_line("scale", job.out, "--workers", job.workers - 1)
+    job.wait(lambda: any(tail.world == job.workers - 1 and tail.step > reached for tail in job.look()))
+    job.command_line("scale", job.out, "--workers", job.workers)
+    return 1
+
+
 def _hit(job: Job, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> int:
     pids = job.pids()
     return sum(kill(pids[rank], number) for rank in ranks if rank in pids)
@@ -144,6 +164,7 @@ KINDS: dict[str, Callable[[Job, Strike], int]] = {
     "SIGSTOP of one": _stop,
     "SIGKILL of a second during recovery": _kill_in_recovery,
     "SIGKILL while a replacement joins": _kill_at_joining,
+    SCALED: _scale,
 }
 
 
@@ -163,6 +184,8 @@ class Bench:
         try:
             job.start()
             _deal(job, plan, tally)
+            tally.wrong += [("leaks", problem) for problem in leaks(job, SETTLED)]
+            (job.control / "hurry").touch()
             if status := job.await_end():
                 tally.wrong.append(("stopped", f"the command ended with {status}: {job.last_lines()}"))
             else:
@@ -183,15 +206,15 @@ class Bench:
     def _job(self, plan: Plan, name: str) -> Job:
         folder = self._place / name
         options = ["--workers", plan.workers, "--recovery", plan.strategy, "--save-every", plan.save_every]
-        options += ["--max-restarts", 20, "--out", folder / "run"]
-        script = [SCRIPT, "--", plan.model, EPOCHS, folder / "control"]
+        options += ["--max-restarts", 20, "--spares", plan.spares, "--out", folder / "run"]
+        script = [SCRIPT, "--", plan.form, EPOCHS, folder / "control"]
         return Job(folder, plan.workers, [*COMMAND, "run", *map(str, options + script)], limit=self._limit)
 
     def _judge(self, job: Job, tally: Tally) -> None:
         plan = tally.plan
         found = (
             ("left behind", job.gone()),  # first: no process may run during the other checks
-            ("wrong bits", wrong_bits(job, plan.strategy, self._reference(plan))),
+            ("wrong bits", wrong_bits(job, self._reference(plan), is_exact=_is_exact(plan))),
             ("wrong audits", wrong_audit(job)),
         )
         tally.wrong += [(column, what) for column, problems in found for what in problems]
@@ -201,11 +224,11 @@ class Bench:
         tally.restarts = max(tail.attempt for tail in job.tails) - 1
 
     def _reference(self, plan: Plan) -> Reference:
-        """Return the result of the failure-free run of the same model and number of workers.
+        """Return the result of the failure-free run of the same form and number of workers.
 
         Live recovery adds uneven shares in another order than DDP does, so `restart` has a reference of its own.
         """
-        key = "restart" if plan.strategy == "restart" else "replay", plan.model, plan.workers
+        key = "restart" if plan.strategy == "restart" else "replay", plan.form, plan.workers
         with self._turn:
             if key not in self._references:
                 bare = Plan(-1, *key, save_every=50)
@@ -217,6 +240,11 @@ class Bench:
                 self._references[key] = Reference.of(job)
                 shutil.rmtree(job.folder)
             return self._references[key]
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Return True if the run must end with the bits of a failure-free run."""
+    return plan.strategy in ("replay", "restart") and not plan.is_scaled
 
 
 def _deal(job: Job, plan: Plan, tally: Tally) -> None:
@@ -233,7 +261,8 @@ def _deal(job: Job, plan: Plan, tally: Tally) -> None:
             return
         tally.struck += [strike.kind] * hit
         tally.missed += not hit
-    (job.control / "hurry").touch()
+    with suppress(Ended):
+        job.wait(lambda: job.is_whole(3, since))
 
 
 def main() -> None:
@@ -243,21 +272,31 @@ def main() -> None:
     kinds = [kind for kind in KINDS if any(word in kind for word in given.kinds)]
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     place = Path(given.keep or tempfile.mkdtemp(prefix="strikes-"))
-    bench = Bench(place, given.limit)
+    bench, shared = Bench(place, given.limit), _shared_memory()
     began, tallies = time.monotonic(), []
     with suppress(KeyboardInterrupt):  # report the runs that have ended by then
-        for tally in _all(bench, plans(given.seed, given.strategies, kinds), given, began):
+        for tally in _all(bench, plans(given.seed, given.strategies, given.forms, kinds), given, began):
             tallies.append(tally)
             _tell(tally, sum(len(done.struck) for done in tallies), given.strikes, time.monotonic() - began)
     _report(tallies, given.seed, time.monotonic() - began)
     if given.json:
         Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(tally) for tally in tallies]}))
-    wrong = any(tally.wrong for tally in tallies)
+    left = _shared_memory() - shared
+    if left:
+        print(f"left in /dev/shm: {', '.join(sorted(left))}", file=sys.stderr)
+    wrong = bool(left) or any(tally.wrong for tally in tallies)
     if wrong:
         print(f"the folders of the runs that went wrong are in {place}", file=sys.stderr)
     elif not given.keep:
         shutil.rmtree(place)
     sys.exit(1 if wrong or not tallies else 0)
+
+
+def _shared_memory() -> set[str]:
+    """Return the names of all segments of shared memory on this machine."""
+    with suppress(OSError):
+        return {path.name for path in Path("/dev/shm").iterdir()}
+    return set()
 
 
 def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began: float) -> Iterator[Tally]:
@@ -302,8 +341,10 @@ def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
     import torch
 
     struck = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
+    forms = Counter(tally.plan.form for tally in tallies)
     print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores; seed {seed}")
     print(f"{struck.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
+    print(f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}\n")
     print(f"| strike | {' | '.join(STRATEGIES)} |\n|---|{'---:|' * len(STRATEGIES)}")
     for kind in KINDS:
         print(f"| {kind} | {' | '.join(str(struck[kind, strategy]) for strategy in STRATEGIES)} |")
@@ -332,6 +373,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS), help="forms of the training script")
     parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")
     parser.add_argument("--only", type=int, nargs="*", help="only the runs with these numbers")
     parser.add_argument("--keep", help="folder for the runs; only runs with something wrong are kept")
