@@ -126,7 +126,7 @@ class Progress:
         self.numbers[12] = 1
 
     def count_post(self) -> None:
-        """Count one more collective operation that this worker has begun, and in which it may wait for all peers."""
+        """Count one more collective operation begun by this worker, in which it may have to wait for its peers."""
         self.numbers[2] += 1
 
     def add_moved(self, count: int) -> None:

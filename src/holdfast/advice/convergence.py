@@ -64,11 +64,11 @@ def _fit(means: Floats) -> tuple[Floats, Floats]:
         return ratio, after * ratio / (1 - ratio) * np.sqrt(np.clip(ratio, 0, 1))
 
 
-def _error(third: Floats) -> float:
-    """Return the standard error of the mean of autocorrelated values, by dividing them into `PARTS` batches."""
-    width = len(third) // PARTS
+def _error(values: Floats) -> float:
+    """Return the standard error of the mean of autocorrelated `values`, by dividing them into `PARTS` batches."""
+    width = len(values) // PARTS
     if width < 1:
-        return float(third.std(ddof=1) / np.sqrt(len(third)))
-    parts = third[: PARTS * width].reshape(PARTS, width).mean(axis=1)
+        return float(values.std(ddof=1) / np.sqrt(len(values)))
+    parts = values[: PARTS * width].reshape(PARTS, width).mean(axis=1)
     fall = np.polyval(np.polyfit(np.arange(PARTS), parts, 1), np.arange(PARTS))
     return float((parts - fall).std(ddof=2) / np.sqrt(PARTS))

@@ -165,7 +165,7 @@ def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None
 
 
 def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
-    """Return the extra seconds of the steps while a save is written, compared with `usual` seconds for each step."""
+    """Return how many seconds in total the steps took beyond `usual` seconds each while `save` was written."""
     first = bisect_left(attempt.steps, save.step, key=lambda step: step.number)
     if first == len(attempt.steps) or save.durable_after is None:
         return 0.0

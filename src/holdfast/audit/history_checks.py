@@ -39,7 +39,7 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each process has a new attempt number and valid event order, and each attempt only one world size."""
+    """Check that each process starts a new attempt, its events are in a valid order, and world sizes agree."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():

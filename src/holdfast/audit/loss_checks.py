@@ -186,7 +186,7 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
 
 
 def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSession) -> str | None:
-    """Return an error text if the last state of a lost member differs from the state of those who replayed its step."""
+    """Return an error text if a lost member's last state differs from that of the members that replayed its step."""
     step = memberships.void_step(session)
     if step is None or not any(e.step == step and e.strategy == "replay" for e in memberships.changes):
         return None

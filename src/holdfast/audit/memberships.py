@@ -167,7 +167,7 @@ class Memberships:
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that the lost `session` recorded but the other ranks finished without it, or None."""
+        """Return the step that the lost `session` recorded, but that the other ranks finished without it, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -333,8 +333,7 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
     """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise return None.
 
-    It joined then if it became a member at `number` or later, but before the next of the member's `departures`.
-    """
+    The session joined then if it became a member in that or a later membership, before the next of the `departures`."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as

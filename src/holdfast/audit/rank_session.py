@@ -160,7 +160,7 @@ class RankSession:
 
     @property
     def reached(self) -> int:
-        """The number of the step after the last one that this session trained."""
+        """The number of the step after the last one that this process trained."""
         last = self.steps.last
         return self.first_step if last is None else last + 1
 
@@ -175,7 +175,7 @@ class RankSession:
         return ((range(row, end), rank, world) for (row, rank, world), end in zip(self._placements, ends, strict=False))
 
     def placement(self, row: int) -> tuple[int, int]:
-        """Return the rank and world size of the session in the step at index `row`."""
+        """Return the rank and world size that this process had in the step at index `row`."""
         return self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1][1:]
 
     def add(self, what: What) -> None:

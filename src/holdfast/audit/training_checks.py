@@ -91,7 +91,7 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
 
 
 def _never_stepped_or_reduced(record: RunRecord) -> str | None:
-    """Return an error text if in the whole run no optimizer stepped, or several ranks never all-reduced gradients."""
+    """Return an error text if in the whole run no optimizer stepped, or several ranks never all-reduced a gradient."""
     sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(

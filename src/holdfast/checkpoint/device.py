@@ -130,10 +130,9 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Assign (start, end) `spans` of a file to offsets in a device buffer (clone), without the gaps between them.
+    """Lay out the (start, end) `spans` of a file in a device buffer (clone), without the gaps between spans.
 
-    Return the contiguous ranges, the clone offset of each span, and the size of the clone in bytes.
-    """
+    Return the contiguous ranges of the file, the clone offset of each span, and the size of the clone in bytes."""
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0

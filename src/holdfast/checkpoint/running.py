@@ -180,9 +180,9 @@ class RunningCheckpoint:
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
         """Choose which segments to rewrite in the next save, which will contain the blocks `incoming`.
 
-        Return the live blocks of the segments to rewrite, and the segments to keep. The total size of all segments is
-        limited to `limit` times the size of the state, or to the state plus `room` bytes if that is more.
-        """
+        Return the blocks whose newest values are in the segments to rewrite, and the segments to keep. The total size
+        of all segments is limited to `limit` times the size of the state, or to the state plus `room` bytes if that is
+        more."""
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]

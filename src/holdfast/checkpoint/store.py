@@ -345,7 +345,7 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
 
 
 def _publish_new(temporary: str, path: str) -> None:
-    """Rename file `temporary` to `path`, atomically if hard links exist; raise FileExistsError if `path` exists."""
+    """Rename file `temporary` to `path` (atomically only with hard links); raise FileExistsError if `path` exists."""
     try:
         os.link(temporary, path)
     except OSError as error:

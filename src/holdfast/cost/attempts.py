@@ -252,7 +252,7 @@ def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: AttemptStretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Return when the failure began, in seconds: between the end of the last step and the failure's detection."""
+    """Estimate when the failure began, in seconds since the run began: after the last step, before its detection."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

@@ -304,7 +304,7 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
     """Return the cost of each loss of a worker after which the other workers continued.
 
-    If an injected failure (in `struck`) caused the loss, its `id()` is added to `known`."""
+    If an injected failure (in `struck`) caused a loss, the `id()` of that failure is added to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:

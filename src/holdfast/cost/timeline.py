@@ -60,7 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield (place, event) for a rank's events. A place is (attempt, membership number), or None before it joins."""
+    """Yield (place, event) for a rank's events; place is (attempt, membership number), or None until the rank joins."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):

@@ -135,7 +135,7 @@ class RecoverableGroup(ProcessGroup):
 
     @torch.no_grad()
     def pack(self, number: int) -> None:
-        """Copy this rank's own gradients into bucket `number` again, scaled as before the failed sum."""
+        """Refill bucket `number` with this rank's own gradients, scaled as for the sum that failed."""
         for parameter, view in self._views(number):
             if parameter.grad is None:
                 view.zero_()
@@ -230,7 +230,7 @@ class ReplacedGroup(ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """The name by which functional collectives find a group; reading it makes the run restart."""
+        """The name by which functional collectives find a group; reading it raises an error that restarts the run."""
         _fall_back()
 
 

@@ -22,7 +22,7 @@ _quoted = lru_cache(maxsize=16)(json.dumps)
 
 
 def read_step(data: Mapping[str, Any]) -> Step | None:
-    """Return the step in `data`, twice as fast as `from_json`; None if `data` needs that general function."""
+    """Return the step event in `data`, or None if only the general `from_json`, which is slower, can read it."""
     try:
         numbers = (data["attempt"], data["world"], data["rank"], data["epoch"], data["cursor"], data["step"])
         effort = (data.get("reduced", 0), data.get("held", 0), data.get("stepped", 0))

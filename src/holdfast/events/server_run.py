@@ -60,7 +60,7 @@ class Pushed(NamedTuple):
 class Applied(NamedTuple):
     """Event: a node applied the updates that were computed from the input `parts` to its blocks (parts of the model).
 
-    Each update was applied once; `again` counts the repeated ones in this round that were ignored."""
+    Each update was applied once; `again` counts repeated updates in this round, which were ignored."""
 
     iteration: int
     round: int

@@ -44,7 +44,7 @@ def _mean(values: Floats, quantile: float) -> ConfidenceInterval:
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of all values. The interval comes from resampling whole rows, whose values are correlated."""
+    """Return the median of `rounds` with a bootstrap interval. Whole rows are resampled: values in a row correlate."""
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     low, high = np.percentile(np.median(rounds[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
     return ConfidenceInterval(float(np.median(rounds)), float(low), float(high))

@@ -170,7 +170,7 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state for the next step, and True if its samples are the first to be divided among `members`."""
+        """Return the state for the next step, and True if from that step on samples are divided among `members`."""
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:
@@ -187,7 +187,7 @@ class LossEffects:
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
     def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the gradient weight of `member` in a step divided among `basis` if only samples of `members` count."""
+        """Return the gradient weight of `member` in a step divided among `basis`, of which only `members` are left."""
         samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)

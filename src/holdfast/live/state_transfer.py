@@ -24,7 +24,7 @@ _TAG = 0
 
 
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Send the result of `state()` on rank `giver` to the ranks `takers`; return it if `rank` is one of them."""
+    """Send the result of `state()` from rank `giver` to the ranks `takers`; return it there, and None elsewhere."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None

@@ -21,7 +21,7 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Return the image of each index under the permutation of 0..size-1 selected by `key` (one, or one per index)."""
+    """Return the image of each index under a permutation of 0..size-1; `key` (one, or one per index) selects it."""
     if not 1 <= size <= LARGEST:
         raise BadInput(f"A permutation must have 1 to {LARGEST} elements (got {size}).")
     places = np.asarray(indexes, dtype=np.int64)

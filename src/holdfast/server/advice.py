@@ -137,10 +137,9 @@ def expected(age: Floats | float, lost: float, c: float) -> Floats:
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest possible delay in iterations after a fraction `lost` of the blocks went back `age` iterations.
+    """Return the longest delay, in iterations, if a fraction `lost` of the blocks gets values `age` iterations old.
 
-    `c` is the contraction rate; see Theorem 3.2 of Qiao et al.
-    """
+    `c` is the contraction rate; see Theorem 3.2 of Qiao et al."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 

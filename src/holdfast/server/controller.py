@@ -221,7 +221,7 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Train with bounded staleness: input parts advance separately; an iteration ends when all have done it."""
+        """Train with bounded staleness: input parts advance separately; an iteration ends when all parts finish it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:

@@ -25,7 +25,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round; `version` is the round, counted over the run, where restored blocks resume."""
+    """The current iteration and round; `version` is the next round, counted over the run, for restored blocks."""
 
     iteration: int
     round: int

@@ -105,7 +105,10 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to nodes: number and size of the blocks that moved further than `above`, in `bins` bins of `span`."""
+    """A question to each server node: a histogram of its blocks over the ranking positions in `span`.
+
+    Only blocks that changed by more than `above` count. The node returns their number and size in each of `bins` bins.
+    """
 
     above: float
     span: RankingRange

@@ -58,9 +58,8 @@ class NodeAccount(NamedTuple):
     """The state of a node and its blocks, as reported to a controller that takes over the run.
 
     `versions` has the number of the next round to apply to each block, and `saved_at` the iteration of its last save.
-    `changed` is the version of the partition map when the node last gained or lost blocks, and `credit` the unspent
-    save budget.
-    """
+    `changed` is the version of the partition map when the node last gained or lost blocks, `credit` the unspent save
+    budget, and `chosen` the last iteration after which blocks were chosen to be saved."""
 
     ids: Ids
     versions: Ids
@@ -122,8 +121,8 @@ class ServerNode:
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
         """Buffer the update `push`, computed from input part `part`, until the round `when` is committed.
 
-        Return the number of its blocks to which the round has not been applied yet. `map_version` must not be outdated.
-        """
+        A round is one exchange of updates between workers and nodes. Return how many blocks of `push` do not have that
+        round's updates yet. `map_version` must not be outdated."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
@@ -166,7 +165,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Buffer the blocks that `verdict` selects, as saved at `step`; `credit` is the budget left for later saves."""
+        """Buffer the blocks that `verdict` selects for the save after `step`; `credit` is the unspent budget."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates

@@ -22,7 +22,9 @@ class BlocksMoved(Exception):
 
 
 class HeldBlocks(NamedTuple):
-    """Blocks of a node, with the next round to apply: in `versions`, or with staleness, for each worker in `seen`."""
+    """Blocks of a node with their current values, their last saved values, and the iterations of these saves.
+
+    `versions` has the next round to apply to each block. With staleness, `seen` has that round for each worker."""
 
     ids: Ids
     values: Arrays
@@ -35,7 +37,8 @@ class HeldBlocks(NamedTuple):
 class AppliedCommit(NamedTuple):
     """The effect of committing a round (one step of updates) on the blocks of a node.
 
-    The round was applied to `ids` now, and to `ignored` before. `behind` lack an earlier round and are unchanged."""
+    The round was applied to the blocks `ids` now, and to `ignored` before. The blocks `behind` lack an earlier round
+    and are unchanged."""
 
     ids: Ids  # have this round applied now, with or without a push
     ignored: Ids  # had this round applied before
@@ -121,7 +124,7 @@ class Shard:
         return result
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's update for round `when`, except to blocks that have it; return the changed blocks."""
+        """Apply a worker's update for round `when` to blocks that do not have it yet; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)

@@ -15,7 +15,7 @@ from holdfast.history.log import read_history
 
 
 class Status(NamedTuple):
-    """The progress of a run, as its controller reports it to the driver, and its request for new members (`wanted`)."""
+    """The progress of a run, from its controller; `wanted` requests new members: (kind, count, request number)."""
 
     iteration: int = 0
     loss: float | None = None

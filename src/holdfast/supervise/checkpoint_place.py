@@ -53,10 +53,10 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Check that `place` can be used, and return its contents.
+        """Check that the place for checkpoints (a directory or URL) can be used, and return its contents.
 
-        Raise a HoldfastError if `place` cannot be written, or if earlier snapshots of this run are elsewhere. If there
-        are other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report."""
+        Raise a HoldfastError if it cannot be written, or if earlier snapshots of this run are elsewhere. If there are
+        other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)

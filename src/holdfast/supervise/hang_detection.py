@@ -147,11 +147,10 @@ class HangDetector:
     def look(
         self, workers: Sequence[WorkerLook], now: float, processor: Processor, remote: RemoteProgress
     ) -> list[Hang]:
-        """Return the workers that hang, judged by their present progress and earlier calls.
+        """Return the workers that hang, judged by their progress now and in earlier calls.
 
         `processor` returns the CPU seconds used by a worker process, given its `seat` number; `remote` is the progress
-        on other nodes.
-        """
+        on other nodes."""
         moved = remote.moved + sum(worker.moved for worker in workers)
         groups = awaited(workers, remote.place)
         some_run = not all(worker.stopped for worker in workers)

@@ -32,7 +32,7 @@ HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio",
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import torch, the training code and the modules `preload` (also from `beside`), so that workers start faster."""
+    """Import torch, the training code and the modules `preload` (also from folder `beside`) once for all workers."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
@@ -56,10 +56,9 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return those that are new.
+    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return the newly imported ones.
 
-    A library that raises an error is skipped here: the script will import it again and may expect the error.
-    """
+    A library that raises an error is skipped here: the script will import it again and may expect the error."""
     names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -95,10 +95,9 @@ def sgd_iterations(
 ) -> float:
     """Return the iteration from which SGD's error bound stays below `epsilon`; infinite if that is later than `limit`.
 
-    The error is the root mean square distance to the optimum, which is `distance` at the start. `alpha` is the
-    schedule of step sizes, which must not increase, and `gradient` is the paper's bound G on the gradients. A
-    perturbation of size `sizes[i]` is added at iteration `steps[i]`.
-    """
+    The error is the root mean square distance to the optimum, which is `distance` at the start. `alpha` is the schedule
+    of step sizes, which must not increase, and `gradient` is the bound G on the gradients in the paper of Qiao et al. A
+    perturbation of size `sizes[i]` is added at iteration `steps[i]`."""
     # With r[k] = √E‖y[k] - x*‖² and s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], so by (15) r[k+1]²
     # ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². (The analogue printed in appendix B.2 adds ‖δ‖, a length, to α²G², a square,
     # and drops the cross term 2 r s.) By Jensen E‖y - x*‖ ≤ r, so r < ε is enough. Once r < ε and α G² ≤ ε², it stays so.

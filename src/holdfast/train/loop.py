@@ -165,7 +165,7 @@ class Boundary:
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
-        """Change members, save or stop if it is due before `step`; return the seconds that a save delayed training."""
+        """Do what is due before `step` (change members, save, stop); return the seconds training waited for a save."""
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
         if step < self._free_until and not self.stopping.wanted and self.gate.passes(step):
             stall = 0.0

@@ -28,8 +28,8 @@ from holdfast.live.recovery import LiveRecovery
 class Replica:
     """A replicated model, with the weight of this rank's gradients and counts of its backward passes.
 
-    `meanwhile` is called in every backward once the last sum has begun, while the ranks exchange gradients.
-    """
+    `meanwhile` is called in every backward after the last gradient all-reduce has started, while ranks exchange
+    gradients."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Call `posted(works, buckets)` in every backward: before the first gradient all-reduce and after each starts.
+        """Call `posted(works, buckets)` in every backward: before the first all-reduce and after the start of each.
 
-        `works` are the all-reduces started so far, and `buckets` is the number of gradient buckets, one for each.
+        `works` are the gradient all-reduces started so far, one for each of the `buckets` gradient buckets in the end.
         """
         if self._group:
             self._group.watch = posted

@@ -148,19 +148,18 @@ class Run:
     def stop(self) -> None:
         """End the run at the next step boundary: its state is saved, and the loop ends.
 
-        It is enough that one rank calls this. Called after the batches of an epoch, it ends the run with that epoch.
-        """
+        It is enough that one rank calls this. If it is called after the last batch of an epoch, the run ends with that
+        epoch."""
         if self._session.stopping is None:
             raise BadInput("call batches() or epochs() before stop(): there is no loop to end yet.")
         self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
-        """Return an iterator over `steps` steps in which the script itself draws samples; `batch.data` is how many.
+        """Return an iterator over `steps` steps in which the script itself draws samples, `batch.data` in number.
 
         Draw from torch's, numpy's or Python's generators inside the step that trains the samples. The generators are
         seeded for each step, so after a failure the same world size draws the same samples. The audit counts the
-        samples, but cannot check which ones they were.
-        """
+        samples, but cannot check which ones they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len

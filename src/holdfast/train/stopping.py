@@ -74,7 +74,7 @@ class Stopping:
         return True
 
     def agree(self, step: int) -> None:
-        """At the end of an epoch, before `step`, set `wanted` on all ranks if the script of any called run.stop()."""
+        """At the end of an epoch, before `step`, set `wanted` on all ranks if any rank called run.stop()."""
         if self._ranks.size > 1:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 

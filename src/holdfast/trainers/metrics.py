@@ -22,7 +22,7 @@ class RunningSums:
         self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """Return a replacement for `before`, Lightning's logged values; values added to it continue restored sums."""
+        """Return a replacement for `before`, Lightning's logged values; new entries continue their restored sums."""
         continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -34,7 +34,7 @@ class RunningSums:
         return self._logged
 
     def names(self) -> list[list[str]]:
-        """Return the kind (metric or logged), owner and name of each sum, in the order of the numbers from `take`."""
+        """Return the kind (metric or logged), owner and name of each running sum, in the order of `take`."""
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:

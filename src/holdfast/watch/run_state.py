@@ -100,7 +100,7 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The number of steps that would be restored after a failure now."""
+        """The number of steps in the last committed state, to which a failure now would return."""
         return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property

@@ -51,7 +51,7 @@ class DividedWorkload(Workload, Protocol):
         """Return the sorted numbers of the blocks to pull in `round`, or to measure the loss if `round == rounds`."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of its blocks, such as counts; workers get the sum over all nodes. Mostly empty."""
+        """Return a node's summary of its blocks, such as counts (often empty); workers get the sum over all nodes."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return a worker's update from its input `part`, the `pulled` blocks and the sum of all nodes' summaries."""

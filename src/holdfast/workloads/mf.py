@@ -56,10 +56,9 @@ class MatrixFactorization(DividedDefaults):
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """Return the distance of each block times the norm of the other factor: its effect on the product LR.
+        """Return how far each block moved, times the norm of the other factor: the effect on the product LR.
 
-        L and R have no scale of their own, so plain distances would favour saving the larger factor.
-        """
+        L and R have no scale of their own, so plain distances would favour saving the larger factor."""
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
@@ -82,7 +81,7 @@ class MatrixFactorization(DividedDefaults):
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return the sum of the squared values in `held`, the surviving blocks; `fresh` tests if it is 0."""
+        """Return the sum of squares of `held`, the values of surviving blocks; it is 0 only if all of them are 0."""
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
@@ -108,7 +107,7 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the blocks a worker needs: its rows of L and all of R; in round 1 its columns of R and all of L."""
+        """Return the blocks a worker needs: its columns of R and all L in round 1, else its rows of L and all R."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 

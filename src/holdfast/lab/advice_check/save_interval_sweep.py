@@ -35,7 +35,7 @@ class Sweep:
 
     @property
     def means(self) -> Floats:
-        """The mean goodput (useful steps per second) at each save interval, over the repeats."""
+        """The mean relative goodput at each save interval, over the repeats."""
         return np.asarray(self.goodput.mean(axis=0))
 
     @property

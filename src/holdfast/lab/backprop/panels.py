@@ -61,7 +61,7 @@ class BackpropPanel:
     note: str = ""
 
     def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        """Return the training task of this panel: its small version if `quick`. Data sets are in the folder `data`."""
+        """Return the training task of this panel (model and data set in folder `data`): a small one if `quick`."""
         return self.quick(data) if quick else self.full(data)
 
 

@@ -61,7 +61,9 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: test accuracy by epoch without failures (`curve`), and by phase, failure and time with a failure."""
+    """One trial: test accuracy by epoch without failures (`curve`), and the `accuracy` after each simulated failure.
+
+    The keys of `accuracy` are (phase of training, failure, time of the measurement)."""
 
     curve: list[float]
     accuracy: dict[tuple[str, FailureCase, str], float]

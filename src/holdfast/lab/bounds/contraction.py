@@ -28,7 +28,7 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A convergence rate: either `proved` to satisfy Theorem 3.2, or fitted, with the range from `low` to `high`."""
+    """A convergence rate: `proved` to satisfy Theorem 3.2 of the SCAR paper, or fitted, within `low` to `high`."""
 
     proved: bool
     low: float

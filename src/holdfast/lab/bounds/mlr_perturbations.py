@@ -49,7 +49,7 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Measure how many more iterations training needs after each of `deltas` (norms: `sizes`) is added."""
+        """Measure how many more iterations training needs if `deltas[i]` (norm `sizes[i]`) is added to the weights."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(

@@ -50,12 +50,12 @@ class PerturbedTrials:
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return the cost of each trial over its bound in Theorem 3.2; 1 is the worst case that the theorem allows."""
+        """Return each trial's cost divided by its bound (Theorem 3.2 of the SCAR paper), so at most 1 in theory."""
         return self.costs / self.bounds(rate)
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that the fraction `at_least` of the trials cost no more than the paper's bound at `rate`."""
+    """Return the claim that a fraction `at_least` of the trials cost at most the bound of Theorem 3.2 at `rate`."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "

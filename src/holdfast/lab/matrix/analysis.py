@@ -38,7 +38,7 @@ class GateFailure:
 
 
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Return every quality gate that a run of `suite` does not pass."""
+    """Return every quality gate (test of validity) that a run of `suite` does not pass."""
     failures: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
@@ -140,7 +140,7 @@ class Analysis:
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
-        """Return the runs of `suite` in one variant, in the order of the seeds."""
+        """Return the runs of `suite` with the recovery method `variant`, in the order of the seeds."""
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:

@@ -133,7 +133,7 @@ def sweep(analysis: Analysis) -> "Figure":
 
 
 def distance(analysis: Analysis) -> "Figure":
-    """Draw the mean distance of each variant's models from those of the reference run, over the steps."""
+    """Draw how far each variant's models are from those of the run without failures, on average, by step."""
     figure, axes = _figure(6.4, 4.0)
     for variant in [name for name in analysis.variants if name != REFERENCE]:
         distances: defaultdict[int, list[float]] = defaultdict(list)

@@ -166,7 +166,7 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the L2 distance between the models in `folder` and `reference` at `step`, and the latter's norm.
+    """Return `step`, the L2 distance of the models in `folder` and `reference` at `step`, and the reference's norm.
 
     Only floating-point values count. Return None if a snapshot is damaged, for example by an injected storage fault."""
     try:

@@ -89,7 +89,7 @@ def sliced(analysis: Analysis) -> ResultTable | None:
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
-    """Return a table of goodput, stall and wall-clock time by suite and variant (the paper's table 8)."""
+    """Return a table of goodput, stall and wall-clock time by suite and variant (table 8 of the ECRL paper)."""
     columns = [*_axes(analysis)]
     for what in ("steps/s", "stall, s", "wall, s"):
         columns += [f"{variant}, {what}" for variant in analysis.variants]

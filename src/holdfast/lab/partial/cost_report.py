@@ -75,7 +75,7 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on where the chosen panels differ from the paper's; none for quick runs and the user's model."""
+    """Return notes on how the chosen panels differ from the SCAR paper's; none for quick runs or the user's model."""
     return [] if options.quick or options.workload is not None else panel_notes(options.panels)
 
 
@@ -110,7 +110,7 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Return a figure with axes for each panel, up to four in a row, filled by `draw`; `across` labels the x axes."""
+    """Return a figure with a plot for each of `panels`, four in a row, filled by `draw`; `across` labels the x axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
@@ -179,7 +179,7 @@ def _bound_remark(comparison: PanelComparison) -> str:
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
-    """Draw every trial as a point, at its bound by Theorem 3.2 (x) and its measured cost (y)."""
+    """Draw every trial as a point: its bound by Theorem 3.2 of the SCAR paper (x) and its measured cost (y)."""
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:
         strategies = comparison.measurement.strategies

@@ -26,7 +26,7 @@ class Panel:
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on how panels (models with data sets) differ from the paper's, on all panels if `names` is empty."""
+    """Return notes on how the panels `names` (models with data sets), by default all, differ from the SCAR paper's."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen_panels(names) if panel.name in NOTES]
 
 

@@ -87,7 +87,7 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
-    """Return a remark on each fraction of lost blocks that costs more than a larger fraction, also by failure time."""
+    """Return a remark for each fraction of lost blocks that costs more than the next larger fraction."""
     lines = []
     for less, more in pairwise(LOST):
         extra = mean(-_saved(panel, less, more, interval))

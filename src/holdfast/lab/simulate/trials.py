@@ -111,8 +111,8 @@ class Trials:
         """Return the failure of trial `number` in `run`, at a random step.
 
         The step is geometric with mean half the length of the run, redrawn if it is past the end. If `early` is more
-        than 1, every second failure instead has a step drawn uniformly below `early`. A run that is not shared is kept
-        only up to the failure, to save memory."""
+        than 1, every second failure instead has a step drawn uniformly below `early`. If `runs` is None, `run` belongs
+        to this trial alone, and only its states up to the failure are kept."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))

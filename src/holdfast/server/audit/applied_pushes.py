@@ -34,7 +34,7 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that held blocks in round `number` but did not record that they applied its updates."""
+    """Return the nodes that own blocks in `tenure` but did not record that they applied round `number`."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -72,7 +72,7 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """Return a message if a node did not apply the updates of round `number` and the history does not declare this."""
+    """Return a message if a node did not apply the updates of round `number`, and they are not recorded as dropped."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -127,7 +127,7 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return each input part's newest push in round `number`, up to the newest partition map that nodes applied."""
+    """Return the newest push of each input part in round `number`, except pushes by a newer map than nodes applied."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}

@@ -47,7 +47,7 @@ class NodeRegistration(TypedDict):
 
 
 class RoundResult(TypedDict):
-    """The message that ends a rendezvous round: the nodes that start and their store, or the reason if `refused`."""
+    """The message that ends a rendezvous: the nodes that start and the address of their store, or why `refused`."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round

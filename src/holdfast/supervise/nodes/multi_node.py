@@ -171,7 +171,7 @@ class MultiNodeRendezvous(Rendezvous):
         raise TooFewNodes
 
     def _while_waiting(self) -> None:
-        """Raise RunEnded if the run has ended without this node; after a while, say once which nodes are missing."""
+        """Raise RunEnded if the run has ended without this node; after a while, print once which nodes are missing."""
         now = time.monotonic()
         if now - self._looked >= self._finder.look_every:
             if verdict := self._run_end.look():
@@ -198,7 +198,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._at = None
 
     def _wait_here(self, workers: int, until: float) -> RoundResult | None:
-        """Register the node for the next start of all nodes; return its result, or None if there is none by `until`."""
+        """Register this node for the next start of all nodes; return the result, or None if none comes by `until`."""
         connection = self._connection
         greeting: NodeRegistration = {
             "node": self._node.rank,

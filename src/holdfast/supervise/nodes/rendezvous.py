@@ -258,7 +258,7 @@ class Peers:
         return True
 
     def exchange_progress(self, progress: JSON) -> list[Any]:
-        """Send the progress of this node's workers to the other nodes, and return what each of them last sent."""
+        """Send the progress of this node's workers to the other nodes; return the latest progress of each of them."""
         return []
 
     def lost(self, *, suspected: bool = False) -> list[int]:

@@ -108,7 +108,7 @@ class Members:
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Publish a membership closer to the wanted size by adding or suspending workers, if possible."""
+        """Publish and return a membership closer to the wanted size than `inside`; None if no worker can be added."""
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -249,7 +249,7 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and enough
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (at first equal to ranks) of the workers on other `nodes` than this one."""
+        """Return the member numbers (at first equal to ranks) of the workers that `nodes` have reported."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)

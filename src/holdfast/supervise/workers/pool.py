@@ -63,7 +63,7 @@ class WorkerPool:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
     def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
-        """Fork a worker process numbered `seat`, which is its rank, or only an identifier if it `joins` later."""
+        """Fork worker process number `seat`; this is also its rank, unless it `joins` the training later."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -135,10 +135,10 @@ class WorkerPool:
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally; kill the spares, which wait to join, in this case.
+        """Return True if all training workers have exited normally; in this case kill the spare workers.
 
-        If this node has only spares, return False until workers of other nodes have finished (`others_are_ending`).
-        """
+        If this node has only spares, which wait to join, return False until workers of other nodes have finished
+        (`others_are_ending`)."""
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
         if not exits and not others_are_ending:
             return False

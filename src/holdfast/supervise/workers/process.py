@@ -61,7 +61,7 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Set `exit` if the process has exited. Only this method does, so that joint deaths are seen together."""
+        """Set `exit` if the process has exited. Nothing else sets it, so joint deaths are noticed together."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)

@@ -217,7 +217,7 @@ def tree_digest(flat: FlatState) -> str:
 
 
 def listed(differences: list[str]) -> str:
-    """Return the first few differences in one line, and how many more there are."""
+    """Return one line of text with the first few of `differences` and the number of the others."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
