@@ -99,7 +99,7 @@ class Progress:
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of step boundaries and of collectives to those of the peer whose state was received."""
+        """Set the counts of steps (`boundaries`) and collectives begun to those of the peer that sent its state."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:

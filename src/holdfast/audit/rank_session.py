@@ -131,7 +131,7 @@ class StepColumns:
 
 
 class RankSession:
-    """The events of one process of a rank. `error` describes its first event that is invalid at that point, if any."""
+    """The events of one process of a rank. `error` describes the first event that is invalid in its place, if any."""
 
     def __init__(self, who: str, rank: int, opened: Open | None) -> None:
         self.who, self.rank = who, rank

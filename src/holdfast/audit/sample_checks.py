@@ -184,7 +184,7 @@ def _find_defects(record: RunRecord) -> _Defects:
 
 
 def _duplicated(record: RunRecord) -> list[int]:
-    """Return the steps that one rank, or two attempts, trained twice without a rollback in between."""
+    """Return the steps that were trained twice, by one rank or in two attempts, without a rollback in between."""
     found = list(record.trained.values())
     for attempt in record.trained:
         by_rank: defaultdict[int, list[Numbers]] = defaultdict(list)

@@ -48,8 +48,7 @@ class ByteRun:
 class Sender:
     """A copier of tensors from one CUDA device to a `HostImage` (host buffer), through a clone on the device.
 
-    The memory of the clone is kept between saves, because training could otherwise allocate it.
-    """
+    The memory of the clone is kept between saves, so that training cannot use it up in the meantime."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -22,8 +22,7 @@ def young_interval(dump: float, mtbf: float) -> float:
 def daly_interval(dump: float, mtbf: float) -> float:
     """Return Daly's (2006) optimal seconds of work between saves, a refinement of `young_interval`.
 
-    A save takes `dump` seconds. The result is `mtbf` if `dump` is twice that or more.
-    """
+    A save takes `dump` seconds. If `dump` is at least twice `mtbf`, the result is `mtbf`."""
     young = young_interval(dump, mtbf)
     if dump >= 2 * mtbf:
         return mtbf
@@ -37,8 +36,7 @@ def expected_run_time(
     """Return the expected run time in seconds for each `interval` between saves, by Daly's formula (2006).
 
     The job has `solve` seconds of work, a save takes `dump` seconds and a restart `restart` seconds. Failures are a
-    Poisson process with a mean of `mtbf` seconds between them.
-    """
+    Poisson process with a mean of `mtbf` seconds between them."""
     work = np.asarray(interval, dtype=np.float64)
     if not np.all(work > 0):
         raise BadInput(f"the interval between saves must be greater than 0 (got {np.min(work):g} s).")
@@ -51,7 +49,9 @@ def expected_run_time(
 
 
 def expected_waste(interval: npt.ArrayLike, *, dump: float, mtbf: float, restart: float = 0.0) -> Floats:
-    """Return the expected fraction of time lost to saves (`dump` seconds each) and failures, for each `interval`."""
+    """Return the expected fraction of time lost to saves and failures, for each `interval` between saves in seconds.
+
+    A save takes `dump` seconds, and a restart `restart` seconds."""
     return np.asarray(1 - 1 / expected_run_time(interval, solve=1.0, dump=dump, mtbf=mtbf, restart=restart))
 
 

@@ -59,7 +59,7 @@ class BoundaryGate:
             return True
 
     def wait(self, owner: object) -> int:
-        """Make training wait at the next gate, on behalf of `owner`; return the step that follows this gate."""
+        """Make training stop between two steps, on behalf of `owner`; return the step before which it will stop."""
         with self.lock:
             self.waiting.add(owner)
             return self.next

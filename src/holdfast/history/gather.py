@@ -62,8 +62,7 @@ def last_attempt(store: Store) -> int:
 def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[list[Path]]:
     """Yield the files of one history, at `paths` and in `store`, merged into one file for each writer.
 
-    Files that are fetched or merged are put into a temporary folder, which is removed afterwards.
-    """
+    Files that are fetched or merged are put into a temporary folder, which is removed afterwards."""
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
         if store:
@@ -124,7 +123,9 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the history files of one process, by attempt. Return the merged file and any file of unfinished lines."""
+    """Merge the history files of one process into one file in `folder`, sorted by attempt; return its path.
+
+    Unfinished last lines go to further files, whose paths are also returned. A single file is returned unchanged."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)

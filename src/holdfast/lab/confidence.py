@@ -56,7 +56,7 @@ def finite(costs: Floats) -> Floats:
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the entries of `costs` and `others` for the trials that converged under both strategies."""
+    """Return the entries of `costs` and `others`, two strategies' costs by trial, for trials that converged in both."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 

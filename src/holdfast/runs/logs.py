@@ -30,7 +30,7 @@ class WorkerLog:
 
     @property
     def order(self) -> tuple[str, int, bool]:
-        """A sort key: first workers from the start by rank, then those that joined later; stdout before stderr."""
+        """A sort key: workers of the first start by rank, then workers that joined later; stdout before stderr."""
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 

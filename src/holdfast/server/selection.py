@@ -139,7 +139,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The controller's decision: save blocks up to ranking position `last`, if they moved further than `above`."""
+    """The controller's decision: save the blocks ranked up to position `last`, if they changed by more than `above`."""
 
     above: float
     last: Place

@@ -98,7 +98,7 @@ class Shard:
         return self._summary
 
     def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer a worker's update until round `when` is committed; return the blocks that this commit will change."""
+        """Buffer a worker's update until the end of round `when`; return the blocks that it will change then."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):

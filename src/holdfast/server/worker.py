@@ -45,7 +45,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon an update of the model: `nodes` are lost or, if `nodes` is empty, blocks changed nodes."""
+    """Raised to abandon an update of the model, because `nodes` are lost or, if `nodes` is empty, blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)

@@ -72,10 +72,10 @@ class RaisedException:
 class WorkerExit:
     """The end of one worker, or its state if it still runs.
 
-    `exit` is its exit status, or the negative number of the signal that killed it, or None while it runs. `midway`: it
-    exited with 0 before its training loop ended. `hung`: why it counts as hung, or empty. `place` is its position as
-    (step boundaries passed, collectives begun since), `idle` the seconds since its last progress, and `log` its stderr
-    file."""
+    `exit` is its exit status, or the negative number of the signal that killed it, or None while it runs. `midway` is
+    True if it exited with 0 before its training loop ended. `hung` is the reason why it counts as hung, or empty.
+    `place` is its position as (step boundaries passed, collectives begun since), `idle` the seconds since its last
+    progress, and `log` its stderr file."""
 
     rank: int
     local_rank: int

@@ -51,7 +51,7 @@ class WorkerLook:
 
     @property
     def place(self) -> Place:
-        """The position as (steps finished, collectives begun since then); a larger tuple is further ahead."""
+        """The worker's position as (steps finished, collectives begun since then); a larger tuple is further ahead."""
         return self.boundaries, self.posted
 
 
@@ -177,7 +177,7 @@ class HangDetector:
 
     @property
     def soon(self) -> float | None:
-        """The shorter deadline, in seconds, for an idle worker that peers wait for; None if there is none."""
+        """The deadline, in seconds, for an idle worker that peers wait for; None if only the usual deadlines apply."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))

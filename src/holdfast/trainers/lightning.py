@@ -128,7 +128,7 @@ class _Protection:
         return fit(*args, **options)
 
     def _begin(self, restore: Callable[[], None]) -> None:
-        """Call Lightning's own `restore`; for a fit, then restore this run's state and replace the training loader."""
+        """Call Lightning's own `restore`; in `fit`, also restore this run's state and replace the training loader."""
         restore()
         trainer = self._trainer
         if trainer.state.fn != "fit":

@@ -22,7 +22,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """The positions of the blocks `ids`, in ascending order, in arrays that contain only these blocks."""
+    """The positions of the blocks `ids` in arrays that contain only these blocks, in ascending order of their ids."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)

@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class RoundId(NamedTuple):
-    """An iteration, a round within it, and the random seed of the run (`stream`)."""
+    """The identity of a round (update of the model): iteration, number within it, and seed of the run (`stream`)."""
 
     iteration: int
     round: int

@@ -132,7 +132,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Draw new topics for the worker's documents; changes by other workers are seen in the next sweep."""
+        """Return newly drawn topics for the worker's documents; other workers see the changes in the next sweep."""
         topics: Topics = _topics(pulled).copy()
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
         # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
@@ -146,7 +146,7 @@ class LatentDirichletAllocation(DividedDefaults):
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss of this worker's documents and words. Worker 0 adds the terms of the topic totals."""
+        """Return the loss of this worker's documents and words; worker 0 adds the part that depends on topic totals."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()

@@ -25,7 +25,7 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """An update of the blocks `ids` on one node, which hold the positions `held` in the arrays of the node.
+    """An update of the blocks `ids` on one node; `held` are the positions of these blocks in the arrays of the node.
 
     `pieces` tells which workers' pushes contribute: (worker, positions in its push, positions in `ids`)."""
 

@@ -128,7 +128,7 @@ class MatrixFactorization(DividedDefaults):
         return float(_square_residual(part.square, part.by_user, left, right)[0])
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the square root of the sum of the workers' squared residuals."""
+        """Return the total loss: the square root of the sum of `measures`, the workers' squared residuals."""
         return float(np.sqrt(max(sum(measures), 0)))
 
     def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:

@@ -117,7 +117,7 @@ class OneStateAdapter:
 
     @cached_property
     def criterion(self) -> float:
-        """The convergence criterion as a number; for a `LossAt`, the loss at its iteration of a run without failure."""
+        """The convergence criterion as a number: for a `LossAt`, the loss at that iteration without failures."""
         criterion = self._model.criterion
         if not isinstance(criterion, LossAt):
             return float(criterion)

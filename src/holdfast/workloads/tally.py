@@ -51,7 +51,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Count topics by group of tokens: tokens `groups[g]:groups[g+1]` of `tokens` are added to `counts[g]`."""
+    """Add to `counts[g]` how many tokens of group g, `tokens[groups[g]:groups[g+1]]`, have each topic."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)
@@ -73,11 +73,10 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count how often each of `number` topics occurs in each group of tokens.
+    """Count how often each of `number` topics occurs in each group of tokens, for every chain (last axis of `topics`).
 
-    Return the sum of `table[count + 1]` over all these counts, and the total of each topic. Both have one entry for
-    each chain (the last axis of `topics`).
-    """
+    Group g has the tokens `tokens[groups[g]:groups[g+1]]`. Return the sum of `table[count + 1]` over these counts for
+    each chain, and the number of tokens of each topic and chain."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
     counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)

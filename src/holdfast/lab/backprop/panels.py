@@ -21,8 +21,7 @@ class TrainingTask:
     """A network, its samples and hyperparameters; failures happen in the middle of the epochs in `phases`.
 
     `share` is the number of samples that a worker trains per mini-batch, and `rate` the learning rate. If `whole`,
-    mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory.
-    """
+    mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory."""
 
     data: str
     build: "Callable[[], nn.Module]"
@@ -52,7 +51,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """A network on a data set. `full` and `quick` load a large and a small task; `epoch` is given in mini-batches."""
+    """A network on a data set. `full` and `quick` load a large and a small task. An epoch has `epoch` mini-batches."""
 
     name: str
     full: Load

@@ -16,12 +16,12 @@ from holdfast.lab.simulate.strategy import Strategy
 class ReductionFacts:
     """Measurements that may explain by how much one strategy reduces the cost of failures on one model and data set.
 
-    A failure before the first full checkpoint restores the initial state, so it says nothing about the saves. `early`
-    counts such failures; `later` is the cost reduction in the other trials, or in all if there are no others. In these
-    trials, `smaller` is the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by
-    relative distance. `whole` is the reduction over all trials in whole iterations, as in the paper. `concentration` is
-    the share of the movement in the blocks of one save. `largest` (block) and `budget` (of a save) are fractions of all
-    values."""
+    `early` counts failures before the first full checkpoint, which restore the initial state and say nothing about the
+    saves. `later` is the cost reduction in the other trials (in all, if there are no others). In these trials,
+    `smaller` is the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by relative
+    distance. `whole` is the cost reduction over all trials in whole iterations, as in the paper. `concentration` is the
+    share of the movement in the blocks of one save. `largest` is the size of the largest block, and `budget` that of a
+    save, as fractions of all values."""
 
     trials: int
     whole: float

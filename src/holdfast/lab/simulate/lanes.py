@@ -111,7 +111,7 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration of every trial. Pass those that converged or reached `limit` to `finish`; replace them."""
+        """Run one iteration of every trial; report trials that converged or reached `limit`, and replace them."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1

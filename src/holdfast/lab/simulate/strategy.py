@@ -99,7 +99,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A failure after iteration `step`, or no failure if `strategy` is None; `number` determines the random seed."""
+    """A trial with a failure after iteration `step`, or without one if `strategy` is None; `number` seeds its draws."""
 
     strategy: Strategy | None
     step: int

@@ -24,7 +24,7 @@ class Tenure:
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """The blocks that each node owns, as the count and a digest of their numbers."""
+        """For each node, the number of blocks that it owns and a digest of their ids."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
@@ -76,9 +76,9 @@ class Ownership:
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """Begin a new tenure (a period in which blocks keep their owners) if owners have changed.
+        """End the current tenure (a period in which blocks keep their owners) and begin the next if owners changed.
 
-        If the last tenure contains no round, the new one replaces it, unless `keep_all`."""
+        If the current tenure contains no round, the new one replaces it, unless `keep_all`."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:

@@ -44,7 +44,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to the first reachable store that nodes should prefer to the one at `here`, or None."""
+        """Return a connection to the first reachable store that nodes prefer to the store at `here`, or None."""
         for where, token in self._places(last):
             if where == here:
                 return None

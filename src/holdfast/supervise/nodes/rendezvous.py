@@ -199,7 +199,7 @@ class RoundInfo:
 
 
 class RunEnded(Exception):
-    """Raised if the run is over; the text is the verdict as JSON, or empty if the other nodes left none."""
+    """Raised if the run is over. The message is the verdict as JSON, or empty if the other nodes left no verdict."""
 
 
 class TooFewNodes(Exception):

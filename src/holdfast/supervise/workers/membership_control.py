@@ -101,7 +101,9 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a training group without lost members; under the strategy "replay", None until all are replaced."""
+        """Return a training group without the lost members.
+
+        With the strategy "replay", return None until every lost member has a replacement."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
@@ -294,7 +296,7 @@ class MembershipController:
         self._rank_log.follow(self.members.current, {worker.rank: worker.task.stdout.stem for worker in members})
 
     def start(self) -> None:
-        """Start the workers of this node, and its spares."""
+        """Start the workers of this node, and its spares (workers that wait to replace a lost one)."""
         with self._pool.starting():
             for local_rank, rank in enumerate(self._round.ranks):
                 self._pool.start(self._round, local_rank=local_rank, seat=rank, joins=False)

@@ -99,7 +99,7 @@ class WorkerProcess:
 
     @property
     def is_in_reserve(self) -> bool:
-        """True if the worker takes no part in training yet: it starts, or waits to join."""
+        """True if the worker takes no part in training yet: it is starting, or waits to join."""
         return self.membership is None
 
     @property

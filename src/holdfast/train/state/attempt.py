@@ -39,7 +39,7 @@ class MemberRecorder:
     """The recorder of a worker under live recovery, whose member number may change.
 
     Members are the workers that train. Each time the worker becomes a member, it starts a new part of that member's
-    history. Events are discarded while the worker is no member, except the plan, which is recorded later."""
+    history. While the worker is no member its events are discarded, but the plan is kept and recorded later."""
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
         self._folder, self._attempt, self._world_size, self._seed = folder, attempt, world_size, seed

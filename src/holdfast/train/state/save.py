@@ -240,7 +240,7 @@ class CheckpointSaver:
         )
 
     def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        """Return the snapshot entries with one value per rank; `parts` are the ranks' own values as JSON."""
+        """Return the snapshot entries with a value for each rank, such as random states; `parts` are these values."""
         generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
         if any(stops):
             self._stops.add(step)
