@@ -162,7 +162,7 @@ def during(phase: Phase) -> Iterator[None]:
 
 
 def adopt(progress: Progress) -> None:
-    """Write this worker's progress into `progress`, whose memory its supervisor has allocated."""
+    """From now on, write this worker's progress into `progress`, whose memory the supervisor shares."""
     global here
     here = progress
 

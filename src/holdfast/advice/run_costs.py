@@ -98,10 +98,10 @@ def restart_seconds(failure: FailureCost) -> float | None:
 
 
 def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
-    """Return the seconds for which training paused after a loss that other workers survived, or None if all restarted.
+    """Return the seconds for which training paused after a failure that other workers survived; None if all restarted.
 
-    This is the time from the failure to the end of the next step, minus `step`, the usual seconds of a step, plus
-    `joins`, the seconds of waiting for new workers."""
+    This is the time from the failure to the end of the next step, without the `step` seconds that a step usually takes,
+    plus `joins` seconds of waiting for new workers."""
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
     return max(0.0, failure.to_first_step - step) + joins

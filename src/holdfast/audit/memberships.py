@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session (process) that wrote it, and the indices of its steps until its next `regroup`."""
+    """A `regroup` event, the session (process) that wrote it, and the indices of the steps until its next `regroup`."""
 
     session: RankSession
     regroup: Regroup
@@ -153,7 +153,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the events of `steps` that are missing because a member was lost after its gradients had been used."""
+        """Count the missing events of `steps`: those of members lost after their gradients had been used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -163,7 +163,7 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """Pairs (member, step) of steps whose result lacks the gradients of that member, except skipped steps."""
+        """The pairs (member, step) where the result of the step lacks that member's gradients, except skipped steps."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
@@ -182,7 +182,7 @@ class Memberships:
         return steps
 
     def world_sizes_of_save(self, step: int) -> set[int]:
-        """Return the possible world sizes when `step` was saved: before and after a change of members at that step."""
+        """Return the world sizes possible when `step` was saved: before and after a change of members at that step."""
         sizes = [(0, self.world), *((change.step, len(change.members)) for change in self.changes)]
         before = [size for at, size in sizes if at < step or at == 0]
         return {before[-1], *(size for at, size in sizes if at == step)}

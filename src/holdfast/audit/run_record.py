@@ -275,7 +275,7 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the numbers of the rows of `session` that count: steps not rolled back whose gradients were used."""
+        """Return the indices of the steps of `session` that count: not rolled back, and their gradients were used."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)

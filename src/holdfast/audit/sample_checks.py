@@ -311,7 +311,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return the planned position of each of the `wanted` shares (samples of one rank) that is planned in `steps`."""
+    """Return the position in `steps` at which each of the `wanted` shares (samples of one rank) is planned, if any."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):

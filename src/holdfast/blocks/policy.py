@@ -109,7 +109,7 @@ def relative_distance(info: BlockInfo) -> Floats:
 
 
 def total_distance(info: BlockInfo) -> Fraction | None:
-    """Return the exact sum of how far all blocks moved since their saves, or None if a distance is not finite."""
+    """Return the exact sum of the distances that all blocks moved since their last saves; None if it is not finite."""
     return exact_sum(info.distances) if np.isfinite(info.distances).all() else None
 
 

@@ -76,7 +76,7 @@ def read_index(store: Store, generation: int) -> Index:
 
 
 def index_name(generation: int) -> str:
-    """Return the name of the value in the store that commits save number `generation`."""
+    """Return the name of the stored index that commits save number `generation`."""
     return f"{FOLDER}index-{generation:08d}.json"
 
 

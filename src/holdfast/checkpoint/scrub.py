@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The checkpoints that the commit records of a store list; `set_aside` are unusable ones that runs have skipped."""
+    """The checkpoints listed in a store's commit records; `set_aside` are unusable ones that runs have skipped."""
 
     snapshots: tuple[Manifest, ...]
     running: Index | None

@@ -101,7 +101,7 @@ class SnapshotDraft:
     saved: float = field(default_factory=time.time)
 
     def manifest(self, payloads: Mapping[str, Digest]) -> Manifest:
-        """Return the commit record for this draft and the digests of its written payloads."""
+        """Return the commit record of this draft, which contains the digests of the written `payloads`."""
         return Manifest(**self.position, saved=self.saved, payloads=payloads)
 
 

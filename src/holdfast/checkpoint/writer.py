@@ -110,7 +110,7 @@ def overlapped(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a snapshot: durable at perf_counter time `durable`; the steps `removed` were deleted."""
+    """The result of writing a snapshot: `durable` is its perf_counter time, and `removed` are the deleted steps."""
 
     bytes: int
     retries: int

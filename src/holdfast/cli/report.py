@@ -40,7 +40,7 @@ def write_report(
 
 
 def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) -> "Page":
-    """Return a report page on the runs or lab results in `paths`. For any other folder, its subfolders are shown."""
+    """Return a report page on the runs or lab results at `paths`, or in the subfolders of a path that is neither."""
     from holdfast.lab import result_page
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page

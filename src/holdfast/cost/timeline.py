@@ -142,7 +142,7 @@ class Timeline:
 
 
 def timeline(history: Sequence[Event]) -> Timeline:
-    """Return the critical path of a run: events of the supervisor and rank 0. `history` may have files in any order."""
+    """Return the critical path of a run: the events of the supervisor and of rank 0 in `history`, on one clock."""
     writers = {event.who for event in history}
     first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
     path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))

@@ -110,7 +110,7 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault due at `point` and return its kind, or None; damage to data is left to the caller."""
+        """Inject the fault due at `point` and return its kind, or None; the caller applies faults that damage data."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)
@@ -131,7 +131,7 @@ def _point(fault: Failure) -> str:
 
 
 def _damaged(kind: str, parts: Parts) -> list[memoryview | bytes]:
-    """Return the first half of the data for `torn-write`; otherwise all of it with one bit flipped in the middle."""
+    """Return the first half of the data if `kind` is `torn-write`, otherwise all of it with one bit flipped."""
     whole = [memoryview(part) for part in parts]  # views: only the part that changes is copied
     half = sum(len(part) for part in whole) // 2
     damaged: list[memoryview | bytes] = []

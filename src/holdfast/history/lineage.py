@@ -15,11 +15,10 @@ EVERY_STEP = sys.maxsize  # more than any run has
 
 @dataclass(slots=True)
 class Lineage:
-    """The progress of a run, and which steps and commits still count after restores to earlier steps.
+    """The progress of a run: its steps and commits, without those that a restore to an earlier step has undone.
 
     Add the events of rank 0 and the supervisor in the order they were written. Recover and Commit events of other ranks
-    may be added too, in the order of attempts.
-    """
+    may be added too, in the order of attempts."""
 
     attempt: int = 0
     workers: int = 0  # those that were launched, or are left of them
@@ -66,7 +65,7 @@ class Lineage:
                 pass
 
     def limit(self, attempt: int) -> int:
-        """Return the first step of `attempt` that a later restore undid; `EVERY_STEP` (a huge number) if none was."""
+        """Return the first step of `attempt` that a later restore undid, or `EVERY_STEP` (a huge number)."""
         place = bisect_right(self._restores, attempt, key=lambda restore: restore[0])
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 

@@ -146,8 +146,8 @@ class LiveRecovery:
     def end_step(self, optimizer_steps: int) -> None:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps.
 
-        If another member finished the step before a loss and sent its parameters, load them in place of this rank's
-        own."""
+        If another member finished the step before a worker was lost, and sent its parameters, load them in place of
+        this rank's own."""
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
         self.window = self.window.ended()

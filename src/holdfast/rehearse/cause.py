@@ -56,7 +56,7 @@ class DivergenceCase:
         return by_step(self.reference).get((step, rank))
 
     def is_a_habit(self, path: str) -> bool:
-        """Return True if the script changes the value at `path` before the first gradient in most of the steps."""
+        """Return True if, in most steps, the script changes the value at `path` before it computes a gradient."""
         later = [window for window in windows(self.reference) if window.step]
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 
@@ -99,7 +99,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the protected state was not as saved when the first step after the kill began, else None."""
+    """Return a Cause if the first step after the kill began with another protected state than was saved, else None."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:

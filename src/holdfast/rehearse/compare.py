@@ -34,7 +34,7 @@ def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
 
 
 def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Divergence | None:
-    """Return the divergence at the first step that `run` trained with another result than `reference`, or None."""
+    """Return the divergence at the first step whose results in `run` and `reference` differ, or None if none does."""
     expected, trained = by_step(reference), windows(run)
     for window in trained:
         other = expected.get((window.step, window.rank))

@@ -119,8 +119,8 @@ class Picture:
 class Page:
     """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
 
-    `scoreboard` has the words after "3 of 4". With `brief`, the statements are collapsed if all their verdicts are
-    good. A `live` page is served while its run trains, and refreshes itself."""
+    `scoreboard` has the words that follow a count such as "3 of 4". With `brief`, the statements are collapsed if all
+    their verdicts are good. A `live` page is served while its run trains, and refreshes itself."""
 
     title: str
     lead: str

@@ -174,7 +174,7 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return a summary of surviving blocks (None if no block must be re-initialised), and members found lost."""
+        """Return a summary of surviving blocks (None if no block must be re-initialised), and the lost members."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))
@@ -194,10 +194,9 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return the partition map (owner by block) of the blocks that nodes hold, and True if some have no owner.
+    """Return the partition map (owner by block) of the blocks that nodes hold, and True if some blocks have no owner.
 
-    Blocks without an owner are assigned to the node number `missing`.
-    """
+    Blocks without an owner are assigned to the node number `missing`."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

@@ -225,7 +225,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the change above which a block is saved: the mean of all blocks for `threshold`, else -infinity."""
+    """Return the change above which a block is saved: the mean of all blocks for the `threshold` ranking, else -inf."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(BlockTotal, (yield AskTotal()))

@@ -213,9 +213,9 @@ class ServerNode:
     ) -> FetchedBlocks:
         """Make this node hold exactly the blocks `ids` of partition map `map_version`; return the blocks it loaded.
 
-        Missing blocks, or all if `everything`, are loaded from the saved `segments`. `version` is the next round to
-        apply to them. If `summaries` of surviving blocks are given, the workload computes new values for never saved
-        blocks."""
+        Missing blocks, or all if `everything`, are loaded from the saved `segments`. `version` is the next round of
+        updates to apply to them. If `summaries` of surviving blocks are given, the workload computes new values for
+        blocks that were never saved."""
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)

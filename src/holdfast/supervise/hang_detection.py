@@ -84,10 +84,9 @@ class AwaitedWorkers(NamedTuple):
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
-    """Return the groups of workers that may block the other workers.
+    """Return the groups of workers for which the other workers may be waiting.
 
-    `remote` is the position of the furthest-behind worker on other nodes, or None if it is unknown.
-    """
+    `remote` is the position of the furthest-behind worker on other nodes, or None if it is unknown."""
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [AwaitedWorkers([worker]) for worker in coming]
@@ -215,7 +214,7 @@ class HangDetector:
         return []
 
     def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
-        """Return the seconds that `worker` may go without progress; a worker that computes has more time."""
+        """Return for how many seconds `worker` may make no progress; a worker that is computing gets more time."""
         idle_deadline = self._idle_deadline(worker)
         if worker.phase in _TOGETHER or (self._timeout is not None and _is_settled(worker)):
             return idle_deadline  # computing or not: it waits by polling, or the user has set the limit

@@ -12,7 +12,7 @@ from holdfast.process import SIGNALS
 
 
 class StopRequested(Exception):
-    """Raised if a stop signal arrives while the supervisor does nothing but wait."""
+    """Raised if a stop signal arrives while the supervisor is only waiting."""
 
 
 class StopSignals:

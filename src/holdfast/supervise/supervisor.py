@@ -314,8 +314,8 @@ class _Supervisor:
     def _find_failure(self) -> FirstFailure:
         """Return the first failure, and kill all workers.
 
-        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for its exit status.
-        """
+        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for the exit status of
+        that worker."""
         deadline = time.monotonic() + DYING
         while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
             time.sleep(TICK)

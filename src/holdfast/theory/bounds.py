@@ -59,11 +59,10 @@ def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
 def endless_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, size: npt.ArrayLike, epsilon: npt.ArrayLike
 ) -> Floats:
-    """Return the most iterations that perturbations of norm `size` at every iteration can cost.
+    """Return an upper bound on the iterations that perturbations of norm `size` in every iteration can cost.
 
     `c` is the factor by which an iteration reduces the distance to the optimum, which is `distance` or less at the
-    start. The cost is the delay until the run is within `epsilon` of the optimum, infinite if that never happens.
-    """
+    start. The cost is the delay until the run is within `epsilon` of the optimum, infinite if that never happens."""
     # Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) of the paper gives ‖y[k] -
     # x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k >
     # log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most

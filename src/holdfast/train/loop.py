@@ -190,7 +190,7 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """Close log, saves and history after the script left the loop early. The step under way is not recorded."""
+        """Close the log, the saves and the history after the script left the loop early; drop the unfinished step."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
@@ -298,7 +298,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield the batches of all steps, after an EpochStart per epoch if `by_epoch`. Save and recover in between."""
+        """Yield the batches of all steps, with an EpochStart before each epoch if `by_epoch`; save between steps."""
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)

@@ -326,7 +326,7 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Record the start of a step that waited `data` seconds for its batches, `parts`, and `stall` for a save."""
+        """Record the start of a step, which waited `data` seconds for its batches `parts`, and `stall` for a save."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)

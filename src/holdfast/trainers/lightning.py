@@ -180,9 +180,9 @@ class _Protection:
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
         """Restore the counters of a resumed epoch, and turn off Lightning's own restart logic.
 
-        After a restart Lightning corrects counts of steps, schedules and validations that a checkpoint may have caught
-        half done. A snapshot of a run is taken at a step boundary, where all of these are complete, so nothing must be
-        corrected."""
+        After a restart Lightning corrects its counts of steps, schedules and validations, because its checkpoint may
+        have been taken in the middle of one. A snapshot of a run is taken at a step boundary, where all of these are
+        complete, so nothing must be corrected."""
         assert self._progress is not None
         self._progress.restore_loops()
         begin(fetcher)

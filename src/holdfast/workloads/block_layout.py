@@ -141,7 +141,7 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockSlices:
-    """The array rows of the blocks `wanted` in arrays that hold only the blocks `packed`, computed once for reuse."""
+    """The positions of the blocks `wanted` in arrays that hold only the blocks `packed`, computed once for reuse."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.layout = BlockLayout(blocks, packed)

@@ -117,7 +117,7 @@ class ConvolutionalNetwork(DividedDefaults):
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of each trial (independent run) with averaged parameters, on the first `evaluated` images."""
+        """Return the loss of the averaged parameters of each trial (run), on the first `evaluated` images."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():

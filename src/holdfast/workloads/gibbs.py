@@ -79,7 +79,7 @@ def sweep(
 
 
 def reciprocals(tokens: int, vocabulary: int) -> Table:
-    """Return a table of 1 / (n + V) for every possible size n of a topic, where V is the size of the vocabulary."""
+    """Return a table of 1 / (n + V) for every possible number n of tokens in a topic; V is the vocabulary size."""
     return (1 / (np.arange(tokens + 1) + vocabulary)).astype(np.float32)
 
 

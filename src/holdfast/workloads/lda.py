@@ -112,7 +112,7 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in a sweep: one, in which workers use the counts at the beginning of the sweep."""
+        """The number of rounds in an iteration: one, in which workers use the topic counts from its beginning."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:

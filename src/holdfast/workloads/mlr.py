@@ -25,7 +25,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch: classes `y`, and values `x` of the `features` that are nonzero in any of them."""
+    """Some samples of a batch: their classes `y`, and values `x` of the `features` that any of the samples has."""
 
     features: Ids
     x: npt.NDArray[np.float32]

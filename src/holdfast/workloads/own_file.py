@@ -12,7 +12,7 @@ _contents: dict[Path, bytes] = {}  # the files that were imported here, and what
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import and return the Python file `path`, with its folder first on `sys.path`; files that changed load again."""
+    """Import and return the Python file `path`, with its folder first on `sys.path`; changed files are loaded again."""
     path = path.absolute()
     name = f"holdfast_workload_{path.stem}"
     spec = spec_from_file_location(name, path)

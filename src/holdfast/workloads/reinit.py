@@ -42,7 +42,7 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new packed values for the blocks `ids`, from blocks of `live` that are not `lost`, with seed `stream`."""
+    """Return new packed values for the blocks `ids`, from all blocks of `live` but the `lost`, with seed `stream`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

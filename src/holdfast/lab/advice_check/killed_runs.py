@@ -42,7 +42,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without failures, and once with two kills for every recovery method."""
+    """Run each workload once without failures, and once with each recovery method and two kills."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)

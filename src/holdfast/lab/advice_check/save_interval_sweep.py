@@ -25,7 +25,7 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Goodput by repeat (row) and save interval `every` (column), relative to that without saves and failures."""
+    """Goodput by repeat (row) and save interval `every` (column), as a fraction of that without saves and failures."""
 
     workload: str
     how: str  # simulated or measured

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials with perturbed states: row i of `sizes` has the norms of the perturbations in trial i, made at `steps`.
+    """Trials with perturbed states; `sizes[i, j]` is the norm of the perturbation of trial i at iteration `steps[j]`.
 
     `costs` are the additional iterations that each trial needed."""
 

@@ -105,7 +105,7 @@ def complete(analysis: Analysis) -> ResultTable | None:
 
 
 def stalls(analysis: Analysis) -> ResultTable | None:
-    """Return a table of how long training waits for saves, by variant: in each phase of a run, and for one save."""
+    """Return a table, by variant, of how long training waits for saves: in each phase of a run, and for one save."""
     parts = ("waited", *PARTS, "overlapped")
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():

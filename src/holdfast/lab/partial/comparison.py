@@ -43,10 +43,10 @@ class PanelComparison:
 def compare_strategies(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy, *, early: int = 1
 ) -> list[PanelComparison]:
-    """Measure strategies on the chosen panels or the user's own workload; cost reductions are relative to `baseline`.
+    """Measure strategies on the chosen panels (models with data sets) or the user's own workload.
 
-    If `early` is more than 1, every second failure happens before step `early`.
-    """
+    Cost reductions are relative to `baseline`. If `early` is more than 1, every second failure happens before step
+    `early`."""
     folder = prepare(options.out)
     is_quick = options.quick and options.workload is None
     chosen = chosen_panels(options.panels)

@@ -36,7 +36,7 @@ def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare full with partial recovery; there are no claims about the user's own model."""
+    """Run the experiment: compare full with partial recovery. For the user's own model, make no claims."""
     trials, interval = options.trial_count(full=100, quick=20), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])

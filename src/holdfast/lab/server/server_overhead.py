@@ -74,7 +74,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:
-        """Return by how many iterations `less` reaches the same losses sooner than `more`, as a mean over the seeds."""
+        """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
@@ -296,7 +296,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of column `name` over all iterations, without the first of each trial, which compiles."""
+    """Return the median of column `name` over all iterations but the first of each trial, in which code is compiled."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

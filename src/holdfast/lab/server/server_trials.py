@@ -46,7 +46,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """A setting to compare: policy, recovery, and failures if `fails`; `lasts` multiplies the number of iterations."""
+    """A variant of the experiment: policy, recovery, and failures if `fails`; `lasts` multiplies the iterations."""
 
     name: str
     policy: Policy

@@ -127,7 +127,7 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of all that determines a trial's iterations: its start, to the last bit, and its criterion.
+        """Return a digest of all that determines the length of a trial: its start, to the last bit, and its criterion.
 
         A changed policy, seed or workload therefore never matches an old result."""
         workload = self.workloads[0]

@@ -127,7 +127,9 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return the newest push of each input part in round `number`, except pushes by a newer map than nodes applied."""
+    """Return the newest push of each input part in round `number`.
+
+    Ignore pushes that were made with a newer partition map than any node applied in this round."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}

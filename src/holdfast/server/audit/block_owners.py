@@ -58,7 +58,7 @@ class Ownership:
         return int(np.count_nonzero(self.owners == NOBODY)) if self.tenures else 0
 
     def deal(self, nodes: Iterable[int], seed: int) -> None:
-        """Assign every block to its first owner among `nodes`, by the same random draw as the controller's."""
+        """Assign every block to its first owner among `nodes`, at random with `seed`, exactly as the controller did."""
         drawn = PartitionMap.random(len(self.owners), sorted(nodes), np.random.default_rng((seed, 0)))
         self.owners = drawn.owners.astype(np.int64)
         self.tenures.append(Tenure(0, 0, self.owners.copy()))

@@ -139,7 +139,7 @@ class RoundCloser:
     def _starting(
         self, greetings: Sequence[NodeRegistration], last: Peers, heard: Heartbeats
     ) -> list[NodeRegistration]:
-        """Return the registrations of the nodes that start now, by node number; empty to wait for more nodes."""
+        """Return the registrations of the nodes that start now, sorted by node; empty if more nodes must come first."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}

@@ -185,10 +185,9 @@ class RoundInfo:
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return messages for the user about lost nodes and a changed meeting place.
+        """Return messages for the user about lost nodes and a changed address of the rendezvous.
 
-        `before` is the result of the previous rendezvous, and `of` the number of all nodes.
-        """
+        `before` is the result of the previous rendezvous, and `of` the number of all nodes."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"

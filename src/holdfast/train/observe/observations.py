@@ -33,7 +33,7 @@ def length(asked: int | None, steps: int, per_epoch: int) -> int:
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the kills of a rehearsal: near ends of epochs, in the middle of one, and at `at_random` random steps."""
+    """Return the kills of a rehearsal: near ends of epochs, inside an epoch, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 

@@ -86,7 +86,7 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 
 
 class _Search:
-    """The progress of a search for script state: objects visited, and the memory of tensors that the run saves."""
+    """The progress of a search for values that the script holds: visited objects, and memory of the saved tensors."""
 
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
