@@ -151,7 +151,7 @@ here = Progress()
 
 @contextmanager
 def during(phase: Phase) -> Iterator[None]:
-    """Report `phase` inside this context, and the previous phase again after it."""
+    """Report `phase` to the supervisor inside this context, and the previous phase again afterwards."""
     before = here.phase
     if before != Phase.CLOSING:  # a save while closing is part of it
         here.enter(phase)

@@ -54,7 +54,7 @@ class Job:
 
 
 def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
-    """Simulate the job `replications` times, and return the fraction of the wall clock spent on training in each."""
+    """Simulate the job `replications` times; return the fraction of the wall clock spent on training each time."""
     rng = np.random.default_rng(seed)
     stall, restart, live = (_draw(estimate, replications, rng) for estimate in (job.stall, job.restart, job.live))
     cycle, end = job.work + stall, job.simulated

@@ -152,7 +152,7 @@ def moment_of(event: Event, stretch: AttemptStretch) -> float:
 
 
 def _read(stretches: Iterable[AttemptStretch]) -> tuple[Lineage, list[int]]:
-    """Return the lineage (which knows the rolled-back steps) and the number of committed steps after each attempt."""
+    """Return the lineage (record of rolled-back steps), and the number of committed steps after each attempt."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):

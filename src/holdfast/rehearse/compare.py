@@ -92,7 +92,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values of `reference` that a kill made `run` lose, by path, except for `apart_from`."""
+    """Return the unprotected values of `reference` that `run` lost by a kill, by path, except for `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}

@@ -201,7 +201,7 @@ class ServerMembers:
             self._suspect(member, "Ray on its machine was stopped or killed")
 
     def _suspect(self, member: Member, why: str) -> None:
-        """Mark a member as lost, even if it answers later, and notify the workers if it is a node."""
+        """Mark a member as lost for good, even if it should still answer; if it is a node, notify the workers."""
         if member in self._suspects:
             return
         self._suspects[member] = why

@@ -42,7 +42,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of the run in `out`, stored at `place` (default: in `out`); `wrong`: why `place` is unusable."""
+    """The checkpoints of a run, at `place` or by default in `out`. `wrong` is the reason if `place` is unusable."""
 
     out: Path
     place: str | None

@@ -71,7 +71,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """A function that runs one trial of a network, given its number; `known` has earlier accuracies by key."""
+    """A function that runs one trial of a network, given the trial's number; `known` has earlier accuracies by key."""
 
     panel: str
     quick: bool

@@ -46,7 +46,7 @@ class MeasuredTimes:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure how much each failure slows a mini-batch down, `rounds` times in random order, and the restart time."""
+    """Measure `rounds` times, in random order, how much each failure slows down a mini-batch; also the restart time."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)

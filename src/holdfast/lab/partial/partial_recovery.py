@@ -31,7 +31,7 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return a strategy: full checkpoints every `interval` iterations, and `recovery` after losing fraction `lost`."""
+    """Return a strategy: full checkpoints every `interval` iterations, and `recovery` if the part `lost` is lost."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 

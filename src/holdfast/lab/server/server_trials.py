@@ -56,7 +56,7 @@ class ExperimentArm:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures of this arm: half of the nodes in iteration 7, just before the workers' updates are applied."""
+        """The failures of this arm: half of the nodes fail in iteration 7, just before they apply the updates."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 

@@ -27,7 +27,7 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return how many of `steps` steps a rehearsal trains: `asked`, or by default 2.5 epochs but at most LONGEST."""
+    """Return how many of `steps` steps a rehearsal trains: `asked`, or 2.5 epochs by default, at most LONGEST steps."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 
@@ -74,10 +74,9 @@ class UnprotectedValue:
 class Window:
     """The state of one rank when it got a step's batch, at the first gradient, and when it requested the next batch.
 
-    States are digests: `drawn` of the random generators and `begun` of the protected state at the first time,
-    `midway` and `after` of the protected state later. `held` and `kept` are unprotected values at the first and the
-    last time.
-    """
+    States are digests. When the rank got the batch, `drawn` was that of the random generators and `begun` that of the
+    protected state; `midway` and `after` are those of the protected state later. `held` and `kept` are the unprotected
+    values when it got the batch and when it requested the next one."""
 
     rank: int
     attempt: int

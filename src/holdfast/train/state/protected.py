@@ -186,7 +186,7 @@ class Protected:
         return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
-        """Load `trained`, the result of `trained()` on another rank after the same step; keep state that it lacks."""
+        """Load `trained`, the result of `trained()` on another rank after the same step; keep all other state."""
         for name, state in trained.items():
             _restore(self.things[name], {**_state(self.things[name]), **state})
 
