@@ -9,6 +9,7 @@ import pytest
 from holdfast.distributed.gloo_link import GroupBroken
 from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import BoundaryGate
+from holdfast.errors import WorkerLost
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
@@ -52,7 +53,7 @@ def live(record: FakeRecord) -> LiveRecovery:
     recovery = LiveRecovery("skip", 3, coordination)
     recovery.window = WindowState(step=STEP, begun=True, basis=ALL)
     recovery._recorded = ALL
-    hooks: Any = {"protected": SimpleNamespace(trained=dict), "record": record}
+    hooks: Any = {"protected": SimpleNamespace(trained=dict, has_values_of_script=False), "record": record}
     recovery.start(
         TrainingHooks(
             **hooks,
@@ -114,6 +115,17 @@ def test_a_recovery_is_recorded_once_every_member_has_the_state(
     (event,) = record
     assert isinstance(event, Regroup)
     assert (event.step, event.lost, event.behind) == (STEP + 1, (0,), (1,))
+
+
+def test_protected_values_of_the_script_are_not_computed_from_gradients_that_did_not_arrive(
+    live: LiveRecovery, record: FakeRecord
+) -> None:
+    """An average of the weights would be computed from weights that the member ahead replaces only afterwards."""
+    live._training.protected.has_values_of_script = True  # type: ignore[misc]  # it is a fake
+    live.groups = [group := interrupted_group()]
+    with pytest.raises(WorkerLost, match="not all ranks got the gradients of step 5"):
+        live._recover_once(group, 0.0)
+    assert record == []
 
 
 def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:

@@ -30,6 +30,12 @@ def test_a_joining_worker_gets_every_sum() -> None:
     assert (how.joining, how.given, how.shared) == ((1,), (0, None), frozenset())
 
 
+def test_a_worker_cannot_join_in_the_second_backward_of_a_step() -> None:
+    second = MemberReport(step=5, begun=True, basis=ALL, members=ALL, passes=1, buckets=(False,))
+    how = settle({0: second, 1: MemberReport(step=NOWHERE), 2: second})
+    assert how == "a worker that joins cannot repeat the backward passes of this step that are complete"
+
+
 def test_a_member_one_step_behind_takes_over_the_parameters_of_a_member_ahead() -> None:
     ahead = MemberReport(step=6, members=ALL, basis=ALL)
     how = found({0: in_backward(True, False), 2: ahead})

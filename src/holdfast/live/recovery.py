@@ -31,6 +31,7 @@ from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
+from holdfast.live.rank_values import RankValues, kept_values
 from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, WindowState, settle
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
@@ -69,6 +70,7 @@ class LiveRecovery:
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
+    _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
 
     def connect(self) -> None:
         """Connect to the members that start with this one, and watch for members that are lost or join later."""
@@ -82,6 +84,7 @@ class LiveRecovery:
     def start(self, hooks: TrainingHooks) -> None:
         """Enable recovery, now that the training loop is built. A worker lost before this makes the run restart."""
         self._hooks = hooks
+        self._values = kept_values(self.strategy, self.coordination, hooks.protected)
         if not self.is_joining:
             self._set_weight(self.window.basis)
 
@@ -138,6 +141,11 @@ class LiveRecovery:
         self.link.hang_up()
         self.coordination.leave()
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
+
+    def reach_boundary(self, step: int) -> None:
+        """Keep the plain values that this rank has before `step`, for a worker that may have to replace this one."""
+        if self._values:
+            self._values.keep(self.member, step)
 
     def begin_step(self, step: int) -> None:
         """Note that the batch of `step` is about to be handed to the script."""
@@ -332,6 +340,11 @@ class LiveRecovery:
 
     def _send_result(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
         """Send the result of a step from a member that has finished it to the members that have not."""
+        if self._training.protected.has_values_of_script:
+            raise restart_needed(
+                f"not all ranks got the gradients of step {plan.step - 1}, on which values that the script protects may "
+                "depend"
+            )
         finished = self._training.protected.trained
         state = self._transfer(plan.giver, plan.behind, lambda: self.window.staged or finished())
         if self.member in plan.behind and group:
@@ -354,9 +367,18 @@ class LiveRecovery:
         state_transfer.meet(self.link)
         if self.is_joining:
             protected.restore(state)
+            self._take_values(plan)
             giver = reports[plan.giver]
             progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
             self.window = self.window._replace(basis=())
+
+    def _take_values(self, plan: RecoveryPlan) -> None:
+        """Give this worker, which replays the step of a lost member, the plain values of that member."""
+        is_lost = self.member in plan.lost  # otherwise `holdfast scale` has added a rank, which has none of its own yet
+        if self._values and is_lost and not self._values.restore(self.member, plan.step):
+            raise restart_needed(
+                f"rank {self.member} was lost before the values it protects were known at step {plan.step}"
+            )
 
     def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
         ranks = [self.members.index(taker) for taker in takers]

@@ -99,6 +99,8 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
             # It cannot take over the state of a member ahead, because it is not in the last backward before `top`.
             place = f"backward pass {stand.passes} of step {stand.step}"
             return f"member {member} is in {place}, others in {top[1]} of step {top[0]}"
+    if joining and top[1]:
+        return "a worker that joins cannot repeat the backward passes of this step that are complete"
     buckets = [stand.buckets for stand in ahead.values() if stand.buckets is not None]
     if len(set(map(len, buckets))) > 1:
         return "the survivors reduce different buckets"

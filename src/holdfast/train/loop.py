@@ -166,6 +166,8 @@ class Boundary:
 
     def cross(self, step: int, at: Position) -> float:
         """Do what is due before `step` (change members, save, stop); return the seconds training waited for a save."""
+        if self.live:
+            self.live.reach_boundary(step)
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
         if step < self._free_until and not self.stopping.wanted and self.gate.passes(step):
             stall = 0.0
@@ -179,6 +181,8 @@ class Boundary:
 
     def finish(self) -> None:
         """End the run after its last step: save its state, and record that the run is done."""
+        if self.live:
+            self.live.reach_boundary(self.end)
         try:
             self._follow_membership(self.end, last=True)  # members may have been lost in the last step
             progress.here.enter(Phase.CLOSING)

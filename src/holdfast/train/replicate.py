@@ -90,7 +90,9 @@ class Replica:
         self.ddp.sum_with(self._sum)
 
     def _sum(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
-        gradients = bucket.buffer().mul_(self.weight)
+        # Two products, as with live recovery, where DDP itself computes the first: every --recovery has the same bits.
+        size = self.ddp.process_group.size()
+        gradients = bucket.buffer().mul_(1.0 / size).mul_(self.weight * size)
         future = self._post(gradients, bucket.index()).get_future()
         summed: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
         return summed

@@ -83,9 +83,9 @@ class Run:
         """Name the objects that are restored after a failure. If the run resumes, they are restored by this call.
 
         Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays.
-        Dicts and lists are restored in place, and each rank gets its own values back; with live recovery, a worker that
-        replaces a lost one gets those of another rank. Random generators and the position in the data are always
-        restored.
+        Dicts and lists are restored in place, and each rank gets its own values back; with `--recovery forward`
+        or `skip`, a worker that replaces a lost one gets those of another rank. Random generators and the position in
+        the data are always restored.
         """
         self._session.protect(things)
 

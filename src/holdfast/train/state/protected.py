@@ -71,6 +71,16 @@ class Protected:
             if isinstance(thing, PlainState)
         }
 
+    @property
+    def has_plain_values(self) -> bool:
+        """True if plain values (dicts, lists, tensors, arrays) are among the protected objects."""
+        return any(isinstance(thing, PlainState) for thing in self.things.values())
+
+    @property
+    def has_values_of_script(self) -> bool:
+        """True if plain values or objects of the user's own classes are protected: the script computes their values."""
+        return self.has_plain_values or self._is_opaque
+
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
         """Restore this rank's plain values from `saved`, the result of `own`; return the decoded values by name."""
         states = {name: plain_values.decode(name, text) for name, text in saved.items()}

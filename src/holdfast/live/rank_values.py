@@ -1,0 +1,46 @@
+"""The plain values that each rank protects, as they were at its last step boundaries, kept in the workers' store.
+
+Plain values belong to one rank (see `train/state/plain_values.py`), so the survivors do not have those of a lost rank.
+With `--recovery replay` every rank posts its values at each boundary, and a replacement begins the interrupted step
+with the values that the lost rank had there.
+"""
+
+import json
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+
+from holdfast.distributed.membership import LIVE, Coordination
+from holdfast.train.state.protected import Protected
+
+KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
+
+
+class RankValues:
+    """The plain values of all ranks in `store`, and those of this rank in `protected`."""
+
+    def __init__(self, store: Store, protected: Protected) -> None:
+        self._store, self._protected = store, protected
+
+    def keep(self, member: int, step: int) -> None:
+        """Post the values of this rank, which is member `member`, as they are at the boundary before `step`."""
+        own = self._protected.own()
+        self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
+
+    def restore(self, member: int, step: int) -> bool:
+        """Give this rank the values of `member` at the boundary before `step`; return False if it posted none there."""
+        key = f"{member}/{step % KEPT}"
+        if not self._store.check([key]):
+            return False
+        head, *texts = self._store.get(key).decode().split("\n")  # there are no line breaks in JSON texts
+        posted, *names = json.loads(head)
+        if posted != step:
+            return False
+        self._protected.restore_own(dict(zip(names, texts, strict=True)))
+        return True
+
+
+def kept_values(strategy: str, coordination: Coordination, protected: Protected) -> RankValues | None:
+    """Return the kept values of all ranks; None if the run does not replay steps or protects no plain values."""
+    if strategy != "replay" or not protected.has_plain_values:
+        return None
+    return RankValues(PrefixStore(f"{LIVE}/values", coordination.store()), protected)

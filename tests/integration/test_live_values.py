@@ -1,0 +1,53 @@
+"""Values that belong to one rank survive the loss of that rank, or the run restarts and says so."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from finished_run import different, events, failed_checks, last
+from live_runs import LOOP
+from supervisor_process import SUPPORT, Start, Supervisor
+
+SCRIPT = SUPPORT / "hidden_state_script.py"
+HOW: dict[str, Any] = {"script": SCRIPT, "workers": 3, "recovery": "replay", "save_every": 10}
+LOST_VALUES = "rank {} was lost before the values it protects"
+
+
+def assert_same_run(reference: Supervisor, job: Supervisor) -> None:
+    for run in (reference, job):
+        assert run.result().get("verdict") == "completed", run.stderr
+    assert different(reference.out, job.out) == []
+    assert last(reference.out).extra["own"] == last(job.out).extra["own"]
+    assert failed_checks(job.out) == []
+
+
+@pytest.mark.parametrize("point", ["boundary", "forward", "backward=0.5"])
+def test_a_replacement_continues_with_the_values_of_the_rank_that_it_replaces(start: Start, point: str) -> None:
+    reference = start(args=["2"], out="reference", **HOW)
+    failures = [
+        {"step": step, "kind": "kill", "targets": [rank], "point": point} for rank, step in enumerate((13, 18, 24))
+    ]
+    job = start(args=["2"], failures=failures, **HOW)
+    assert_same_run(reference, job)
+    assert len([event for event in events(job.out, "regroup", "rank-1") if event.what.lost]) >= 2
+    assert not events(job.out, "restart"), job.stderr
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_rank_lost_before_its_values_of_the_step_exist_makes_the_run_restart_and_say_so(
+    start: Start, rank: int
+) -> None:
+    reference = start(args=["2"], out="reference", **HOW)
+    job = start(args=["2"], failures=[{"step": 14, "kind": "kill", "targets": [rank], "point": "optimizer"}], **HOW)
+    assert_same_run(reference, job)
+    assert len(events(job.out, "restart")) == 1
+    assert LOST_VALUES.format(rank) in job.stderr
+
+
+def test_a_run_without_failures_has_the_same_bits_with_every_recovery_though_shares_are_uneven(start: Start) -> None:
+    task = {"model": "wide", "epochs": 2, "batch": 16}
+    runs = [start(task, out=how, script=LOOP, workers=3, recovery=how) for how in ("restart", "replay", "forward")]
+    for run in runs:
+        assert run.result().get("verdict") == "completed", run.stderr
+    assert [different(one.out, other.out) for one, other in itertools.pairwise(runs)] == [[], []]
