@@ -49,7 +49,7 @@ from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng
 from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
-from holdfast.train.state.restore import RestoredState
+from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
@@ -66,6 +66,7 @@ class Session:
         self.ranks = self.live.watch(ranks) if self.live else ranks
         self.attempt = None if out is None else begin(Path(out), self.ranks, config)
         self.record: Recorder = self.attempt.record if self.attempt else NoRecorder()
+        self._fetch = SnapshotFetch(self.attempt, self.ranks) if self.attempt and not self._is_joining else None
         self.protected: Protected | None = None
         self.restored = RestoredState()
         self.loss = LoggedLoss()
@@ -108,10 +109,11 @@ class Session:
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
         self.protected = Protected(things)
-        if self.attempt is None or self._is_joining:
+        if self.attempt is None or self._fetch is None:
             return
         with progress.during(Phase.RESTORING):
-            self.restored = restore.restore(self.attempt, self.ranks, self.protected)
+            self.restored = restore.restore(self._fetch, self.attempt, self.ranks, self.protected)
+            self._fetch = None  # frees the snapshot
             if self.config.source and self.restored.step is None:
                 from holdfast.weights.initial import load_initial_weights  # few runs need it
 

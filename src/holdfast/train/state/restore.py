@@ -2,7 +2,9 @@
 
 import json
 import logging
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -65,18 +67,45 @@ class RestoredState:
         return self.committed if in_memory == self.loaded else in_memory
 
 
-def restore(attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the newest good snapshot, the same on every rank, into the protected objects."""
+class SnapshotFetch:
+    """The newest good snapshot, which a thread finds, reads and verifies while the script builds its model.
+
+    Rank 0 chooses the snapshot, and every rank reads it."""
+
+    def __init__(self, attempt: AttemptContext, ranks: Ranks) -> None:
+        self._attempt, self._ranks = attempt, ranks
+        self._fetched: Future[tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]] = Future()
+        threading.Thread(target=self._run, name="holdfast-fetch", daemon=True).start()
+
+    def result(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
+        """Wait for the thread; return the snapshot, or None, and the damaged newer ones. Raise the thread's error."""
+        return self._fetched.result()
+
+    def _run(self) -> None:
+        try:
+            self._fetched.set_result(self._fetch())
+        except BaseException as error:  # the main thread raises it
+            self._fetched.set_exception(error)
+
+    def _fetch(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
+        with self._ranks.busy():
+            found, message = _find_newest(self._attempt) if self._ranks.rank == 0 else (None, None)
+        chosen = json.loads(self._ranks.from_rank_0(RESTORED, message))
+        if found is None and chosen["step"] is not None:
+            store, moved = self._attempt.store, progress.here.add_moved
+            found = snapshot.load(store, chosen["step"], backoff=snapshot.BACKOFF, progress=moved)
+            check_of_a_run(found)
+        return found, tuple(chosen["passed_over"])
+
+
+def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
+    """Load the fetched snapshot, the same on every rank, into the protected objects.
+
+    The result's `seconds` do not include the time in which the script did something else."""
     began = perf_counter()
-    with ranks.busy():
-        found, message = _find_newest(attempt) if ranks.rank == 0 else (None, None)
-    chosen = json.loads(ranks.from_rank_0(RESTORED, message))
-    passed_over = tuple(chosen["passed_over"])
-    if chosen["step"] is None:
-        return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
+    found, passed_over = fetch.result()
     if found is None:
-        found = snapshot.load(attempt.store, chosen["step"], backoff=snapshot.BACKOFF, progress=progress.here.add_moved)
-        check_of_a_run(found)
+        return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
     flat = _load(found, attempt, ranks, protected)
     return RestoredState(
         step=found.step,
