@@ -147,8 +147,8 @@ class StaleIteration(NamedTuple):
 class StaleRounds:
     """The state of training with bounded staleness, in which some parts of the input may be iterations ahead of others.
 
-    `clocks` has the number of completed iterations of each input part. A part may be ahead by `staleness` iterations.
-    """
+    `clocks` has the number of completed iterations of each input part. A part that is more than `staleness` iterations
+    ahead of the slowest waits."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -175,9 +175,9 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration of each idle input part, unless it is `until` or too far ahead of the slowest part.
+        """Start the next iteration of each idle input part, unless the part is too far ahead of the slowest part.
 
-        `parts` has the input parts of each worker."""
+        `parts` has the input parts of each worker. Iteration `until` and later ones are not started."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:

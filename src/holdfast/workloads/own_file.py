@@ -35,7 +35,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def _forget_other_versions(files: dict[Path, bytes]) -> None:
-    """Remove modules from `sys.modules` that were loaded from older versions of `files` or from namesakes of them."""
+    """Remove modules from `sys.modules` that came from older versions of `files`, or other files of the same names."""
     changed = any(_contents.get(file, content) != content for file, content in files.items())
     stems = {file.stem for file in files}
     for name, module in list(sys.modules.items()):

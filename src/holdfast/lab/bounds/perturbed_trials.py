@@ -29,7 +29,7 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return the bound on the cost of each trial, in iterations, by Theorem 3.2 of the SCAR paper for `rate`."""
+        """Return the bound of Theorem 3.2 (SCAR paper) on each trial's cost in iterations, for convergence `rate`."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:

@@ -24,8 +24,7 @@ class Costs:
     """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds.
 
     `cost` is fractional, and infinite for a trial that did not converge within the limit. `whole` is the cost in whole
-    iterations, as the paper counts. `bound` is the bound of Theorem 3.2 in the SCAR paper.
-    """
+    iterations, as the paper counts. `bound` is the bound of Theorem 3.2 in the SCAR paper."""
 
     cost: Floats
     whole: Floats
@@ -76,8 +75,7 @@ def measure(
     The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the log
     called `log` are not run again, and new ones are written to it. The convergence rate and the concentration (see
     `concentration`) come from a run with random seed 0. If `early` is more than 1, every second failure happens before
-    step `early`.
-    """
+    step `early`."""
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
@@ -116,7 +114,7 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return the fraction of the squared movement in `interval` iterations that the most moved blocks account for.
+    """Return the fraction of the squared movement that is in the most moved blocks, over `interval` iterations.
 
     These blocks hold 1/`interval` of all values, as much as one partial save. Priority checkpoints help if the fraction
     is near 1. Return NaN for a run shorter than `interval`."""

@@ -75,7 +75,7 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Return remarks on the cost reduction if half of the blocks are lost, and on reductions that fail their claim."""
+    """Return remarks that explain the cost reduction if half of the blocks are lost, and reductions below a claim."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [

@@ -56,7 +56,7 @@ class ExperimentArm:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures of this arm: half of the nodes fail in iteration 7, just before they apply the updates."""
+        """The failures of this arm, if it has any: half of the nodes fail in iteration 7, before they apply updates."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 
