@@ -167,7 +167,7 @@ class Memberships:
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that the lost `session` recorded, but that the other ranks finished without it, or None."""
+        """Return the step that the lost `session` recorded but other ranks finished without that process, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property

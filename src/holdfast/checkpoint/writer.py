@@ -110,7 +110,7 @@ def overlapped(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a snapshot: `durable` is its perf_counter time, and `removed` are the deleted steps."""
+    """The result of writing a snapshot, which ended at perf_counter time `durable`; `removed` are the deleted steps."""
 
     bytes: int
     retries: int

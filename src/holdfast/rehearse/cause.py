@@ -99,7 +99,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the first step after the kill began with another protected state than was saved, else None."""
+    """Return a Cause if the protected state before the first step after the kill was not the saved one, else None."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:

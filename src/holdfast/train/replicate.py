@@ -65,8 +65,8 @@ class Replica:
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
         """Call `posted(works, buckets)` in every backward: before the first all-reduce and after the start of each.
 
-        `works` are the gradient all-reduces started so far, one for each of the `buckets` gradient buckets in the end.
-        """
+        `works` are the gradient all-reduces started so far; there will be one for each of the `buckets` gradient
+        buckets."""
         if self._group:
             self._group.watch = posted
             return

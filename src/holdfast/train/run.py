@@ -155,11 +155,11 @@ class Run:
         self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
-        """Return an iterator over `steps` steps in which the script itself draws samples, `batch.data` in number.
+        """Return an iterator over `steps` steps in which the script itself draws the samples.
 
-        Draw from torch's, numpy's or Python's generators inside the step that trains the samples. The generators are
-        seeded for each step, so after a failure the same world size draws the same samples. The audit counts the
-        samples, but cannot check which ones they were."""
+        `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
+        that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
+        the same samples. The audit counts the samples, but cannot check which ones they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len

@@ -34,7 +34,7 @@ class RunningSums:
         return self._logged
 
     def names(self) -> list[list[str]]:
-        """Return the kind (metric or logged), owner and name of each running sum, in the order of `take`."""
+        """Return the kind (metric or logged), owner and name of each running sum that `take` returns, in order."""
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:

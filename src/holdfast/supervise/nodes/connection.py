@@ -47,7 +47,9 @@ class NodeRegistration(TypedDict):
 
 
 class RoundResult(TypedDict):
-    """The message that ends a rendezvous: the nodes that start and the address of their store, or why `refused`."""
+    """The message that ends a rendezvous: the nodes that start together, and the address of their store.
+
+    If the nodes cannot start together, `refused` is the reason, and the later fields are missing."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round
