@@ -76,7 +76,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in pieces of host memory, from which gloo can send; a piece is overwritten two pieces later."""
+    """Yield the tensors in pieces of host memory, which gloo can send; two buffers hold the pieces alternately."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:

@@ -181,7 +181,7 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return lost members with reasons: those of `kind` in `missing` (by number), and those that `look` finds."""
+        """Return lost members with reasons: those of `kind` with a number in `missing`, and those that `look` finds."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

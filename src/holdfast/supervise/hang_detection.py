@@ -182,7 +182,7 @@ class HangDetector:
         return max(self._soon, TIMES * median_low(self._steps))
 
     def _learn(self, worker: WorkerLook, gap: tuple[float, int] | None) -> None:
-        """Learn the usual duration of a step from `gap`: the seconds and the number of steps that just ended."""
+        """Learn the usual duration of a step from `gap`, the (seconds, number) of the steps that just ended."""
         if gap is not None and worker.boundaries >= SETTLED:
             seconds, steps = gap
             self._steps.append(seconds / steps)
