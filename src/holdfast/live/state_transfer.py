@@ -76,7 +76,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in pieces of host memory, which gloo can send; two buffers hold the pieces alternately."""
+    """Yield the tensors in pieces of host memory, which gloo can send; pieces from a GPU share two buffers in turn."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
