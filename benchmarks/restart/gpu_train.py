@@ -109,8 +109,14 @@ def note(notes: Path, number: int) -> None:
     if "first step" not in parts:
         done("first step")
         text = json.dumps({"pid": os.getpid(), "began": began, "parts": parts})
-        (notes / f"start-{time.time_ns()}.json").write_text(text)
-    (notes / "step").write_text(str(number))
+        write(notes / f"start-{time.time_ns()}.json", text)
+    write(notes / "step", str(number))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that a reader never sees half written."""
+    path.with_name(f".{path.name}").write_text(text)
+    path.with_name(f".{path.name}").replace(path)
 
 
 if __name__ == "__main__":
