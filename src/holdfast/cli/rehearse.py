@@ -16,8 +16,14 @@ rehearse = typer.Typer()
 
 @rehearse.command("rehearse", rich_help_panel=PROVE)
 def rehearse_script(
-    script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
+    script: Annotated[
+        str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
+    ],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
+    module: Annotated[
+        bool,
+        typer.Option("-m", "--module", help="SCRIPT is the name of a module, such as package.train, as in python -m."),
+    ] = False,
     steps: Annotated[
         int | None, typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]")
     ] = None,
@@ -43,8 +49,6 @@ def rehearse_script(
 
     kills = parse_rehearsal(inject)
     seed_of_kills = random.SystemRandom().randrange(1 << 16) if kills.seed is None else kills.seed
-    if not script.is_file():
-        raise BadInput(f"there is no script {script}: name a Python file.")
     if steps is not None and steps < 2:
         raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
     if out is not None and out.exists() and any(out.iterdir()):
@@ -53,9 +57,11 @@ def rehearse_script(
         from holdfast.rehearse import rehearsal
         from holdfast.rehearse.report import lines
         from holdfast.runs.config import RunConfig
+        from holdfast.supervise.script_file import script_file
 
+        config = RunConfig(script=script, module=module, args=tuple(args or ()), workers=workers, seed=seed)
+        script_file(config)  # before torch is imported, which takes seconds
         _print_line(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
-        config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)
         modules = tuple(name for name in preload.split(",") if name)
         folder = out or Path(temporary)
         rehearsed = rehearsal.rehearse(

@@ -26,8 +26,14 @@ _continuing = partial(typer.Option, rich_help_panel="Continuing a run")
 
 @run.command("run", rich_help_panel=TRAIN)
 def run_script(
-    script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
+    script: Annotated[
+        str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
+    ],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of SCRIPT, after --.")] = None,
+    module: Annotated[
+        bool,
+        typer.Option("-m", "--module", help="SCRIPT is the name of a module, such as package.train, as in python -m."),
+    ] = False,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/SCRIPT")] = None,
     seed: Annotated[
@@ -125,7 +131,7 @@ def run_script(
     from holdfast.supervise.stop_signals import stop_signals
 
     _fill_standard_files()
-    folder = out or Path("runs") / script.stem
+    folder = out or Path("runs") / (script.rpartition(".")[2] if module else Path(script).stem)
     with stop_signals.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
         from holdfast.faults.spec import parse_training
         from holdfast.runs.config import RunConfig, WeightsSource
@@ -137,7 +143,8 @@ def run_script(
         elif init_names or init_partial:
             raise BadInput("--init-names and --init-partial need --init-from: say what to load.")
         config = RunConfig(
-            script=str(script),
+            script=script,
+            module=module,
             args=tuple(args or ()),
             workers=workers,
             recovery=recovery,

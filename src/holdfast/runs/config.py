@@ -70,7 +70,9 @@ class RunConfig:
     """
 
     script: str
-    """The Python script that each worker runs."""
+    """The Python script that each worker runs; with `module`, the name of a module."""
+    module: bool = False
+    """True to run `script` as `python -m` would, so that it may use relative imports."""
     args: tuple[str, ...] = ()
     """The arguments of the script."""
     workers: int = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.errors import BadInput, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Judged, Preempt, Restart
 from holdfast.finding import counted
 from holdfast.history.log import require_files
@@ -40,6 +40,7 @@ from holdfast.supervise.nodes.rendezvous import (
 )
 from holdfast.supervise.preload import import_heavy, warm
 from holdfast.supervise.run_folder import claimed, with_seed_of
+from holdfast.supervise.script_file import import_folder, script_file
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.verdict import RunVerdict, Word, done_before, done_elsewhere
 from holdfast.supervise.workers.membership_control import MembershipController, RankLog, Scaler, Stranded
@@ -89,10 +90,9 @@ def supervise(
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_world(nnodes)
-    script = Path(config.script)
-    if not script.is_file():
-        raise BadInput(f"there is no script {config.script}: name a Python file.")
-    config = replace(config, script=str(script.resolve()), checkpoints=full_place(config.checkpoints))
+    script = script_file(config)
+    name = config.script if config.module else str(script)
+    config = replace(config, script=name, checkpoints=full_place(config.checkpoints))
     out = local_folder(out)
     checkpoints = Checkpoints(out, config.checkpoints)
     config = replace(config, source=first_weights(config.source, out, has_begun=bool(checkpoints.newest())))
@@ -110,8 +110,8 @@ def supervise(
         display = Display(console or Console(stderr=True), history, who, policy)
         with Journal(history, who, display) as journal, display:  # importing counts as the run's time
             if not stop_signals.count:
-                warm(preload or (), script.resolve().parent)
-                if preload is None and (names := import_heavy(script.resolve())):
+                warm(preload or (), import_folder(config))
+                if preload is None and (names := import_heavy(script)):
                     display.say(f"imported {', '.join(names)} once for all workers (--preload none turns this off)")
             nodes: Rendezvous = SingleNodeRendezvous(attempt)
             if nnodes > 1:

@@ -30,6 +30,7 @@ from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import write_error
+from holdfast.supervise.script_file import import_folder, module_file
 from holdfast.train import loop
 
 
@@ -129,11 +130,14 @@ def thread_pools() -> ThreadpoolController:
 
 
 def _run(task: Task) -> int:
-    script, pid = task.config.script, os.getpid()
-    sys.argv = [script, *task.config.args]
-    sys.path.insert(0, str(Path(script).parent))
+    pid, config = os.getpid(), task.config
+    sys.argv = [config.script, *config.args]
+    sys.path.insert(0, str(import_folder(config)))
     try:
-        runpy.run_path(script, run_name="__main__")
+        if config.module:
+            runpy.run_module(config.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(config.script, run_name="__main__")
         status = 0
     except SystemExit as end:
         status = _exit_status(end, task) if os.getpid() == pid else int(end.code not in (None, 0))
@@ -141,7 +145,7 @@ def _run(task: Task) -> int:
         if os.getpid() != pid:
             traceback.print_exc()
             _exit_at_once(1)
-        write_error(task.error, task.progress, error, script)
+        write_error(task.error, task.progress, error, _file(config))
         _exit_at_once(1)
     if os.getpid() != pid:  # a process that the script has forked takes no part in the run
         _exit_at_once(status)
@@ -161,8 +165,13 @@ def _exit_status(end: SystemExit, task: Task) -> int:
     if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
         why = SystemExit(message).with_traceback(end.__traceback__)
-        write_error(task.error, task.progress, why, task.config.script)
+        write_error(task.error, task.progress, why, _file(task.config))
     return status
+
+
+def _file(config: RunConfig) -> str:
+    file = module_file(config.script) if config.module else None
+    return str(file or config.script)
 
 
 def _exit_at_once(status: int) -> NoReturn:
