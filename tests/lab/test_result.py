@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from holdfast.lab.registry import EXPERIMENTS, experiment
 from holdfast.lab.result import Claim, Result, ResultTable, command_line
 from holdfast.report.files import prepare, replace_text
 from holdfast.theory.rate import Rate
+from repository import ROOT
 
+RESULTS = ROOT / "docs" / "results" / "README.md"
 QUICK = Options(quick=True, trials=20)
 
 
@@ -180,3 +183,37 @@ def test_a_full_disk_leaves_the_old_result(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(StorageFailed, match="No space left"):
         replace_text(tmp_path / "result.json", "new")
     assert (tmp_path / "result.json").read_text() == "old"
+
+
+def test_an_interval_that_covers_the_whole_expected_range_leaves_the_claim_unresolved() -> None:
+    wide = Claim("a", "b", "c", (0.78, 0.95), 0.731, (0.54, 1.01))
+    assert (wide.holds, wide.resolved, result_page.verdict(wide)) == (False, False, "not resolved")
+    assert Result(experiment="e", config={}, rows=[], claims=[wide]).holds  # so the command ends with status 0
+
+
+def test_an_unknown_interval_leaves_the_claim_unresolved_unless_nothing_was_measured() -> None:
+    unknown = (math.nan, math.nan)
+    assert result_page.verdict(Claim("a", "b", "c", (0, 1), 0.5, unknown)) == "not resolved"
+    assert result_page.verdict(Claim("a", "b", "c", (0, 1), 1.5, unknown)) == "not resolved"
+    assert result_page.verdict(Claim("a", "b", "c", (0, 1), math.nan, unknown)) == "DOES NOT HOLD"
+    assert "interval unknown" in result_page.measured(Claim("a", "b", "c", (0, 1), 0.5, unknown))
+
+
+PUBLISHED = sorted((ROOT / "docs" / "results").glob("*/result.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
+def test_the_verdicts_of_a_published_result_follow_from_its_numbers(path: Path) -> None:
+    data = json.loads(path.read_text())
+    summary = (path.parent / "summary.md").read_text()
+    counts = dict.fromkeys(("holds", "not resolved", "DOES NOT HOLD"), 0)
+    for stored in data["claims"]:
+        ends = stored.get("interval")
+        interval = None if ends is None else tuple(math.nan if end is None else end for end in ends)
+        claim = Claim(stored["id"], stored["claim"], "", tuple(stored["expected"]), stored["measured"], interval)
+        assert (claim.holds, claim.resolved) == (stored["holds"], stored["resolved"]), stored["id"]
+        counts[result_page.verdict(claim)] += 1
+    assert {word: summary.count(f"| {word} |") for word in counts} == counts
+    (line,) = re.findall(rf"^\|[^\n]*\({path.parent.name}/summary.md\).*$", RESULTS.read_text(), flags=re.M)
+    shown = f"| {counts['holds']} of {sum(counts.values())} | {counts['not resolved']} | {counts['DOES NOT HOLD']} |"
+    assert line.endswith(shown)

@@ -123,9 +123,11 @@ def lab_check(
 
 
 def _costs_table(result: "Result") -> Table:
+    from holdfast.lab.confidence import ends_text
+
     table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
     for row in result.rows:
-        cost = f"{row['cost_mean']:.2f} ({row['cost_low']:.2f} to {row['cost_high']:.2f})"
+        cost = f"{row['cost_mean']:.2f} ({ends_text(row['cost_low'], row['cost_high'])})"
         policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
         words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
         table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")

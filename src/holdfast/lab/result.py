@@ -28,7 +28,8 @@ Expected = tuple[float | None, float | None]
 class Claim:
     """A statement about a measured value, and the range (low, high) in which it is expected; None means no limit.
 
-    `interval` is the 95 % confidence interval of `measured`; None if it is unknown or the value has no noise.
+    `interval` is the 95 % confidence interval of `measured`: None if the value has no noise, and NaN if there are too
+    few trials to know the noise.
     """
 
     id: str
@@ -42,9 +43,8 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim that `estimate` lies in `expected`; the claim has no interval if that of `estimate` is NaN."""
-        value, low, high = estimate
-        return cls(id, claim, source, expected, value, None if math.isnan(low) else (low, high))
+        """Return a claim that `estimate` lies in `expected`, with the interval of `estimate`."""
+        return cls(id, claim, source, expected, estimate.value, (estimate.low, estimate.high))
 
     @property
     def holds(self) -> bool:
@@ -53,11 +53,17 @@ class Claim:
 
     @property
     def resolved(self) -> bool:
-        """True if the confidence interval lies entirely inside or outside the expected range, or is None."""
-        if self.interval is None:
+        """True if the confidence interval lies in the expected range or entirely on one side of it, or is None.
+
+        An unknown interval resolves nothing, unless the measured value itself is infinite or NaN.
+        """
+        if self.interval is None or not math.isfinite(self.measured):
             return True
         low, high = self.interval
-        return self.expects(low) == self.expects(high) == self.expects(self.measured)
+        if self.holds:
+            return self.expects(low) and self.expects(high)
+        least, most = self.expected
+        return (least is not None and high < least) or (most is not None and low > most)
 
     def expects(self, value: float) -> bool:
         """Return True if `value` lies in the expected range."""

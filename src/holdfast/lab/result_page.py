@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.lab.confidence import ends_text
 from holdfast.lab.result import Claim, Result, ResultTable, Row, Value, environment, write_json
 from holdfast.report import files
 from holdfast.report.figures import picture
@@ -117,7 +118,7 @@ def measured(claim: Claim) -> str:
     """Return the measured value of a claim as text, with its confidence interval if there is one."""
     if claim.interval is None:
         return f"{claim.measured:.4g}"
-    return f"{claim.measured:.3g} ({claim.interval[0]:.3g} to {claim.interval[1]:.3g})"
+    return f"{claim.measured:.3g} ({ends_text(*claim.interval, '.3g')})"
 
 
 def expected(claim: Claim) -> str:
@@ -144,7 +145,7 @@ def _counts(verdicts: Sequence[str]) -> list[Number]:
     words = {
         "holds": ("hold", "inside the range"),
         "DOES NOT HOLD": ("do not hold", "outside the range"),
-        "not resolved": ("not resolved", "the interval crosses the range"),
+        "not resolved": ("not resolved", "the interval crosses a limit of the range, or is unknown"),
     }
     return [Number(name, str(verdicts.count(word)), about) for word, (name, about) in words.items() if verdicts]
 

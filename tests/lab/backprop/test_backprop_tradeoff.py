@@ -217,10 +217,10 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
 
 
 def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> PanelResults:
-    """A panel of one round, whose strategies took these multiples of a mini-batch at the three points."""
-    slowdown = {cell: np.ones(1) for cell in INTERRUPTED}
+    """A panel of five equal rounds, whose strategies took these multiples of a mini-batch at the three points."""
+    slowdown = {cell: np.ones(5) for cell in INTERRUPTED}
     for strategy, took in (("replay", replay), ("skip", skip)):
-        slowdown |= {FailureCase(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
+        slowdown |= {FailureCase(strategy, point): np.full(5, each) for point, each in zip(POINTS, took, strict=True)}
     (panel,) = chosen_panels(("nt3",))
     alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
     return PanelResults(

@@ -98,7 +98,7 @@ def test_rows_are_the_same_for_one_job_and_for_two_and_are_written_with_costs_an
     results = []
     for jobs in (1, 2):
         out = tmp_path / str(jobs)
-        options = Options(quick=True, trials=4, jobs=jobs, panels=("mlr-mnist", "mf-jester"), out=out)
+        options = Options(quick=True, trials=6, jobs=jobs, panels=("mlr-mnist", "mf-jester"), out=out)
         results.append(experiment.run(options, silent))  # type: ignore[attr-defined]
     assert results[0].rows == results[1].rows
     write(results[0], tmp_path)

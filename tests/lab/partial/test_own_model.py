@@ -69,7 +69,7 @@ def test_the_documented_model_runs_through_an_experiment_without_claims(
 def test_one_and_two_processes_give_the_same_rows(example: Path, tmp_path: Path) -> None:
     rows = [
         partial_recovery.run(
-            Options(trials=4, jobs=jobs, out=tmp_path / str(jobs), workload=load_for_lab(str(example))), silent
+            Options(trials=6, jobs=jobs, out=tmp_path / str(jobs), workload=load_for_lab(str(example))), silent
         ).rows
         for jobs in (1, 2)
     ]

@@ -65,7 +65,7 @@ def trial(
 def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float = 0.01) -> OverheadResults:
     trials = [
         trial(arm, {SCAR: behind_scar[seed], FULL: 3.0}.get(arm, 0.0), seed=seed, checkpoint=checkpoint)
-        for seed in range(3)
+        for seed in range(len(behind_scar))
         for arm in ARMS
     ]
     return OverheadResults("lda-made-up", 20, trials, RATES, project(RATES, PAPER))
@@ -106,7 +106,7 @@ def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() 
 
 
 def test_failed_claims_are_explained() -> None:
-    poor = found((1.5, 1.5, 1.5), checkpoint=0.2)
+    poor = found((1.5,) * 5, checkpoint=0.2)
     assert not any(claim.holds for claim in claims(poor))
     text = "\n".join(remarks(poor))
     assert "it is itself 1.50 (1.50 to 1.50) behind" in text

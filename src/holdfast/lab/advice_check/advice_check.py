@@ -11,7 +11,7 @@ from holdfast.lab.advice_check.killed_runs import run_and_kill
 from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
 from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, real_sweeps, resampled_sweep
 from holdfast.lab.advice_check.simulated_failures import simulate_failures
-from holdfast.lab.confidence import mean_of_few
+from holdfast.lab.confidence import mean
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.plot_style import new_figure
 from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
@@ -96,7 +96,7 @@ def _sweep_claim(sweep: Sweep) -> Claim:
     ends: tuple[float, float] | None = None
     if len(sweep.goodput) > 1 and sweep.how != "resampled":
         ratios = sweep.goodput[:, RECOMMENDED] / sweep.goodput[:, int(np.argmax(sweep.means))]
-        _, low, high = mean_of_few(np.asarray(ratios))
+        _, low, high = mean(np.asarray(ratios))
         ends = low, high
     ident = f"{sweep.workload}-{sweep.how.replace(', ', '-').replace(' ', '-')}"
     return Claim(ident, words, SOURCE, (NEAR, None), sweep.recommended, ends)

@@ -109,9 +109,9 @@ def _rows(results: PanelResults) -> Iterator[Row]:
             yield {
                 **_cell_columns(results, "accuracy", cell),
                 **{"phase": phase, "epoch": epoch, "when": when, "trials": len(results.outcomes)},
-                **_columns("accuracy", confidence.mean_of_few(results.accuracy(phase, cell, when))),
-                **_columns("deviation", confidence.mean_of_few(deviation)),
-                **_columns("distance", confidence.mean_of_few(np.abs(deviation))),
+                **_columns("accuracy", confidence.mean(results.accuracy(phase, cell, when))),
+                **_columns("deviation", confidence.mean(deviation)),
+                **_columns("distance", confidence.mean(np.abs(deviation))),
             }
     for cell in INTERRUPTED:
         slowdown = confidence.median(results.slowdown[cell][:, None])
@@ -132,7 +132,7 @@ def _rows(results: PanelResults) -> Iterator[Row]:
         "replayed_measured_s": results.replayed[1],
     }
     for epoch in range(len(results.outcomes[0].curve)):
-        after = confidence.mean_of_few(np.array([outcome.curve[epoch] for outcome in results.outcomes]))
+        after = confidence.mean(np.array([outcome.curve[epoch] for outcome in results.outcomes]))
         yield {"panel": results.panel.name, "what": "training", "epoch": epoch, **_columns("accuracy", after)}
 
 

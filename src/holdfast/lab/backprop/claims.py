@@ -77,7 +77,7 @@ class PanelResults:
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
         """Return the phase and failure in which accuracy changes most on average under `strategy`, and that change."""
         distances = {
-            (phase, cell): confidence.mean_of_few(np.abs(self.deviation(phase, cell)))
+            (phase, cell): confidence.mean(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
             for cell in _cells(strategy)
         }
@@ -120,15 +120,15 @@ def claims(results: PanelResults) -> list[Claim]:
     model = "slowdown of replay by the performance model, over the measured one"
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
     restart = "time to load a checkpoint and replay mini-batches by the performance model, over the measured one"
-    estimate = ConfidenceInterval(results.replayed[0] / results.replayed[1], np.nan, np.nan)
-    return [*made, claim("model-restart", restart, "section IV.C", (0.8, 1.25), estimate)]
+    ident, words = f"{results.panel.name}-model-restart", f"{results.label}: {restart}"
+    return [*made, Claim(ident, words, "section IV.C", (0.8, 1.25), results.replayed[0] / results.replayed[1])]
 
 
 def remarks(results: PanelResults) -> list[str]:
     """Return remarks for the reader about one network, including the cause of each claim that fails."""
     label, prices = results.label, results.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
-    moved = {phase: confidence.mean_of_few(results.deviation(phase, BEFORE)).value for phase in PHASES}
+    moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}
     words = ", ".join(f"{phase} {value:+.1%}" for phase, value in moved.items())
     late = float(results.accuracy(PHASES[-1], BASELINE).mean())
     deviations = []
@@ -137,8 +137,8 @@ def remarks(results: PanelResults) -> list[str]:
         for strategy in ("replay", "forward", "skip"):
             cells = _cells(strategy)
             signed = np.mean([results.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
-            mean = confidence.mean_of_few(signed)
-            parts.append(f"{strategy} {mean.value:+.1%} ({mean.low:+.1%} to {mean.high:+.1%})")
+            mean = confidence.mean(signed)
+            parts.append(f"{strategy} {mean.value:+.1%} ({mean.ends('+.1%')})")
         deviations.append(f"{label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}.")
     restart, rollback = mean_checkpoint_restart(prices, epoch=results.panel.epoch), immediate_rollback(prices)
     return [

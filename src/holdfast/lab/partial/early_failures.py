@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.confidence import ConfidenceInterval, finite, mean_of_few, paired
+from holdfast.lab.confidence import ConfidenceInterval, finite, mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import criteria, departures, panel_grid, unconverged_remarks
@@ -77,12 +77,12 @@ class Split:
 
     def cost(self, approach: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """Return the mean cost of `approach` over the trials in `mask`, in iterations."""
-        return mean_of_few(finite(self._costs(approach)[mask]))
+        return mean(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """Return the mean number of iterations that `approach` saves compared with `against`, over trials in `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
-        return mean_of_few(theirs - ours)
+        return mean(theirs - ours)
 
     def rows(self) -> list[Row]:
         """Return one row for each approach, with its costs over all failures, over early ones and over later ones."""
@@ -163,7 +163,7 @@ def _remark(split: Split) -> str:
     more = split.saved(FIRST, EARLY, ~early)
     return (
         f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "
-        f"{order}. In the others early saves cost {more.value:.2f} iterations ({more.low:.2f} to {more.high:.2f}) more "
+        f"{order}. In the others early saves cost {more.value:.2f} iterations ({more.ends()}) more "
         "than full checkpoints."
     )
 

@@ -72,7 +72,7 @@ def explain_reduction(
         which = f"without the {facts.early} of {facts.trials} failures before the first full checkpoint"
     line = (
         f"{panel.label}, {name}: in whole iterations, as the paper counts, the reduction is {facts.whole:.2f}; {which} it is "
-        f"{facts.later.value:.2f} ({facts.later.low:.2f} to {facts.later.high:.2f}), and the perturbation is "
+        f"{facts.later.value:.2f} ({facts.later.ends()}), and the perturbation is "
         f"{abs(facts.smaller):.0%} {'smaller' if facts.smaller >= 0 else 'larger'} than by full recovery."
     )
     if claim is None or claim.holds:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
-from holdfast.lab.confidence import finite, mean
+from holdfast.lab.confidence import ends_text, finite, mean
 from holdfast.lab.experiment import Meter, Options, with_reuse
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import cost_result, panel_title
@@ -72,7 +72,7 @@ class Comparison:
     def __str__(self) -> str:
         lines = [("recovery", "policy", "saved", "lost", "cost", "95 %", "reduction")]
         for row in self.rows:
-            mean, interval = f"{row.cost_mean:.2f}", f"{row.cost_low:.2f} to {row.cost_high:.2f}"
+            mean, interval = f"{row.cost_mean:.2f}", ends_text(row.cost_low, row.cost_high)
             reduction = f"{row.reduction:.0%}" if row.reduction == row.reduction else ""
             lines.append((row.recovery, row.policy, row.fraction, row.lost, mean, interval, reduction))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

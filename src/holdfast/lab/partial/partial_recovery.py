@@ -97,7 +97,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
         both = np.isfinite(ours) & np.isfinite(theirs)
         ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
         line = (
-            f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
+            f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.ends()}) more than "
             f"losing {'all' if more == 1 else more}"
         )
         if early.any() and not early.all():

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
-from holdfast.lab.confidence import ConfidenceInterval, mean_of_few
+from holdfast.lab.confidence import ConfidenceInterval, mean
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.plot_style import COLOURS, legend, new_figure
 from holdfast.lab.result import Claim, Result, Row
@@ -77,15 +77,15 @@ class OverheadResults:
         """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
-        return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean_of_few(counts)
+        return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
 
     def share(self) -> ConfidenceInterval:
         """Return the time that training waits for checkpoints, divided by all other time: the mean over the seeds."""
-        return mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
+        return mean(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
         """Return the time that a save adds, over the time of an iteration without a save, as a mean over seeds."""
-        return mean_of_few(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
+        return mean(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
@@ -304,7 +304,7 @@ def _words(estimate: ConfidenceInterval) -> str:
     if not np.isfinite(estimate.value):
         return "unknown (one run never reaches the losses of the other)"
     value = f"{estimate.value:.2f}"
-    return value if np.isnan(estimate.low) else f"{value} ({estimate.low:.2f} to {estimate.high:.2f})"
+    return f"{value} ({estimate.ends()})"
 
 
 EXPERIMENT = Experiment(
