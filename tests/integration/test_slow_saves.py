@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from finished_run import events, failed_checks
-from supervisor_process import Start, wait_until
+from supervisor_process import SUPPORT, Start, wait_until
 
 # Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s. In the first life saves are slow, but
 # for that of step 0, and in the next one reading is.
@@ -60,3 +60,35 @@ def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Star
     first, second = (event.what.restored for event in events(job.out, "recover", "rank-1"))
     assert first is None
     assert second > 0
+
+
+SLOW_DISK = f"""
+import os, sys, time
+sys.path.insert(0, {str(SUPPORT)!r})
+from training_script import Task, train
+from holdfast.train.attach import attach
+
+fsync = os.fsync
+
+def slow(file):
+    name = os.readlink(f"/proc/self/fd/{{file}}")
+    if "state.safetensors" in name or name.endswith(".jsonl"):  # one file of each save is enough
+        time.sleep(2)
+    fsync(file)
+
+os.fsync = slow
+train(attach(), Task(epochs=20, patience=0.3))
+"""
+
+
+def test_rank_0_is_replaced_ten_times_on_a_slow_disk_and_no_other_worker_is_killed(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_DISK)
+    kills = [{"step": 3 + 11 * number, "kind": "kill", "targets": [0]} for number in range(10)]
+    job = start(script=tmp_path / "slow.py", workers=3, recovery="forward", save_every=5, failures=kills)
+    wait_until(lambda: job.over or len(job.events("detect")) >= 10, "ten kills", within=300)
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert [(event.what.kind, event.what.rank) for event in job.events("detect")] == [("signal", 0)] * 10
+    assert not events(job.out, "restart"), job.stderr
+    assert failed_checks(job.out) == []

@@ -96,9 +96,9 @@ def descendants(pid: int) -> list[int]:
     return sorted(found - {pid})
 
 
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Poll until `true` returns True; fail after `WITHIN` seconds."""
-    deadline = time.monotonic() + WITHIN
+def wait_until(true: Callable[[], bool], what: str, within: float = WITHIN) -> None:
+    """Poll until `true` returns True; fail after `within` seconds."""
+    deadline = time.monotonic() + within
     while not true():
-        assert time.monotonic() < deadline, f"waited {WITHIN:g} s for {what}"
+        assert time.monotonic() < deadline, f"waited {within:g} s for {what}"
         time.sleep(0.02)

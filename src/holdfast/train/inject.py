@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from holdfast import progress
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import NEVER, Ranks, RanksChanged
 from holdfast.errors import BadInput, HoldfastError
@@ -27,6 +28,7 @@ from holdfast.faults.schedule import Failure, Schedule
 from holdfast.faults.storage import KINDS, FaultyStore
 from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import INJECTED, Struck, struck
+from holdfast.progress import Phase
 from holdfast.train.replicate import Replica
 
 SLOW_SECONDS = 1.0
@@ -163,7 +165,9 @@ class Injection:
             self._due.remove(failure)
         if self._folder:
             strike = Strike(self._attempt, failure.step, failure.kind, self._rank, failure.point)
-            _record(self._folder, str(self._rank), strike)
+            in_thread = failure.point == "save"  # there, a thread that must not change the phase of training
+            with nullcontext() if in_thread else progress.during(Phase.SAVING):  # a slow disk is not a hang
+                _record(self._folder, str(self._rank), strike)
         if self._peers and failure.point != "recovery" and self._peers.size >= self._size:  # all ranks are there
             # The failure's other ranks might otherwise be ended for this failure before it strikes them.
             peers = replace(self._peers, patience=MEET_SECONDS, rank=self._rank)

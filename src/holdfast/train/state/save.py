@@ -7,7 +7,7 @@ up to that step.
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
@@ -134,6 +134,9 @@ class NoSaver:
 class CheckpointSaver:
     """The saver of checkpoints of a run with a folder. Rank 0 writes; other ranks send rank 0 their own values.
 
+    With live recovery another worker may become rank 0. The former writer completes its saves in a thread, and sends
+    its values for the next save only after that, so that two workers never write to the store at once.
+
     `position` returns the data loader's position. `injected` is called with the step of each save, to inject
     failures. `saved` is the newest step that is saved or being saved.
     """
@@ -153,6 +156,7 @@ class CheckpointSaver:
     _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
     _stops: set[int] = field(default_factory=set)  # steps whose snapshot says that the run is stopped there
+    _handed_over: list[Future[list[Saved]]] = field(default_factory=list)  # saves begun while this rank was rank 0
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
 
     def prepare(self) -> None:
@@ -168,7 +172,7 @@ class CheckpointSaver:
 
     @property
     def is_under_way(self) -> bool:
-        return self.writer is not None and self.writer.is_busy
+        return bool(self._handed_over) or (self.writer is not None and self.writer.is_busy)
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         if step == self.saved:
@@ -178,9 +182,10 @@ class CheckpointSaver:
         with self.ranks.busy():
             part = json.dumps([rng.capture(), self.protected.own(), self.position(), stops])
             if self.writer is not None:
+                self._record_handed_over(waits=True)
                 self._write(self.writer, step, at, part, began)
             else:
-                self.ranks.gather(f"save/{step}", part)
+                self._send(step, part)
                 self.saved = step
                 self.injected(step)
                 self._syncing.submit(self._sync_history, step, self.ranks.fixed())
@@ -192,15 +197,17 @@ class CheckpointSaver:
         if self.writer is None and self.ranks.rank == 0:
             self.writer = self.make_writer()
         if self.writer is not None and self.ranks.rank:
-            self._record(self.writer.close())
+            self._handed_over.append(self._syncing.submit(self.writer.close))
             self.writer = None
 
     def collect(self) -> None:
+        self._record_handed_over()
         if self.writer is not None:
             self._record(self.writer.finished())
 
     def close(self) -> None:
         self._syncing.shutdown()
+        self._record_handed_over()
         if self.writer is None:
             return
         try:
@@ -210,6 +217,20 @@ class CheckpointSaver:
             with suppress(HoldfastError):  # the first error is enough, but record what did become durable
                 self.collect()
             raise
+
+    def _send(self, step: int, part: str) -> None:
+        """Send `part` (values of this rank alone) to rank 0, which writes the snapshot of `step` once it has all."""
+        if self._handed_over:
+            self._syncing.submit(
+                self.ranks.fixed().gather, f"save/{step}", part
+            )  # that thread completes the saves first
+        else:
+            self.ranks.gather(f"save/{step}", part)
+
+    def _record_handed_over(self, *, waits: bool = False) -> None:
+        """Record the completed saves of this rank's time as rank 0; if `waits`, wait until all of them have ended."""
+        while self._handed_over and (waits or self._handed_over[0].done()):
+            self._record(self._handed_over.pop(0).result())
 
     def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
         """Let `writer` save the state, with `part` (values of this rank alone) and the parts of the other ranks."""
