@@ -160,7 +160,8 @@ def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> N
             each.kill()
     assert [each.returncode for each in both] == [0, 0], said
     for text in said:
-        assert text.splitlines()[-2].startswith("completed after 1 attempt"), text
+        assert text.splitlines()[-3].startswith("completed after 1 attempt"), text
+        assert text.splitlines()[-2] == "audit: not run; when all nodes have ended: holdfast audit out", text
         assert text.splitlines()[-1] == "run: out", text
 
 

@@ -21,6 +21,7 @@ from holdfast.history.lineage import EVERY_STEP
 # What the results depend on, such as world sizes, each with the step from which on it was valid.
 Past: TypeAlias = tuple[tuple[int, object], ...]
 Rows: TypeAlias = "NDArray[np.intp] | slice"
+ONLY_BUFFERS = "state of the buffers, such as BatchNorm's averages, but with the same parameters,"
 
 
 def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
@@ -282,9 +283,11 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
     states = ~unknown & (before != after)
     with np.errstate(invalid="ignore"):
         losses = np.abs(earlier.steps.loss[a] - later.steps.loss[b]) > 0  # where both were logged
-    for what, differs in (("state", states), ("loss", losses)):
+    buffers = states & (earlier.steps.shared[a] == later.steps.shared[b])
+    for name, differs in (("state", states), ("loss", losses)):
         if differs.any():
             step = int(steps[differs][0])
+            what = ONLY_BUFFERS if name == "state" and buffers[differs][0] else name
             found.differences.append(_Difference(step, later.who, what, earlier.attempt or 0, later.attempt or 0))
     found.unknown |= set(steps[unknown].tolist())
     same = set(steps[~unknown & ~states & ~losses].tolist())

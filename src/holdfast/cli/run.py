@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.console import TRAIN
+from holdfast.cli.console import TRAIN, complain, safe
+from holdfast.cli.final_audit import FinalAudit, audit_of_several_nodes, final_audit
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
+    from holdfast.runs.config import RunConfig
     from holdfast.supervise.verdict import RunVerdict
 
 run = typer.Typer()
@@ -174,7 +176,18 @@ def run_script(
             preload=None if preload is None else [name for name in _split(preload) if name != "none"],
             may_change=_split(may_change),
         )
-    _end(verdict, folder)
+        audit = _audit(verdict, folder, config, nnodes)
+        stop_signals.ignore()
+    _end(verdict, folder, audit)
+
+
+def _audit(verdict: "RunVerdict", folder: Path, config: "RunConfig", nnodes: int) -> FinalAudit:
+    """Audit a run that is complete; others have nothing to prove yet."""
+    if verdict.verdict != "completed":
+        return FinalAudit((), verdict.exit_code)
+    if nnodes > 1:
+        return audit_of_several_nodes(folder)
+    return final_audit(folder, config, complain)
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -192,13 +205,14 @@ def _fill_standard_files() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
 
 
-def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
-    """Print the verdict, and exit with the status that belongs to it."""
-    texts = (f"{verdict.line}\nrun: {folder}\n", "")
+def _end(verdict: "RunVerdict", folder: Path, audit: FinalAudit) -> NoReturn:
+    """Print the verdicts on the run and of its audit, and exit with the status that belongs to them."""
+    lines = (safe(line) for line in (verdict.line, *audit.lines, f"run: {folder}"))
+    texts = ("".join(f"{line}\n" for line in lines), "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
         try:
             stream.write(text)
             stream.flush()
         except OSError:  # a closed pipe, a full disk; Python would try again at exit, and change the status
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    raise typer.Exit(verdict.exit_code)
+    raise typer.Exit(audit.exit_code)

@@ -33,9 +33,16 @@ class StopSignals:
         try:
             yield
         finally:
+            if self._is_listening:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
             self._is_listening = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """Ignore stop signals until the process ends, so that they do not change the exit status of a finished run."""
+        self._is_listening = False
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
