@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from holdfast.errors import WorkerLost
 
 IN_RESERVE = -1
-_NUMBERS = 13  # of 8 bytes each
+_NUMBERS = 15  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 T = TypeVar("T")
 
@@ -75,6 +75,10 @@ class Progress:
     """True if the worker runs a loop of holdfast, whose steps are recorded and saved."""
     has_exchanged = _Number(11, bool)
     """True if the script calls torch.distributed itself, so that a loss needs a restart."""
+    assigned = _Number(13, _unless_zero)
+    """The rank that this process has for life, written by the supervisor of a worker that replaces another."""
+    asks_for_rank = _Number(14, bool)
+    """True while a spare waits to be told its rank, because its script has asked for it."""
     is_up = _Number(12, bool)
     """True once the worker has begun, so that no lock inherited by the fork blocks it."""
 
@@ -104,6 +108,19 @@ class Progress:
 
     def set_membership(self, number: int) -> None:
         self.numbers[6] = number
+
+    def assign(self, rank: int) -> None:
+        """Tell the worker the rank that it has for life. Called by the supervisor."""
+        self.numbers[13] = rank + 1
+
+    @contextmanager
+    def asking_for_rank(self) -> Iterator[None]:
+        """Report in this context that the worker waits to be told its rank."""
+        self.numbers[14] = 1
+        try:
+            yield
+        finally:
+            self.numbers[14] = 0
 
     def suspect(self, number: int) -> None:
         """Report that a connection inside the group of workers with membership number `number` broke."""

@@ -98,6 +98,7 @@ class Coordination:
     store: Callable[[], Store]  # opens a new connection each time, because a wait blocks the others of a connection
     seat: int
     is_joining: bool = False  # True while this worker waits to become a member
+    rank_for_life: int | None = None  # the member number of this process, which never changes; None for a spare
     number: int = 0  # of the membership that this worker is in
     gate: BoundaryGate = field(default_factory=BoundaryGate)
     _nearest: int = 0  # the step before which others can join, if that is beyond the next boundary
@@ -137,6 +138,16 @@ class Coordination:
                 os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
             time.sleep(POLL_SECONDS)
         self.member, self.members = member, newest.members
+        self.rank_for_life = member
+
+    def await_rank(self) -> int:
+        """Return the rank that this process has for life. A spare waits here until it is to replace a lost worker."""
+        if self.rank_for_life is None:
+            with progress.during(Phase.JOINING), progress.here.asking_for_rank():
+                while (rank := progress.here.assigned) is None:
+                    time.sleep(POLL_SECONDS)
+            self.rank_for_life = rank
+        return self.rank_for_life
 
     def leave(self) -> None:
         """Stop being a member, until the supervisor admits this worker again."""

@@ -25,7 +25,7 @@ from holdfast.errors import BadInput, WorkerLost
 SUPERVISED = "HOLDFAST_ROUND"
 TERM = "HOLDFAST_TERM"  # the number of the group of nodes that this worker belongs to, where there are several
 NODE = "HOLDFAST_NODE"  # the node of this worker
-JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
+JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one: the unique number of its process
 _SUPERVISED_PATIENCE = 86400.0  # seconds: the supervisor detects a hanging peer long before this
 _BUSY = "busy"
 BEAT_SECONDS = 1.0
@@ -177,14 +177,15 @@ def join(timeout: float) -> Ranks:
         return Ranks(rank=0, size=1, store=HashStore(), grouped=False, device=_device())
     is_supervised = SUPERVISED in os.environ
     patience = max(timeout, _SUPERVISED_PATIENCE) if is_supervised else timeout
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    seat = os.environ.get(JOINS)  # a joining worker has a rank in messages only once it is a member
+    rank, size = int(seat or os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # NCCL requires a device for each of them
     has_devices = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
     backend = "cpu:gloo,cuda:nccl" if has_devices else "gloo"
     store = _store(timedelta(seconds=timeout))
-    if JOINS in os.environ:  # its peers formed their group without it
-        replace_default_group(rank % size, size)
+    if seat:  # its peers formed their group without it
+        replace_default_group(int(os.environ["RANK"]) % size, size)
     else:
         limit = timedelta(seconds=patience)
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)

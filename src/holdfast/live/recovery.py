@@ -422,7 +422,10 @@ def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
             logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)
         return None
     members = () if joins else tuple(range(peers.size))
-    coordination = Coordination(peers.rank, members, peers.connect, seat=peers.rank, is_joining=joins)
+    rank = progress.here.assigned if joins else peers.rank
+    coordination = Coordination(
+        peers.rank, members, peers.connect, seat=peers.rank, is_joining=joins, rank_for_life=rank
+    )
     live = LiveRecovery(config.recovery, peers.size, coordination, nccl_link.link_for(peers.backend, peers.device))
     live.connect()
     return live

@@ -43,8 +43,10 @@ from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.script_file import import_folder, script_file
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.verdict import RunVerdict, Word, done_before, done_elsewhere
-from holdfast.supervise.workers.membership_control import MembershipController, RankLog, Scaler, Stranded
+from holdfast.supervise.workers.membership_control import MembershipController, Stranded
 from holdfast.supervise.workers.pool import WorkerPool, output_files
+from holdfast.supervise.workers.rank_log import RankLog
+from holdfast.supervise.workers.scaler import Scaler
 
 TICK = 0.02
 ASK_NODES = 0.2

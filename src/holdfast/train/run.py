@@ -37,12 +37,16 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """The rank of this process, from 0."""
-        return self._session.ranks.rank
+        """The rank of this process, from 0, which stays the same as long as the process lives.
+
+        With live recovery, a worker that replaces a lost one has the lost worker's rank. A spare that asks for its rank
+        waits until it is to replace a worker.
+        """
+        return self._session.rank
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the process that prints, logs and uploads."""
+        """True on rank 0, the process that prints, logs and uploads. As `rank`, it never changes in a process."""
         return self.rank == 0
 
     @property
@@ -225,7 +229,7 @@ class Run:
         flush: bool = True,
     ) -> None:
         """Print on rank 0 only. The parameters are those of Python's print, but `flush` is True by default."""
-        if self.is_main:
+        if self._session.known_rank == 0:
             print(*values, sep=sep, end=end, file=file, flush=flush)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -85,6 +85,16 @@ class Session:
         return self.attempt.number if self.attempt else 1
 
     @property
+    def rank(self) -> int:
+        """The rank that this process has for life; a spare waits until it has one."""
+        return self.live.coordination.await_rank() if self.live else self.ranks.rank
+
+    @property
+    def known_rank(self) -> int | None:
+        """The rank that this process has for life; None for a spare that replaces no worker yet."""
+        return self.live.coordination.rank_for_life if self.live else self.ranks.rank
+
+    @property
     def _is_joining(self) -> bool:
         return self.live is not None and self.live.is_joining
 

@@ -80,14 +80,46 @@ def test_a_loss_wakes_a_sleeping_worker() -> None:
     assert run.next([*members(0, of=2), *ready(2)]) == Membership(3, (0, 2), {2: 2})
 
 
+def replacement(seat: int, number: int) -> list[WorkerStatus]:
+    return [WorkerStatus(seat=seat, is_ready=True, number=number)]
+
+
+def test_a_sleeping_worker_does_not_take_the_number_of_a_lost_one() -> None:
+    run = Members("replay", 3)
+    run.wanted = 2
+    run.next(members(0, 1, 2))
+    assert run.next([*members(1, of=1), *ready(2)]) is None
+    assert run.next([*members(1, of=1), *ready(2), *replacement(3, 0)]) == Membership(2, (0, 1), {0: 3})
+
+
+def test_a_replacement_of_rank_0_joins_even_if_another_worker_must_sleep_for_it() -> None:
+    run = Members("forward", 3)
+    run.wanted = 2
+    run.next(members(0, 1, 2))
+    run.next([*members(1, of=1), *ready(2)])
+    assert run.next([*members(1, of=2), *ready(2)]) == Membership(3, (1, 2), {2: 2})
+    assert run.next([*members(1, 2, of=3), *replacement(3, 0)]) == Membership(4, (0, 1, 2), {0: 3})
+    assert run.next(members(1, 2, 3, of=4)) == Membership(5, (0, 1), {}, asleep=(2,))
+
+
+def test_a_spare_does_not_take_a_number_that_another_worker_is_to_get() -> None:
+    run = Members("replay", 4)
+    status = [*members(0, 1), *ready(4), WorkerStatus(seat=5, number=2)]
+    assert run.next(status) is None
+    assert run.next([*members(0, 1), *ready(4), *replacement(5, 2)]) == Membership(1, (0, 1, 2, 3), {2: 5, 3: 4})
+
+
 @given(st.sampled_from(["forward", "replay", "skip"]), st.integers(2, 5), st.lists(st.integers(0, 99), max_size=40))
 def test_no_two_seats_ever_share_a_number_and_the_world_grows_back(strategy: str, size: int, losses: list[int]) -> None:
     run, inside, waiting, fresh = Members(strategy, size), dict.fromkeys(range(size), 0), set[int](), size
+    numbers = {number: number for number in range(size)}  # by seat
 
     def look() -> Membership | None:
         membership = run.next([*(WorkerStatus(seat=s, membership=n) for s, n in inside.items()), *ready(*waiting)])
         if membership:
             assert len({*membership.joining.values()}) == len(membership.joining)
+            for number, seat in membership.joining.items():
+                assert numbers.setdefault(seat, number) == number  # a process keeps its number for life
             assert set(membership.joining) <= set(membership.members) <= set(range(size))
             waiting.difference_update(membership.joining.values())
             inside.update(dict.fromkeys([*inside, *membership.joining.values()], membership.number))

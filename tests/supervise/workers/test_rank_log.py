@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.distributed.membership import Membership
 from holdfast.runs.logs import RANKS, read_rank_changes
-from holdfast.supervise.workers.membership_control import RankLog
+from holdfast.supervise.workers.rank_log import RankLog
 
 LOGS = "logs/attempt-0002"
 
@@ -25,13 +25,14 @@ def test_a_replacement_is_named_with_its_file_and_all_train_again_once_they_do(t
     assert read_rank_changes(tmp_path / LOGS) == [(1, "worker-3")]
 
 
-def test_a_survivor_that_moves_up_is_named_only_if_it_is_rank_0(tmp_path: Path) -> None:
+def test_survivors_keep_their_ranks_and_the_loss_of_rank_0_is_named(tmp_path: Path) -> None:
     here = rank_log(tmp_path)
-    here.follow(Membership(1, (1, 2)), {1: "rank-1", 2: "rank-2"})
-    assert here.news(all_train=0) == [f"rank 0 is now the worker that began as rank 1, {LOGS}/rank-1.out"]
-    here.follow(Membership(2, (0, 1, 2), {0: 3}), {0: "worker-3", 1: "rank-1", 2: "rank-2"})
+    for number in (1, 2):
+        here.follow(Membership(number, (1, 2)), {1: "rank-1", 2: "rank-2"})
+    assert here.news(all_train=0) == ["rank 0 is lost: until its replacement joins, run.is_main is true on no worker"]
+    here.follow(Membership(3, (0, 1, 2), {0: 3}), {0: "worker-3", 1: "rank-1", 2: "rank-2"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-3, {LOGS}/worker-3.out"]
-    assert read_rank_changes(tmp_path / LOGS) == [(0, "rank-1"), (1, "rank-2"), (0, "worker-3"), (1, "rank-1")]
+    assert read_rank_changes(tmp_path / LOGS) == [(0, "worker-3")]
 
 
 def test_a_worker_that_sleeps_and_wakes_with_its_old_rank_is_not_mentioned(tmp_path: Path) -> None:

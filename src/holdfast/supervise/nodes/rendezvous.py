@@ -105,6 +105,7 @@ class WorkerStatus:
     seat: int
     is_ready: bool = False
     membership: int | None = None
+    number: int | None = None  # its member number for life; None for a spare
 
 
 class MembersReport(NamedTuple):
@@ -130,12 +131,15 @@ class MembersReport(NamedTuple):
         return sum(worker.is_ready for worker in self.seen)
 
     def to_json(self) -> list[Any]:
-        seen = [[worker.seat, worker.is_ready, worker.membership] for worker in self.seen]
+        seen = [[worker.seat, worker.is_ready, worker.membership, worker.number] for worker in self.seen]
         return [seen, self.broken, self.ended, self.goes_on]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "MembersReport":
-        seen = tuple(WorkerStatus(seat=seat, is_ready=ready, membership=number) for seat, ready, number in data[0])
+        seen = tuple(
+            WorkerStatus(seat=seat, is_ready=ready, membership=membership, number=number)
+            for seat, ready, membership, number in data[0]
+        )
         return cls(seen, *data[1:])
 
 

@@ -7,28 +7,19 @@ replacements, and workers that `holdfast scale` put to sleep.
 Of several nodes, the one that hosts the store in which they met decides for all; the others report to it and follow.
 """
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from holdfast.distributed.membership import Membership
-from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
-from holdfast.events import Scale
-from holdfast.finding import counted
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
-from holdfast.runs.logs import LOG_FOLDER, RANKS
-from holdfast.supervise.display import Display, Journal
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.rendezvous import MembersReport, Peers, RoundInfo, WorkerStatus, merge_reports
-from holdfast.supervise.scale_request import ScaleRequests
 from holdfast.supervise.workers.pool import WorkerPool
+from holdfast.supervise.workers.rank_log import RankLog
 
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
-SCALE_LOOK = 0.1  # seconds between two looks for a scale request
 
 
 class Members:
@@ -44,12 +35,21 @@ class Members:
         self._strategy, self._size = strategy, size
         self._seats = {number: number for number in range(size)}  # of the members, by number
         self._leaving: dict[int, int] = {}  # of members that were told to sleep, by number
-        self._last = dict(self._seats)  # last number of each seat
+        self._numbers = dict(self._seats)  # by seat: the number that each process has for life
+        self._been = {*self._seats}  # seats of all members, past and present
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the last member number of the process `seat`; `seat` itself if that process was never a member."""
-        return self._last.get(seat, seat)
+        """Return the member number of the process `seat`; `seat` itself if that process was never a member."""
+        return self._numbers[seat] if seat in self._been else seat
+
+    def assigned(self, seat: int) -> int | None:
+        """Return the member number that the process `seat` has for life; None for a spare."""
+        return self._numbers.get(seat)
+
+    def assign(self, seat: int, number: int) -> None:
+        """Assign the member number `number` to the process `seat`, for life."""
+        self._numbers[seat] = number
 
     def is_member(self, seat: int) -> bool:
         """Return True if the worker process number `seat` is a member, or was told to become one."""
@@ -57,7 +57,7 @@ class Members:
 
     def was_member(self, seat: int) -> bool:
         """Return True if the worker process number `seat` is or was a member, and was not put to sleep since."""
-        return seat in self._last and seat not in self._asleep
+        return seat in self._been and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
         """Return the numbers of the members whose processes are not among `workers`."""
@@ -74,9 +74,14 @@ class Members:
         inside = {number: known[number] for number in membership.members if number not in membership.joining}
         self._leaving = {number: self._seats[number] for number in membership.asleep}
         self._seats = {**inside, **membership.joining}
-        self._last |= {seat: number for number, seat in membership.joining.items()}
+        self._numbers |= {seat: number for number, seat in membership.joining.items()}
+        self._been |= {*membership.joining.values()}
         self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
         self.current = membership
+
+    def is_held(self, number: int, dead: Collection[int]) -> bool:
+        """Return True if a process that is not among `dead` is the member `number`."""
+        return number in self._seats and self._seats[number] not in dead
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
         """Return True if as many workers train as are wanted, and all of them are in the current membership."""
@@ -90,6 +95,7 @@ class Members:
         `broken` is True if a connection between members broke although no member was lost.
         """
         present = {worker.seat: worker for worker in workers}
+        self._numbers |= {worker.seat: worker.number for worker in workers if worker.number is not None}
         known = {**self._leaving, **self._seats}
         inside = {n: seat for n, seat in known.items() if seat in present and present[seat].membership is not None}
         if broken or any(seat not in present for seat in self._seats.values()):
@@ -106,7 +112,7 @@ class Members:
         With the strategy "replay", return None until every lost member has a replacement."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
-        joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
+        joining = self._seated(self._seats.keys() - inside.keys(), inside, present)
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
@@ -115,72 +121,30 @@ class Members:
         if more < 0:
             asleep = sorted(inside)[more:]
             return self._publish({number: inside[number] for number in sorted(inside)[:more]}, {}, tuple(asleep))
-        joining = self._seated(set(range(self._size)) - inside.keys(), self._ready(inside, present)[:more])
+        seated = self._seated(set(range(self._size)) - inside.keys(), inside, present)
+        if more == 0:
+            seated, more = (
+                {number: seat for number, seat in seated.items() if number == 0},
+                1,
+            )  # another one then sleeps
+        joining = {number: seated[number] for number in sorted(seated)[:more]}
         return self._publish(inside, joining) if joining else None
 
-    def _ready(self, inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> list[int]:
-        return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
+    def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
+        """Return the seats (process numbers) of the workers that can join, by member numbers, which are all in `free`.
 
-    def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
-        """Return the seats (process numbers) in `ready` by their new member numbers, which are taken from `free`.
-
-        A worker gets its last member number again if that is free."""
-        seats: dict[int, int] = {}
-        for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
-            left = sorted(free - seats.keys())
-            if left:
-                last = self._last.get(seat)
-                seats[last if last in left else left[0]] = seat
-        return seats
+        A process has one member number for life. A spare gets one that no living process has.
+        """
+        ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
+        numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
+        spare_numbers = sorted(free - {*numbers.values()})
+        numbers |= zip(sorted(ready - numbers.keys()), spare_numbers, strict=False)
+        return {number: seat for seat, number in sorted(numbers.items()) if seat in ready and number in free}
 
     def _publish(self, inside: dict[int, int], joining: dict[int, int], asleep: tuple[int, ...] = ()) -> Membership:
         membership = Membership(self.current.number + 1, tuple(sorted({**inside, **joining})), joining, asleep)
         self.adopt(membership)
         return membership
-
-
-class RankLog:
-    """The record of which rank each worker of this node has, during one attempt (start of all workers).
-
-    With live recovery the rank of a worker may change, but it keeps its log files. So each change of a rank is shown to
-    the user, and is appended to a file beside the logs.
-    """
-
-    def __init__(self, out: Path, attempt: int) -> None:
-        self._out, self._attempt = out, attempt
-        self._names: dict[int, str] = {}  # the worker of each rank, by the name of its files; empty: of another node
-        self._lines: list[str] = []
-        self._is_replacing = False  # a worker was told to join, and has not yet
-
-    def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Log the rank of each worker in the new training group `membership`.
-
-        `names` maps the member numbers of this node's workers to the names of their log files."""
-        changed = []
-        for rank, number in enumerate(membership.members):
-            before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
-            self._names[rank] = name
-            if name == before:
-                continue
-            self._is_replacing |= number in membership.joining
-            if name:
-                changed.append((rank, name))
-            if name and (rank == 0 or number in membership.joining):
-                worker = f"the worker that began as rank {name[5:]}" if name.startswith("rank-") else name
-                self._lines.append(f"rank {rank} is now {worker}, {LOG_FOLDER.format(self._attempt)}/{name}.out")
-        if changed:
-            text = "".join(json.dumps(change) + "\n" for change in changed)
-            path = self._out / LOG_FOLDER.format(self._attempt) / RANKS
-            with suppress(OSError), path.open("a") as file:  # a disk that refuses does not end the run
-                file.write(text)
-
-    def news(self, *, all_train: int) -> list[str]:
-        """Return messages on rank changes since the last call; `all_train` is the worker count if all train, else 0."""
-        lines, self._lines = self._lines, []
-        if all_train and self._is_replacing:
-            self._is_replacing = False
-            lines.append(f"all {all_train} workers train again")
-        return lines
 
 
 class Stranded(Exception):
@@ -207,6 +171,7 @@ class MembershipController:
         if wanted and not pool.has_script_collectives:
             self.members.wanted = min(wanted, round.world_size)
         self._joined = 0  # workers that were started to join later
+        self._started = {*round.ranks}  # the seats of all workers that this node has started
         self._changed = 0.0  # when the membership changed last
         self.is_suspicious = False
         """True if workers of some node wait for the next membership although no lost worker is known."""
@@ -215,7 +180,12 @@ class MembershipController:
         """Return the state of the workers of this node that have not failed."""
         left = [worker for worker in self._pool.running if not worker.has_failed]
         return MembersReport(
-            tuple(WorkerStatus(seat=w.seat, is_ready=w.is_ready, membership=w.membership) for w in left),
+            tuple(
+                WorkerStatus(
+                    seat=w.seat, is_ready=w.is_ready, membership=w.membership, number=self.members.assigned(w.seat)
+                )
+                for w in left
+            ),
             self._is_broken(),
             any(worker.has_finished for worker in left),
             all(worker.can_lose_peers for worker in left if not worker.is_in_reserve),
@@ -226,7 +196,7 @@ class MembershipController:
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
         seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
-        if not seeks or any(worker.is_in_reserve and not worker.is_ready for worker in self._pool.running):
+        if not seeks or any(worker.is_starting for worker in self._pool.running):
             self._changed = time.monotonic()
         return seeks and time.monotonic() - self._changed > SUSPECTED
 
@@ -247,8 +217,9 @@ class MembershipController:
         """Return True if the other nodes can continue without `nodes`; replay needs a ready spare per lost worker."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
-        enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
-        return bool(left.inside) and left.goes_on and enough
+        lost = self.members_of(nodes)
+        needed = len(lost) if self._config.recovery == "replay" else int(0 in lost)  # the script needs a rank 0
+        return bool(left.inside) and left.goes_on and left.ready >= needed
 
     def members_of(self, nodes: list[int]) -> list[int]:
         """Return the member numbers (at first equal to ranks) of the workers that `nodes` have reported."""
@@ -262,6 +233,7 @@ class MembershipController:
         A new membership is due when members were lost, workers are ready to join, or more workers train than are
         wanted.
         """
+        self._assign_spares()
         if self._peers.decides:
             self._decide()
             return
@@ -299,7 +271,7 @@ class MembershipController:
         """Start the workers of this node, and its spares (workers that wait to replace a lost one)."""
         with self._pool.starting():
             for local_rank, rank in enumerate(self._round.ranks):
-                self._pool.start(self._round, local_rank=local_rank, seat=rank, joins=False)
+                self._pool.start(self._round, local_rank=local_rank, seat=rank)
             self._start_missing()
 
     def fill_up(self) -> None:
@@ -317,7 +289,27 @@ class MembershipController:
             # No worker on any node has had this seat.
             seat = self._round.world_size + self._joined * len(self._round.nodes) + self._round.index
             self._joined += 1
-            self._pool.start(self._round, local_rank=local_rank, seat=seat, joins=True)
+            vacant = self._vacant()
+            unassigned = sum(self.members.assigned(worker.seat) is None for worker in self._pool.running)
+            rank = vacant[0] if len(vacant) > unassigned else None  # spares come first
+            if rank is not None:
+                self.members.assign(seat, rank)
+            self._started.add(seat)
+            self._pool.start(self._round, local_rank=local_rank, seat=seat, joins=True, rank=rank)
+
+    def _assign_spares(self) -> None:
+        """Tell spares that ask for their rank which lost worker of this node they are to replace."""
+        for worker in self._pool.running:
+            if worker.asks_for_rank and self.members.assigned(worker.seat) is None and (vacant := self._vacant()):
+                self.members.assign(worker.seat, vacant[0])
+                worker.task.progress.assign(vacant[0])
+
+    def _vacant(self) -> list[int]:
+        """Return the member numbers of this node's lost workers that no other worker has or is to get."""
+        living = {worker.seat for worker in self._pool.running if not worker.has_failed}
+        dead = self._started - living
+        numbers = {self.members.assigned(seat) for seat in dead} - {self.members.assigned(seat) for seat in living}
+        return sorted(number for number in numbers if number is not None and not self.members.is_held(number, dead))
 
     def news(self) -> list[str]:
         """Return messages about rank changes since the last call, and one when all workers train again."""
@@ -331,34 +323,3 @@ class MembershipController:
         looks = self._pool.looks(self.members.is_member)
         places = [look.place for look in looks if look.is_member and look.phase is not Phase.ENDED]
         return RemoteProgress(min(places, default=None), sum(look.moved for look in looks))
-
-
-class Scaler:
-    """The handler of scale requests in a run on one node: `wanted` workers train, and the others are suspended."""
-
-    def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
-        self._requests, self._workers = ScaleRequests(out), workers
-        self._journal, self._display = journal, display
-        self._looked = 0.0
-        self._pending: float | None = None  # when the request came that is not fulfilled yet
-        self.wanted: int | None = None
-        """The number of workers that should train, also after a restart; None before the first request."""
-
-    def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if the user requested it, and record an event when this is complete."""
-        now = time.monotonic()
-        if now - self._looked >= SCALE_LOOK:
-            self._looked = now
-            if (workers := self._requests.new()) is not None and 1 <= workers <= self._workers:
-                if not pool.has_script_collectives:
-                    controller.members.wanted = self.wanted = workers
-                    self._pending = now
-                else:
-                    line = f"no worker can be put to sleep, and all train: {SCRIPT_COLLECTIVES}"
-                    self._display.say(line, style="yellow")
-        members = controller.members
-        if self._pending is not None and self.wanted and members.is_complete(controller.report().seen):
-            self._journal.append(Scale(attempt, self.wanted, members.current.number, time.monotonic() - self._pending))
-            self._pending = None
-            asleep = self._workers - self.wanted
-            self._display.say(f"{counted(self.wanted, 'worker')} of {self._workers} train, {asleep} sleep")

@@ -62,8 +62,13 @@ class WorkerPool:
         except OSError as error:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
-    def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
-        """Fork worker process number `seat`; this is also its rank, unless it `joins` the training later."""
+    def start(
+        self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool = False, rank: int | None = None
+    ) -> None:
+        """Fork a worker process with the unique number `seat`, which is its rank unless it `joins` the others later.
+
+        `rank` is the rank that a joining worker has for life; None for a spare, whose rank is not known yet.
+        """
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -71,9 +76,11 @@ class WorkerPool:
             logs.mkdir(parents=True, exist_ok=True)
             error.unlink(missing_ok=True)
         progress = Progress()
-        environment = self._environment(round, local_rank, seat, error)
+        environment = self._environment(round, local_rank, seat if rank is None else rank, error)
         if joins:
             progress.set_membership(IN_RESERVE)
+            if rank is not None:
+                progress.assign(rank)
             environment[JOINS] = str(seat)
         task = Task(
             config=self._config,

@@ -105,7 +105,17 @@ class WorkerProcess:
     @property
     def is_ready(self) -> bool:
         """True if the worker has started and waits to join the others."""
-        return self.task.progress.phase is Phase.JOINING
+        return self.task.progress.phase is Phase.JOINING and not self.asks_for_rank
+
+    @property
+    def is_starting(self) -> bool:
+        """True if the worker is to join the others later, and its script has not come that far."""
+        return self.is_in_reserve and self.task.progress.phase is not Phase.JOINING
+
+    @property
+    def asks_for_rank(self) -> bool:
+        """True if the worker is a spare whose script has asked for its rank and waits for it."""
+        return self.task.progress.asks_for_rank
 
     @property
     def has_failed(self) -> bool:

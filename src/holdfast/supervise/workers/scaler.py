@@ -1,0 +1,45 @@
+"""Putting workers to sleep and waking them while a run trains, as `holdfast scale` requests it."""
+
+import time
+from pathlib import Path
+
+from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
+from holdfast.events import Scale
+from holdfast.finding import counted
+from holdfast.supervise.display import Display, Journal
+from holdfast.supervise.scale_request import ScaleRequests
+from holdfast.supervise.workers.membership_control import MembershipController
+from holdfast.supervise.workers.pool import WorkerPool
+
+SCALE_LOOK = 0.1  # seconds between two looks for a scale request
+
+
+class Scaler:
+    """The handler of scale requests in a run on one node: `wanted` workers train, and the others are suspended."""
+
+    def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
+        self._requests, self._workers = ScaleRequests(out), workers
+        self._journal, self._display = journal, display
+        self._looked = 0.0
+        self._pending: float | None = None  # when the request came that is not fulfilled yet
+        self.wanted: int | None = None
+        """The number of workers that should train, also after a restart; None before the first request."""
+
+    def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
+        """Put workers to sleep or wake them if the user requested it, and record an event when this is complete."""
+        now = time.monotonic()
+        if now - self._looked >= SCALE_LOOK:
+            self._looked = now
+            if (workers := self._requests.new()) is not None and 1 <= workers <= self._workers:
+                if not pool.has_script_collectives:
+                    controller.members.wanted = self.wanted = workers
+                    self._pending = now
+                else:
+                    line = f"no worker can be put to sleep, and all train: {SCRIPT_COLLECTIVES}"
+                    self._display.say(line, style="yellow")
+        members = controller.members
+        if self._pending is not None and self.wanted and members.is_complete(controller.report().seen):
+            self._journal.append(Scale(attempt, self.wanted, members.current.number, time.monotonic() - self._pending))
+            self._pending = None
+            asleep = self._workers - self.wanted
+            self._display.say(f"{counted(self.wanted, 'worker')} of {self._workers} train, {asleep} sleep")
