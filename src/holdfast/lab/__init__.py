@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.lab.partial.model_check import check
     from holdfast.lab.partial.own_model import Comparison, CostRow, compare
-    from holdfast.workloads.simple_model import LossAt, OneState
+    from holdfast.workloads.criterion import LossAt
+    from holdfast.workloads.simple_model import OneState
 
 # Imported on first use, because these modules need the extra `lab`.
 _LAZY = {
     "Comparison": "lab.partial.own_model",
     "CostRow": "lab.partial.own_model",
-    "LossAt": "workloads.simple_model",
+    "LossAt": "workloads.criterion",
     "OneState": "workloads.simple_model",
     "check": "lab.partial.model_check",
     "compare": "lab.partial.own_model",

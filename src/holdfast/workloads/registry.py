@@ -15,6 +15,7 @@ from typing import Any, cast
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
 from holdfast.workloads.code_digest import code_digest, object_digest
+from holdfast.workloads.criterion import EvaluatedCriterion, with_number
 from holdfast.workloads.divided import DividedWorkload
 from holdfast.workloads.own_file import import_file, in_one_line
 from holdfast.workloads.simple_model import ASKED, OneStateAdapter
@@ -45,7 +46,7 @@ def load_workload(name: str, data: Path | None = None) -> DividedWorkload:
     model = _made(Path(name), data)
     if lacks := [needed for needed in _asked(Workload, DividedWorkload) if not _has(model, needed)]:
         raise BadInput(f"the model of {name}, a {type(model).__name__}, lacks {', '.join(lacks)}")
-    divided = cast(DividedWorkload, model)
+    divided = cast(DividedWorkload, with_number(model))
     if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
         raise BadInput(f"array {outside[0]!r} of the model of {name} belongs to no block, so no node would hold it.")
     return divided
@@ -66,12 +67,16 @@ def as_workload(model: Any, whose: str) -> Workload:
     if lacks := [name for name in asked if not _has(model, name)]:
         hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"
         raise BadInput(f"{whose}, a {type(model).__name__}, lacks {', '.join(lacks)}{hint}")
-    return cast(Workload, model) if _has(model, "advance") else OneStateAdapter(model)
+    return cast(Workload, with_number(model)) if _has(model, "advance") else OneStateAdapter(model)
 
 
 def code_of(workload: Workload) -> str:
     """Return a digest of the source code of a workload, of the files that it imports, and of holdfast."""
-    return workload.code if isinstance(workload, _FromFile | OneStateAdapter) else object_digest(workload)
+    return (
+        workload.code
+        if isinstance(workload, _FromFile | OneStateAdapter | EvaluatedCriterion)
+        else object_digest(workload)
+    )
 
 
 def own_error(traceback: str, workload: str) -> str | None:

@@ -19,30 +19,18 @@ Optional attributes, with their defaults:
 Draw random numbers from `rng` only, so that a trial draws the same with and without a failure.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Blocks, Floats, Norm, by_row, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.code_digest import object_digest
-from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
+from holdfast.workloads.criterion import LossAt
+from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
 ASKED = ("start", "step", "loss", "criterion")
-
-
-@dataclass(frozen=True, slots=True)
-class LossAt:
-    """A convergence criterion: the loss after `iteration` iterations without failures, with random seed 0."""
-
-    iteration: int
-
-    def __post_init__(self) -> None:
-        if self.iteration < 2:
-            raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
 
 class OneState(Protocol):
@@ -119,17 +107,7 @@ class OneStateAdapter:
     def criterion(self) -> float:
         """The convergence criterion as a number: for a `LossAt`, the loss at that iteration without failures."""
         criterion = self._model.criterion
-        if not isinstance(criterion, LossAt):
-            return float(criterion)
-        state = self.start()
-        with threadpool_limits(1):  # the number of threads would show in the last bits
-            for iteration in range(criterion.iteration):
-                state = self._step(state, iteration, 0)
-            loss = float(self._model.loss(state))
-        if not np.isfinite(loss):
-            at = f"at iteration {criterion.iteration}"
-            raise BadInput(f"the loss of {self.name} {at} is {loss}, which cannot be a criterion.")
-        return float(np.nextafter(loss, np.inf))  # so that the run is under it at this very iteration
+        return criterion.evaluate(cast(Workload, self)) if isinstance(criterion, LossAt) else float(criterion)
 
     def start(self, stream: int = 0) -> Arrays:
         return _copied(_arrays(self._model.start(_generator(stream, -1)), "start"))

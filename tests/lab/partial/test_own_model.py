@@ -22,9 +22,10 @@ from holdfast.lab.partial.model_check import check
 from holdfast.lab.partial.own_model import comparison_result
 from holdfast.lab.result import Result
 from holdfast.lab.simulate import ray_pool
+from holdfast.workloads.criterion import LossAt
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.reinit import has_rule
-from holdfast.workloads.simple_model import LossAt, OneStateAdapter
+from holdfast.workloads.simple_model import OneStateAdapter
 from holdfast.workloads.workload import Arrays, Clock, Stack
 from repository import ROOT
 
@@ -135,6 +136,26 @@ def test_a_loss_at_criterion_is_met_at_exactly_that_iteration() -> None:
         "failures would come before the first one: use a smaller interval or a lower criterion")  # fmt: skip
     with pytest.raises(BadInput, match="LossAt must be at least 2"):
         LossAt(1)
+
+
+def test_a_loss_that_oscillates_around_its_criterion_is_a_problem() -> None:
+    """The costs of such a model ranged from -34 to 54 iterations, and nothing was found wrong with it."""
+
+    class Swinging(Halving):
+        criterion = 0.2
+
+        def start(self, rng: np.random.Generator) -> Arrays:
+            return {"x": np.arange(1.0, 9.0), "clock": np.zeros(1)}
+
+        def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
+            return {"x": 0.9 * state["x"], "clock": state["clock"] + 1}
+
+        def loss(self, state: Arrays) -> float:
+            return float(np.abs(state["x"]).max() * 0.1 + 0.25 + 0.15 * np.cos(state["clock"][0] / 3))
+
+    (problem,) = check(Swinging()).problems
+    assert "the loss is below the criterion 0.2 after" in problem
+    assert "and so is the cost of a failure" in problem
 
 
 def test_a_stochastic_model_is_detected_and_one_that_draws_only_later_is_refused() -> None:

@@ -4,8 +4,9 @@ A trial must depend only on its own state, iteration and random seed, and its co
 model that breaks these rules has costs that look plausible and mean nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked,
 
 LIMIT = 10_000  # iterations of an unperturbed run; measurements allow no more
 STUCK = 1_000  # iterations without a lower loss
+LEAST_LATER = 10  # iterations that are watched after the criterion is met; as many as before it, if these are more
 USUAL_INTERVAL = 8  # iterations between two full checkpoints by default
 
 
@@ -167,28 +169,44 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
     """Train up to `limit` iterations without failures; return problems and the iterations to convergence (or None)."""
-    losses, stack = [np.inf], _filled(workload, workload.start(0))
-    for iteration in range(limit + 1):
-        loss = float(np.asarray(workload.loss(stack))[0])
+    losses, run = list[float](), _losses_of_a_run(workload, progress)
+    for loss in islice(run, limit + 1):
         losses.append(loss)
         if loss < workload.criterion:
-            problems = []
-            if iteration < 2:
-                problems.append(
-                    f"the criterion is reached after {iteration} iteration: a failure needs a run of 2 or more"
-                )
-            if workload.steady and (np.diff(losses[1:]) > 0).any():
-                problems.append("the loss rises before it reaches the criterion: `steady` must be False")
-            return problems, iteration
-        if not np.isfinite(loss) or (len(losses) > STUCK and min(losses[-STUCK:]) > min(losses)):
+            later = list(islice(run, max(LEAST_LATER, len(losses) - 1)))
+            return list(_convergence(workload, losses, later)), len(losses) - 1
+        if not np.isfinite(loss) or (len(losses) >= STUCK and min(losses[-STUCK:]) > min(losses)):
             break
-        stack = workload.advance(_copied(stack), _clock(workload, iteration))
-        progress(1)
     line = (
-        f"the criterion {workload.criterion:g} is out of reach: after {len(losses) - 2} iterations the loss is {losses[-1]:g}, "
+        f"the criterion {workload.criterion:g} is out of reach: after {len(losses) - 1} iterations the loss is {losses[-1]:g}, "
         f"its lowest was {min(losses):g}; raise the criterion, or use the loss at some iteration, such as LossAt(100)"
     )
     return [line], None
+
+
+def _losses_of_a_run(workload: Workload, progress: Progress) -> Iterator[float]:
+    """Yield the loss of a run without failures after 0, 1, 2, ... iterations, without end."""
+    stack = _filled(workload, workload.start(0))
+    for iteration in count():
+        yield float(np.asarray(workload.loss(stack))[0])
+        stack = workload.advance(_copied(stack), _clock(workload, iteration))
+        progress(1)
+
+
+def _convergence(workload: Workload, losses: Sequence[float], later: Sequence[float]) -> Iterator[str]:
+    """Yield problems of a run whose loss meets the criterion at the end of `losses`, and goes on with `later`."""
+    length = len(losses) - 1
+    if length < 2:
+        yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"
+    if workload.steady and (np.diff(losses) > 0).any():
+        yield "the loss rises before it reaches the criterion: `steady` must be False"
+    above = [length + number for number, loss in enumerate(later, start=1) if not loss < workload.criterion]
+    if above and above[-1] > length + max(1, length // 20):
+        yield (
+            f"the loss is below the criterion {workload.criterion:g} after {length} iterations, but not after {above[-1]} "
+            f"({later[above[-1] - length - 1]:g}): where a run converges is then chance, and so is the cost of a failure. "
+            "Take a loss that varies less, such as that of averaged values, or another criterion"
+        )
 
 
 def _after(workload: Workload, iterations: int) -> Arrays:

@@ -1,0 +1,64 @@
+"""The convergence criterion `LossAt`: the loss that a run without failures has after some iterations."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from holdfast.errors import BadInput
+from holdfast.workloads.code_digest import object_digest
+from holdfast.workloads.workload import Clock, Workload, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class LossAt:
+    """A convergence criterion: the loss after `iteration` iterations without failures, with random seed 0."""
+
+    iteration: int
+
+    def __post_init__(self) -> None:
+        if self.iteration < 2:
+            raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
+
+    def evaluate(self, workload: Workload) -> float:
+        """Train `workload` without failures, and return the smallest number above its loss after `iteration`."""
+        stack = stacked([workload.start(0)] * workload.lanes)
+        with threadpool_limits(1):  # the number of threads would show in the last bits
+            for iteration in range(self.iteration):
+                clock = Clock(np.full(workload.lanes, iteration), np.zeros(workload.lanes, np.int64))
+                stack = workload.advance(stack, clock)
+            loss = float(np.asarray(workload.loss(stack))[0])
+        if not np.isfinite(loss):
+            at = f"at iteration {self.iteration}"
+            raise BadInput(f"the loss of {workload.name} {at} is {loss}, which cannot be a criterion.")
+        return float(np.nextafter(loss, np.inf))  # so that the run is under it at this very iteration
+
+
+class EvaluatedCriterion:
+    """A workload whose criterion `LossAt` is replaced by a number, computed when it is first used."""
+
+    def __init__(self, workload: Any) -> None:
+        self._workload = workload
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._workload, name)
+
+    @property
+    def code(self) -> str:
+        """A digest of the source code of the model's classes."""
+        return object_digest(self._workload)
+
+    @cached_property
+    def criterion(self) -> float:
+        """The loss after the iterations that the model's own `LossAt` names."""
+        at: LossAt = self._workload.criterion
+        return at.evaluate(self._workload)
+
+
+def with_number(workload: Any) -> Any:
+    """Return `workload`, or a wrapper whose criterion is a number if the criterion of `workload` is a `LossAt`."""
+    return EvaluatedCriterion(workload) if isinstance(workload.criterion, LossAt) else workload
