@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import BadInput
 
-_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def require(name: str, length: int) -> None:
@@ -23,27 +23,43 @@ def require(name: str, length: int) -> None:
 
 
 def available() -> int:
-    """Return the bytes of memory and swap that are available, at most the memory limit of the container."""
+    """Return the bytes of memory and swap that are available to this process, in its container if it has a limit."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         free = {words[0]: int(words[1]) * 1024 for words in lines}
         total = free["MemAvailable:"] + free["SwapFree:"]
     except (OSError, KeyError, ValueError, IndexError):  # not Linux
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(total, int(_CGROUP.read_text()))
-    except (OSError, ValueError):  # outside a container, or without a limit
-        return total
+    limit = _container_limit()
+    return total if limit is None else max(0, min(total, limit - _used_in_container()))
 
 
 def require_room(processes: int, least: int, who: str, advice: str) -> None:
-    """Raise BadInput if `processes` processes of `least` bytes each exceed this machine's memory.
+    """Raise BadInput if `processes` processes of `least` bytes each exceed the memory of this machine or container.
 
     In the message, `who` is a plural noun for the processes, and `advice` says what to do.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _container_limit()
+    total = machine if limit is None else min(machine, limit)
     if processes * least > total:
         raise BadInput(
             f"{processes} {who} need {processes * least / 2**30:.3g} GiB of memory or more, and this machine has "
             f"{total / 2**30:.3g}: {advice}"
         )
+
+
+def _container_limit() -> int | None:
+    """Return the memory limit of this container in bytes; None outside a container, or without a limit."""
+    try:
+        return int((_CGROUP / "memory.max").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _used_in_container() -> int:
+    """Return the bytes that processes of this container use, without the page cache, which the kernel can free."""
+    try:
+        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return {words[0]: int(words[1]) for words in lines}["anon"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast import memory
-from holdfast.errors import Corrupt
+from holdfast.errors import BadInput, Corrupt
 
 _INDEX = ".metadata"
 _LONGEST = 256 << 20  # bytes of an index
@@ -48,6 +48,8 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
             planner = DefaultLoadPlanner(flatten_state_dict=False)
             load(state, storage_reader=_Reader(folder, index), planner=planner, no_dist=True)
         return state
+    except BadInput:  # too little memory; the folder may be good
+        raise
     except (Exception, CheckpointException) as error:  # an untrusted index may make torch raise anything
         text = " ".join(str(error).split())
         raise Corrupt(
