@@ -160,7 +160,10 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A job from a publication, its reported fraction of effective training time (`figure`), and our assumptions."""
+    """A large training job described in a publication, which the simulation is compared with.
+
+    `figure` is the published fraction of effective training time, and `says` the statement about it. `job` has the
+    parameters to simulate, and `assumed` our assumptions where the publication gives no number."""
 
     name: str
     source: str

@@ -48,11 +48,11 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members of an attempt, built from `regroup` events of several ranks that agree.
+    """A change of the members (training workers) of an attempt, built from `regroup` events of ranks that agree.
 
-    The change happened during `step` if `within` is True, else just before it. The result of `step` lacks the gradients
-    of the members in `lacking`. It includes those of the members in `kept`, although these were lost. Members in
-    `asleep` were suspended.
+    `number` is that of the new membership, whose members are `members`. The change happened during `step` if `within`
+    is True, else just before `step`. The gradients of the members in `lacking` are missing from the result of `step`.
+    Those of the members in `kept` are included, although these members were lost. Members in `asleep` were suspended.
     """
 
     number: int
@@ -73,7 +73,9 @@ class MemberChange(NamedTuple):
 
 
 class Memberships:
-    """The members (ranks that take part) of one attempt in each step; `errors` lists contradictory declarations."""
+    """The members of one attempt, that is, the ranks that took part in each of its steps.
+
+    They are reconstructed from the changes that ranks recorded; `errors` lists records that contradict each other."""
 
     def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: SamplePlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
@@ -167,7 +169,9 @@ class Memberships:
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that the lost `session` recorded but other ranks finished without that process, or None."""
+        """Return the step that the lost process of `session` recorded, but that the other ranks finished without it.
+
+        Return None if there is no such step."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -333,7 +337,9 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
     """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise return None.
 
-    The session joined then if it became a member in that or a later membership, before the next of the `departures`."""
+    A session is what one process of the member recorded. `departures` are the memberships that began without the
+    member. The session belongs to `number` if it says that it joined in `number` or later, but before the next
+    departure."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as

@@ -53,7 +53,9 @@ class RecordedOrders:
 
 
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Ids]]:
-    """Yield each epoch and its order from the pieces that `session` recorded, without orders that a kill cut off."""
+    """Yield (epoch, sample ids in training order) from the pieces of orders that `session` recorded.
+
+    An order is left out if a kill prevented the recording of all its pieces."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Ids] = []
         for piece in group:

@@ -177,7 +177,7 @@ class RunRecord:
 
     @cached_property
     def sample_plan(self) -> SamplePlan:
-        """The plan that assigns samples to steps: the first recorded plan, with the length of the longest extension."""
+        """The plan that assigns samples to steps: the first recorded plan, made longer if the user extended the run."""
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]

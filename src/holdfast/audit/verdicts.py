@@ -105,7 +105,8 @@ def _server_findings(
 ) -> tuple[Finding, ...]:
     """Return the findings on a run with a parameter server, or () if no parameter server wrote the events `lines`.
 
-    `others` has the events of ranks, which such a run does not have."""
+    `lines` are (file name, event) pairs, and `torn` lists incomplete lines. `others` has the events that ranks wrote. A
+    run with a parameter server has no ranks, so any writer in `others` is reported as an error."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

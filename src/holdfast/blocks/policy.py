@@ -199,7 +199,7 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: this policy, unless `step` is one of the extra saves `early`."""
+        """Return the policy for the save after `step`: another one if `step` is in `early`, otherwise this policy."""
         if step not in self.early:
             return self
         if self.saves == "early":

@@ -19,9 +19,11 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one generation (save). `blocks` is the number of blocks, `layout` a digest of their bounds.
+    """The commit record of one save of a checkpoint of blocks; the saves are numbered by `generation`.
 
-    `oldest` and `newest` are the lowest and highest iteration at which one of the blocks was saved."""
+    `blocks` is the number of blocks, and `layout` a digest of their bounds. `oldest` and `newest` are the lowest and
+    the highest iteration at which one of the blocks was saved. `segments` has the digest of each file of blocks, by
+    name."""
 
     generation: int
     blocks: int

@@ -127,7 +127,10 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
 
 
 class _Entry(NamedTuple):
-    """A validated header entry of one tensor: dtype, shape, and its offsets after the header."""
+    """A validated entry of a safetensors header: a tensor's dtype and shape, and its byte range in the data.
+
+    `start` and `end` are counted from the end of the header. `as_numpy` is True if the value was saved as a numpy
+    array."""
 
     dtype: str
     as_numpy: bool

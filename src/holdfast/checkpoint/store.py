@@ -55,8 +55,7 @@ class Store(Protocol):
     def names(self, prefix: str = "") -> list[str]:
         """Return the sorted names that begin with `prefix`, without unfinished writes.
 
-        A folder that cannot be listed is returned like a name.
-        """
+        A folder that cannot be listed appears in the result under its own name."""
 
     def remove(self, name: str) -> None:
         """Remove a value; do nothing if it does not exist."""

@@ -46,7 +46,9 @@ def final_audit(folder: Path, config: "RunConfig", say: Callable[[str], object])
 
 
 def audit_of_several_nodes(folder: Path) -> FinalAudit:
-    """Return the line of a node of several: the histories of the others are complete only when all nodes have ended."""
+    """Return the result for a run on several nodes, which is not audited here: a line that tells how to audit it later.
+
+    The audit needs the histories of all nodes, and these are complete only when every node has ended."""
     command = f"holdfast audit {shlex.quote(str(folder))}"
     return FinalAudit((f"audit: not run; when all nodes have ended: {command}",))
 

@@ -182,7 +182,9 @@ def run_script(
 
 
 def _audit(verdict: "RunVerdict", folder: Path, config: "RunConfig", nnodes: int) -> FinalAudit:
-    """Audit a run that is complete; others have nothing to prove yet."""
+    """Audit a completed run on one node, and return the result.
+
+    A run that is not complete is not audited. For several nodes, the result only says how to audit the run later."""
     if verdict.verdict != "completed":
         return FinalAudit((), verdict.exit_code)
     if nnodes > 1:

@@ -152,7 +152,9 @@ def moment_of(event: Event, stretch: AttemptStretch) -> float:
 
 
 def _read(stretches: Iterable[AttemptStretch]) -> tuple[Lineage, list[int]]:
-    """Return the lineage (record of rolled-back steps), and the number of committed steps after each attempt."""
+    """Return the lineage (the run's steps and commits that were not rolled back), and the committed steps by attempt.
+
+    The second result has the total number of committed steps at the end of each attempt."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):

@@ -39,12 +39,13 @@ Seconds = dict[str, float]
 class FailureCost:
     """The cost of one failure; all times are in seconds.
 
-    `recovery` is `detection` plus `restart`, and lasts until the first new step starts. `restore` is the part of it
-    that read the snapshot. `to_first_step` is the time from the failure to the end of that step. `kind` is None if the
-    failure was not injected, and `detected` is None if no supervisor detected it. `ended_attempt` is None if the
-    history ends too early to know. `rework` is the time to repeat `rework_steps` steps. After a live recovery,
-    `recovery` is the time to form a new group, and `samples_lost` samples were not trained.
-    """
+    `kind` is None if the failure was not injected, and `detected` is None if no supervisor detected it. `ended_attempt`
+    is None if the history ends too early to know.
+
+    `recovery` is the time from the failure to the start of the first new step: `detection` plus `restart`. `restore` is
+    the part of `restart` in which the snapshot was read. `to_first_step` is the time from the failure to the end of the
+    first new step. `rework` is the time to repeat `rework_steps` steps. After a live recovery, `recovery` is the time
+    to form a new group of workers, and `samples_lost` samples were not trained."""
 
     attempt: int
     step: int
@@ -350,10 +351,10 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the detection of the failure that ended `attempt`, with its time in seconds, or (None, None).
+    """Return the first detection of the failure that ended `attempt`, and its time, or (None, None).
 
-    `elsewhere` are detections by other nodes; those with the same attempt number are considered too.
-    """
+    The time is in seconds since the run began. `elsewhere` are detections by other nodes; those with the same attempt
+    number are considered too."""
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]

@@ -79,8 +79,9 @@ def _unwritten(
 ) -> Iterator[Event]:
     """Yield step events that are missing in `path`, because the leading rank was killed before it wrote them.
 
-    They are taken from other ranks that led at some time. `first` has the leading rank of each place, that is, of each
-    (attempt, membership number). `placed` has the events of each rank with their places."""
+    The leading rank is the one whose events are in `path`. The missing events are taken from other ranks that led at
+    some time. A place is a pair (attempt, membership number). `first` has the leading rank at each place, and `placed`
+    the events of each rank with their places."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -106,7 +107,10 @@ class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class AttemptStretch:
-    """The events (`moments`) of one attempt on the run's critical path; `kinds` has the same events by type."""
+    """One attempt, from a start of all workers to the next, with the events that account for its duration.
+
+    These events (`moments`) are those of the supervisor and of the leading rank, usually rank 0. `kinds` has the same
+    events by type. `end` is in seconds since the run began."""
 
     number: int
     moments: Sequence[TimedEvent]

@@ -40,7 +40,9 @@ def why_not(backend: str) -> str | None:
 
 
 def link_for(backend: str, device: torch.device) -> Link:
-    """Return a new link for `backend`: gloo alone, or gloo with NCCL sums on `device`."""
+    """Return a new `Link` (connections to the other workers) for `backend`: it uses only gloo if that is "gloo".
+
+    For NCCL, the link all-reduces on `device` with NCCL and does everything else with gloo."""
     return Link() if backend == "gloo" else DeviceLink(device)
 
 

@@ -235,7 +235,7 @@ class ReplacedGroup(ProcessGroup):
 
 
 class NoStore(Store):
-    """The store of a `ReplacedGroup`: every operation on it restarts the run."""
+    """The store of a `ReplacedGroup` (placeholder process group): any use raises an error that restarts the run."""
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:

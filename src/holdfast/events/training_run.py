@@ -66,9 +66,9 @@ class Recover(NamedTuple):
     """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
     `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
-    snapshot has none for this rank. `state` is a digest of the protected state before the first step; `fingerprint`
-    is compared with that of the previous step. `weights` is a digest of the initial weights, if nothing was
-    restored. `passed_over` lists snapshots that could not be used."""
+    snapshot has none for this rank. `state` is a digest of the protected state before the first step. `fingerprint` is
+    a hash of a few of its values, which must equal the one after the previous step. `weights` is a digest of the
+    initial weights, if nothing was restored. `passed_over` lists snapshots that could not be used."""
 
     attempt: int
     restored: int | None

@@ -19,7 +19,7 @@ Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The number of the last attempt (start of all workers), and the injected failures that have struck so far."""
+    """The number of the last attempt to run the script, and the injected failures that have happened so far."""
 
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()

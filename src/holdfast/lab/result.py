@@ -26,11 +26,10 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement about a measured value, and the range (low, high) in which it is expected; None means no limit.
+    """A statement about a measured value, and the range `expected` (low, high) of that value.
 
-    `interval` is the 95 % confidence interval of `measured`: None if the value has no noise, and NaN if there are too
-    few trials to know the noise.
-    """
+    An end of the range that is None is no limit. `interval` is the 95 % confidence interval of `measured`: None if the
+    value has no noise, and NaN if there are too few trials to know the noise."""
 
     id: str
     claim: str
@@ -53,10 +52,10 @@ class Claim:
 
     @property
     def resolved(self) -> bool:
-        """True if the confidence interval lies in the expected range or entirely on one side of it, or is None.
+        """True if the confidence interval decides the claim: it is inside the expected range, or entirely outside.
 
-        An unknown interval resolves nothing, unless the measured value itself is infinite or NaN.
-        """
+        Also True if there is no interval, because the value has no noise, or if the measured value is infinite or NaN.
+        False for a finite value whose interval is unknown (NaN)."""
         if self.interval is None or not math.isfinite(self.measured):
             return True
         low, high = self.interval

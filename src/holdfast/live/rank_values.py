@@ -16,13 +16,15 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 
 
 class RankValues:
-    """The plain values of all ranks in `store`, and those of this rank in `protected`."""
+    """The plain values (dicts, lists, tensors, arrays) of all ranks, for workers that replace a lost one.
+
+    Each rank posts its values from `protected` to the `store`, where its replacement reads them."""
 
     def __init__(self, store: Store, protected: Protected) -> None:
         self._store, self._protected = store, protected
 
     def keep(self, member: int, step: int) -> None:
-        """Post the values of this rank, which is member `member`, as they are at the boundary before `step`."""
+        """Post this rank's values as they are just before `step`; `member` is the member number of this rank."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 

@@ -94,7 +94,9 @@ class LiveRecovery:
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
-        """Return a process group for one more model; each backward calls `all_posted` once its last all-reduce runs."""
+        """Return a process group for the gradients of one more model.
+
+        Each backward pass calls `all_posted` when it has started its last all-reduce."""
         self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
         return self.groups[-1]
 

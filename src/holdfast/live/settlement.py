@@ -21,9 +21,10 @@ NOWHERE = -1
 class MemberReport:
     """The report of one member about its position in the training, sent to all members when a recovery begins.
 
-    `basis` are the members among whom the step's samples are divided. `synced` and `passes` count the buffer broadcasts
-    and the complete backward passes of this step, and `whole` the backward passes of the step before. `boundaries` and
-    `posted` are the progress that the supervisor sees. `buckets` says which gradient sums are complete."""
+    `begun` is True if the member has begun `step`. The samples of the step are divided among the members in `basis`.
+    `synced` counts the buffer broadcasts in this step. `passes` counts its complete backward passes, and `whole` those
+    of the step before. `boundaries` and `posted` are the progress counters that the supervisor also sees. `buckets` has
+    a flag for each gradient bucket, True if its all-reduce is complete."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False
@@ -144,7 +145,8 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
 class WindowState(NamedTuple):
     """The position of this rank in its window (the samples of one step), and how recoveries changed the window.
 
-    The window's samples are divided among the members in `basis`. `passes` counts its completed backward passes.
+    `begun` is True if this rank has begun `step`. The window's samples are divided among the members in `basis`.
+    `passes` counts the completed backward passes of the window, and `passes_before` those of the window before.
     `staged` is the result of the step, received from a member that has finished it."""
 
     step: int = 0

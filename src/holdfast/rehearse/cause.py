@@ -165,9 +165,11 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if, after a kill, the script did not change values between loading a batch and its first gradient.
+    """Return a Cause if the script worked on the previous step after requesting the next batch, else None.
 
-    The reference run did change these values then. Values that the script changes there in most steps are ignored."""
+    Such work is not repeated after a kill. It shows as values that the reference run changed between the start of a
+    step and its first gradient, but that the killed run did not change there. Values that the script changes there in
+    most steps are ignored."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None

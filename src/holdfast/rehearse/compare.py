@@ -49,7 +49,7 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def first_steps(run: Iterable[Observed]) -> tuple[int, ...]:
-    """Return the first step of each attempt (start of all workers) of `run`."""
+    """Return the first step that each attempt of `run` trained, where every restart begins a new attempt."""
     first: dict[int, int] = {}
     for window in windows(run):
         first.setdefault(window.attempt, window.step)

@@ -35,10 +35,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The activity of a run, with times in seconds from its start. `lanes` maps a rank to its activities.
+    """The data of a run's timeline figure, with times in seconds from the start of the run.
 
-    `lines` shows the progress of training, `reached` is the last step plus 1, and `trained` also counts repeated steps.
-    """
+    `lanes` has the activities of each rank. `lines` shows how many steps were trained at what time. `wall` is the
+    duration of the run, `reached` the last step plus 1, and `trained` the number of steps including repeated ones."""
 
     wall: float
     reached: int

@@ -106,7 +106,9 @@ def gain(values: Mapping[str, float], baseline: str) -> "Figure":
 
 
 def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """Draw one point for each run: (share of the wall clock spent waiting for saves, gain in goodput)."""
+    """Draw one point for each run: the share of its wall clock spent waiting for saves, and its gain in goodput.
+
+    `places` has these two numbers by the name of the run. The gain is that over the run `baseline`, which is grey."""
     from matplotlib.figure import Figure
 
     with styled():

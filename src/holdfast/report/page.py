@@ -28,7 +28,10 @@ def slug(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A claim on the scoreboard of a page, its verdict (a key of `TONES`), and expected and measured values."""
+    """A claim in the list of verdicts on a page, with its `verdict`, which is a key of `TONES`.
+
+    `source` names the paper that makes the claim. `expected` and `measured` are the values that were compared, as text.
+    """
 
     verdict: str
     claim: str

@@ -18,10 +18,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """The stdout or stderr of one worker; `who` names its first rank, or its process number if it joined later.
+    """The stdout or stderr of one worker; `who` names its rank, or its process number if it joined during the attempt.
 
-    `later` has the ranks that the worker got afterwards, because ranks change with live recovery.
-    """
+    `later` has the rank that a worker got when it joined, to replace a lost one."""
 
     path: Path
     who: str

@@ -146,7 +146,9 @@ class SamplePlan:
         return self._ids(at, range(self.batch))
 
     def share(self, at: Position, rank: int, world: int) -> Ids:
-        """Return the ids of the samples that `rank` of `world` ranks trains at position `at`; compute no others."""
+        """Return the ids of the samples that `rank` of `world` ranks trains at position `at`.
+
+        The ids of other ranks are not computed."""
         return self._ids(at, self.places(rank, world))
 
     def share_size(self, rank: int, world: int) -> int:

@@ -68,7 +68,7 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
 
 
 def _hashed(numbers: _Words, keys: _Words) -> _Words:
-    """Hash row or column `numbers` with `keys` into 64-bit words, of which the high bits are mixed best."""
+    """Hash each of `numbers` with its key in `keys` to a 64-bit word, whose high bits are mixed best."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)

@@ -192,7 +192,9 @@ class Controller:
             self._coordinator.settle(missing)
 
     def _finish_iteration(self, chosen: int) -> int:
-        """Finish the iteration in which the previous controller was lost; return the number of the next iteration."""
+        """Finish the iteration in which the previous controller was lost; return the number of the next iteration.
+
+        `chosen` is the last iteration for which nodes have already chosen the blocks to save."""
         iteration, round = divmod(self._rounds.place.version, self._workload.rounds)
         if not round:
             if iteration == self._status.iteration:

@@ -181,7 +181,10 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return lost members with reasons: those of `kind` with a number in `missing`, and those that `look` finds."""
+        """Return the members that are lost now, with the reasons.
+
+        They are the members of `kind` that did not answer, whose numbers and reasons are in `missing`, and those that
+        the heartbeat monitor has found."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

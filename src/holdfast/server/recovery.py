@@ -80,7 +80,9 @@ class ServerRecovery:
         return self._members.lost("worker", self._members.ask("worker", "route", arguments).missing)
 
     def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
-        """Move an even share of the blocks to the new `node`; return the members that were lost during the move."""
+        """Move an even share of the blocks to the new `node`; return the members that were lost during the move.
+
+        `place` is the iteration and round that the training has reached."""
         before = self.map
         self.map = before.with_node(node, np.random.default_rng((self._settings.seed, before.version + 1)))
         given = before.split(self.map.held_by(node))

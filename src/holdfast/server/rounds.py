@@ -69,7 +69,9 @@ class SynchronousRounds:
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: RoundId, times: PhaseTimes) -> None:
-        """Train the round `when`: workers push updates, then nodes apply them. Add the seconds to `times`."""
+        """Train the round that `when` identifies: workers push updates, then nodes apply them.
+
+        The seconds of each phase are added to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}

@@ -69,7 +69,9 @@ class BlockTotal(NamedTuple):
 
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "BlockTotal":
-        """Encode the total distance `moved` of a number of `blocks`; None (not finite) becomes empty arrays."""
+        """Return the total for `blocks` blocks that moved by the distance `moved` together.
+
+        If `moved` is None (not finite), numerator and denominator are empty arrays."""
         above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
         sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
         packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))

@@ -40,7 +40,9 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has buffered for a save, and how far its other blocks have moved since their saves."""
+    """The blocks that a node has buffered for a save, and their size in bytes.
+
+    `distance` is how far the node's other blocks have moved since each was last saved."""
 
     blocks: Samples
     bytes: int
@@ -145,7 +147,9 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply an update for round `when`, from input part `part`, at once; return the number of changed blocks."""
+        """Apply the update `push`, computed from input part `part`, without waiting for other updates of its round.
+
+        `when` identifies the round. Return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)

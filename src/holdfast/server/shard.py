@@ -98,7 +98,9 @@ class Shard:
         return self._summary
 
     def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer a worker's update until the end of round `when`; return the blocks that it will change then."""
+        """Buffer the update `push` of a worker until the end of its round; return the blocks that it will change then.
+
+        `when` identifies the round."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -124,7 +126,9 @@ class Shard:
         return result
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply a worker's update for round `when` to blocks that do not have it yet; return the changed blocks."""
+        """Apply the update `push` of a worker at once, to those of its blocks that lack it; return the changed blocks.
+
+        A block lacks the update if it has none from this worker for the round `when` (a RoundId) or a later round."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)

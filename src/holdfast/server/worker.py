@@ -134,7 +134,9 @@ class Worker:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _do_round(self, when: RoundId, part: int, method: str) -> WorkerRound:
-        """Pull blocks, compute and push an update for one input part; `method` is the node method that receives it."""
+        """Pull blocks, compute an update from the input part `part`, and push it to the nodes, in the round `when`.
+
+        `method` is the name of the node method that receives the update. Return the time that each phase took."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
         pulled_at = time.perf_counter()

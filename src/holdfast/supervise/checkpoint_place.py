@@ -176,11 +176,10 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source of the run's initial weights; None if the script initializes them.
+    """Return the source of the run's initial weights, or None if the script initializes them.
 
-    `has_begun` is True if the run has saved a step. Then the source recorded in `out` is returned, if `wanted` is None
-    or the same. Otherwise the result is `wanted` with a digest of its contents, read in a child process.
-    """
+    If the run has saved a step (`has_begun`), return the source recorded in `out`, unless `wanted` names another one.
+    In all other cases return `wanted`, completed with a digest of its contents, which a child process reads."""
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):
         return before

@@ -89,7 +89,7 @@ class WorkersOutput:
         self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
     def remove(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the output not yet shown of the (stdout, stderr) files in `printed`, and stop following these files."""
+        """Show the remaining output of the (stdout, stderr) files in `printed`, and stop following these files."""
         paths = {path for pair in printed for path in pair}
         for tail in self._tails:
             if tail.path in paths:

@@ -93,8 +93,8 @@ class WorkerExit:
 class FirstFailure:
     """The failure of one worker that caused all other failures.
 
-    `exit` is its exit status, negative if `signal` killed it. `origin` is the source of an error, and `place` the file
-    and line that raised it."""
+    `rank` and `local_rank` identify the worker. `exit` is its exit status, negative if `signal` killed the worker. If
+    it raised an error, `origin` is the source of that error, and `place` the file and line."""
 
     kind: Kind
     rank: int

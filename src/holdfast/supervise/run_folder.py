@@ -27,11 +27,10 @@ from holdfast.runs.config import IDENTITY, RunConfig, read_config
 def claimed(
     out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), alone: bool = True
 ) -> Iterator[None]:
-    """Lock the folder `out` during the block and write `config` to it; raise BadInput if it holds another run.
+    """Lock the folder `out` during the `with` block, and write `config` to it.
 
-    Script arguments in `may_change` may differ. If `alone` (no other nodes), another run that trained nothing is
-    cleared instead.
-    """
+    Raise BadInput if the folder holds another run; script arguments in `may_change` may differ. If `alone` (no other
+    nodes take part), remove another run that has trained nothing instead of raising."""
     with lock.hold(out, node):
         path = out / "run.json"
         try:

@@ -16,7 +16,9 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The outcome of a run, the number of attempts (starts of all workers) in its folder so far, and the reason."""
+    """The outcome of a run, with its reason (`because`).
+
+    `attempts` counts how often all workers were started so far."""
 
     verdict: Word
     attempts: int

@@ -145,7 +145,10 @@ class Injection:
         hook = register_optimizer_step_pre_hook(on_step)
 
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
-        """Report that this rank has come to the point of `failure`; if the failure targets this rank, inject it."""
+        """Report that this rank is at the point of `failure`, once the all-reduces `works` are complete.
+
+        A rank that the failure targets waits a while for the reports of the other ranks, and then injects the failure.
+        """
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)
@@ -186,7 +189,10 @@ class Injection:
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return `store`, wrapped to inject the storage faults of `schedule` that are not in `struck`, if there are any."""
+    """Return `store`, wrapped to inject the storage faults of `schedule` that are not yet in `struck`.
+
+    Each injected fault is recorded with the number of the `attempt` in the histories in `folder`. If there are no
+    faults to inject, `store` itself is returned."""
     faults = tuple(
         fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
     )

@@ -151,10 +151,10 @@ class Boundary:
     _free_until: int = 0  # the next boundary at which something is planned
 
     def begin(self, start: int) -> tuple[int, Position]:
-        """Record the state with which this rank begins; return its first step `start`, and the position of that step.
+        """Record the state with which this rank begins; return its first step, and the position of that step.
 
-        A worker that joins during a run does not begin with `start`, but with the step that the other members are in.
-        """
+        The first step is `start`, except for a worker that joins during a run: it begins with the step of the other
+        members."""
         if self.live and self.live.is_joining:
             start = self.live.join()
             self.place.rank, self.place.world_size = self.live.place

@@ -83,7 +83,9 @@ class Stopping:
         self._ranks.from_rank_0(STOPPED, None if self._ranks.rank else "")
 
     def close(self) -> None:
-        """Stop listening and wait for the thread: if it used the store at interpreter exit, the process would abort."""
+        """Stop the listener thread and wait for it to end.
+
+        A thread that uses the store at interpreter exit would abort the process."""
         self._over.set()
         if self._listener is not None:
             self._listener.join(ENDS_WITHIN)

@@ -232,7 +232,9 @@ class RunWatcher:
 
 
 def _new(file: GrowingFile) -> Iterator[Event]:
-    """Yield the events added to a file since the last call, but of the step events only the last few (`LATEST`)."""
+    """Yield the events that were added to a file since the last call.
+
+    Only the last few step events (`LATEST`) are included, because there may be millions."""
     lines: list[bytes] = []
     while more := file.lines():
         lines += more

@@ -92,14 +92,13 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return how often each word has each topic in the surviving documents."""
+        """Return, by word and topic, how many tokens of the word have the topic in the surviving documents `ids`."""
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
         """Draw new topics for the tokens of the lost documents `ids`.
 
-        The probabilities follow the counts in `summary`: how often each word has each topic in the surviving documents.
-        """
+        The probabilities follow `summary`: for each word and topic, the number of tokens in the surviving documents."""
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
@@ -128,7 +127,7 @@ class LatentDirichletAllocation(DividedDefaults):
         return part.documents
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return how often each word has each topic in the documents of a node."""
+        """Return, by word and topic, how many tokens of the word have the topic in a node's documents `ids`."""
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:

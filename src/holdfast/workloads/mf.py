@@ -85,7 +85,9 @@ class MatrixFactorization(DividedDefaults):
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`: zeros, or their initial values if all survivors are zero."""
+        """Return new values for the lost blocks `ids`: zeros, or their initial values if all surviving blocks are zero.
+
+        `summary` tells if any surviving value differs from zero, and `stream` is the seed of the initial values."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}

@@ -25,7 +25,9 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch: their classes `y`, and values `x` of the `features` that any of the samples has."""
+    """Some samples of a batch, with only those features that are nonzero in at least one of them.
+
+    `features` has the numbers of these features, `x` their values in each sample, and `y` the class of each sample."""
 
     features: Ids
     x: npt.NDArray[np.float32]

@@ -42,7 +42,9 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new packed values for the blocks `ids`, from all blocks of `live` but the `lost`, with seed `stream`."""
+    """Return new values for the blocks `ids`, packed as by `Blocks.pack`, after the blocks `lost` were lost.
+
+    The workload computes them from the surviving blocks of the state `live`, with the random seed `stream`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

@@ -34,7 +34,9 @@ Execute = Callable[["RunConfig", Path], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """The costs of all killed runs (`cases`); by workload, the costs without failures (`calm`), and restart times."""
+    """The measurements of all runs: `cases` has the predicted and measured costs of each killed run.
+
+    For each workload, `calm` has the costs of the run without failures, and `restarts` the seconds of each restart."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]

@@ -25,7 +25,10 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Goodput by repeat (row) and save interval `every` (column), as a fraction of that without saves and failures."""
+    """The relative goodput of a workload at several save intervals (`every`, in steps).
+
+    `goodput` has a row for each repeat and a column for each interval. Its unit is the goodput without saves and
+    failures. `how` says whether it was simulated or measured, and `mtbf` is the mean time between failures."""
 
     workload: str
     how: str  # simulated or measured

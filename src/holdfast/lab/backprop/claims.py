@@ -30,7 +30,9 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set; the last four fields are explained in `MeasuredTimes`."""
+    """The measurements of one network on a data set.
+
+    `phases` has the epochs in which failures were simulated. The last four fields are explained in `MeasuredTimes`."""
 
     panel: BackpropPanel
     data: str
@@ -55,7 +57,8 @@ class PanelResults:
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
         """Return each trial's accuracy with the failure `cell`, divided by its accuracy without a failure, minus 1.
 
-        The failure happens in `phase` of the training, and the accuracy is measured at the time `when`."""
+        The failure happens in `phase` of the training. `when` says how long after the failure the accuracy is measured.
+        """
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
@@ -64,7 +67,9 @@ class PanelResults:
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a failed mini-batch under `strategy`, over all failures or those at `point`."""
+        """Return the median slowdown of a mini-batch that fails and is recovered by `strategy`.
+
+        `point` selects the failures after that fraction of the backward pass; None selects all failures."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 

@@ -214,9 +214,8 @@ def _step(
 ) -> None:
     """Sum the gradients of `workers`, multiplied by their `weights`, and step the optimizer.
 
-    If `inside`, step it layer by layer, as if inside the backward pass; otherwise once for all layers. A parameter
-    whose `weights` are None does not change.
-    """
+    If `inside`, step it layer by layer, from the last layer in `order` to the first, as if inside the backward pass;
+    otherwise once for all layers. A parameter whose `weights` are None does not change."""
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:

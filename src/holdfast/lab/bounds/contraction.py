@@ -28,7 +28,9 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A convergence rate: `proved` to satisfy Theorem 3.2 of the SCAR paper, or fitted, within `low` to `high`."""
+    """A convergence rate; `proved` is True if the trajectory satisfies the assumptions of Theorem 3.2 (SCAR paper).
+
+    Otherwise the rate was fitted, and its possible values are between `low` and `high`."""
 
     proved: bool
     low: float

@@ -37,7 +37,9 @@ class PerturbedTrials:
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
-        """Return a row for each trial: its cost, its bound, and the size of its perturbation, absolute and relative."""
+        """Return a row for each trial: its perturbation, its measured cost in iterations, and the bound on that cost.
+
+        The perturbation is given as its norm (`size`), and relative to the distance to the optimum (`aggregate`)."""
         columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
         names = ("size", "aggregate", "cost", "bound")
         return [
@@ -65,7 +67,9 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a remark on how many trials exceed the bound of the SCAR paper, computed with the distance `start`."""
+    """Return a remark on how many trials exceed the bound as printed in the SCAR paper.
+
+    The printed bound uses `start`, the initial distance to the optimum, in place of the effective `rate.distance`."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

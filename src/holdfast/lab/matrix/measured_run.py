@@ -75,7 +75,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The part of `waited` spent on writing saves, on queueing them, and on waiting while the queue is full."""
+        """The seconds that training waited for saves to be written or queued, and while the queue was full."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:

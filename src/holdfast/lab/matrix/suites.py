@@ -22,7 +22,9 @@ SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One cell of the matrix: a data set, a model, a failure schedule, and values of the settings that vary."""
+    """A data set, model and failure schedule of an experiment matrix, with values of the settings that vary.
+
+    All variants (recovery methods) run in each suite and are compared there."""
 
     dataset: str
     model: str

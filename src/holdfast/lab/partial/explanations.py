@@ -16,12 +16,16 @@ from holdfast.lab.simulate.strategy import Strategy
 class ReductionFacts:
     """Measurements that may explain by how much one strategy reduces the cost of failures on one model and data set.
 
-    `early` counts failures before the first full checkpoint, which restore the initial state and say nothing about the
-    saves. `later` is the cost reduction in the other trials (in all, if there are no others). In these trials,
-    `smaller` is the reduction of the perturbation, and `scaled` the cost reduction if blocks are ranked by relative
-    distance. `whole` is the cost reduction over all trials in whole iterations, as in the paper. `concentration` is the
-    share of the movement in the blocks of one save. `largest` is the size of the largest block, and `budget` that of a
-    save, as fractions of all values."""
+    A reduction is a fraction of the cost with full checkpoints. `whole` is the reduction over all `trials`, with costs
+    counted in whole iterations as in the paper.
+
+    `early` counts failures before the first full checkpoint, after which both strategies restore the initial state. The
+    next three fields describe the other trials, or all trials if there are no others. `later` is their cost reduction,
+    `smaller` the reduction of the perturbation's norm, and `scaled` the cost reduction with a ranking by relative
+    distance.
+
+    `concentration` is the share of the movement that is in the blocks of one save. `largest` and `budget` are the sizes
+    of the largest block and of a save, as fractions of all values."""
 
     trials: int
     whole: float

@@ -110,7 +110,9 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw, for each workload (panel), the mean cost against the lost fraction; `paper` adds the paper's ranges."""
+    """Draw, for each workload (panel), the mean cost of a failure against the fraction of the parameters lost.
+
+    `interval` is the number of iterations between full checkpoints. If `paper`, the paper's ranges are added."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

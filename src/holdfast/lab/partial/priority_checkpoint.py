@@ -90,7 +90,9 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost with `ranking` and the most frequent saves, over the mean cost with full checkpoints."""
+    """Return the mean cost with small frequent saves chosen by `ranking`, divided by that with full checkpoints.
+
+    Full checkpoints are `interval` iterations apart. The frequent saves write the same number of bytes."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))

@@ -46,7 +46,9 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """A variant of the experiment: policy, recovery, and failures if `fails`; `lasts` multiplies the iterations."""
+    """A variant of the experiment: a policy for saves and a recovery strategy, with failures if `fails`.
+
+    Its trials run `lasts` times as many iterations as those of other variants."""
 
     name: str
     policy: Policy

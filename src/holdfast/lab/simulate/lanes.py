@@ -84,9 +84,9 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 class _Lanes:
     """The running trials. Each occupies a lane: one slot of arrays that are stacked to compute all trials at once.
 
-    The loss of a lane is computed at every iteration. For a `steady` workload, whose loss falls ever more slowly, the
-    next iteration at which to compute it is predicted from the present slope. If the criterion turns out to have been
-    met earlier, the trial runs again with its loss computed at every iteration."""
+    The loss of a trial is computed in every iteration, except for a `steady` workload, whose loss falls ever more
+    slowly. There the next iteration at which to compute it is predicted from the present slope. If the criterion turns
+    out to have been met earlier, the trial runs again with its loss computed in every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
@@ -178,8 +178,9 @@ def iterations_to_criterion(
 ) -> Floats:
     """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
 
-    A trial is a small description, from which `begin` computes the starting state when a lane (slot) is free. So the
-    starting states of a thousand trials never exist at once, and none is sent to another process."""
+    A trial is a small description. `begin` computes the starting state from it, just before the trial runs. So the
+    starting states of a thousand trials never exist at once, and none is sent to another process. `done` is called for
+    each finished trial."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
@@ -193,9 +194,10 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A picklable function that runs some trials in one process, given as pairs (index among all trials, trial).
+    """A picklable function that runs some of the trials in one process and returns their numbers of iterations.
 
-    `begin` computes the starting state of a trial, and `limit` is the largest number of iterations."""
+    Its argument is a list of pairs (index among all trials, trial). `begin` computes the starting state of a trial, and
+    `limit` is the largest number of iterations."""
 
     workload: Workload
     begin: Callable[[Any], Start]

@@ -45,7 +45,8 @@ class Outcomes:
 class _Failure:
     """The failure of trial `number` after `step` iterations.
 
-    Without the failure, the run converges in `length` whole or `crossed` fractional iterations, with these `losses`."""
+    Without the failure, the run converges in `length` whole or `crossed` fractional iterations, with these `losses`.
+    `runs` has the run up to the failure, with its checkpoints, for each workload."""
 
     number: int
     length: int
@@ -141,7 +142,10 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run the trials whose key is not in `known`, once per key, from the states that `begin` returns."""
+        """Run the trials whose key is not in `self.known`, and store there how many iterations each one needed.
+
+        Trials with the same key are equal, and only one of them is run. `begin` computes the starting state of a trial.
+        """
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)

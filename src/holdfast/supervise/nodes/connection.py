@@ -49,7 +49,7 @@ class NodeRegistration(TypedDict):
 class RoundResult(TypedDict):
     """The message that ends a rendezvous: the nodes that start together, and the address of their store.
 
-    If the nodes cannot start together, `refused` is the reason, and the later fields are missing."""
+    If the nodes cannot start together, `refused` is the reason, and the fields from `term` on are missing."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round

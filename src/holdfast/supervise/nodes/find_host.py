@@ -44,7 +44,10 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to the first reachable store that nodes prefer to the store at `here`, or None."""
+        """Return a connection to a better store for the rendezvous than the one at `here`, or None if there is none.
+
+        Stores are tried in the order in which all nodes prefer them, up to `here`. `last` are the nodes of the last
+        start."""
         for where, token in self._places(last):
             if where == here:
                 return None

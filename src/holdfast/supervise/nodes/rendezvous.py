@@ -27,10 +27,10 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of node number `rank` of `of` nodes, which meet at `endpoint` (`host:port`).
+    """The settings of this node in a run on one or more nodes.
 
-    A node without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` nodes are left.
-    """
+    `rank` is the number of this node and `of` the number of all nodes. They meet at `endpoint` (`host:port`). A node
+    without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` nodes are left."""
 
     rank: int = 0
     of: int = 1
@@ -158,9 +158,9 @@ def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
 class RoundInfo:
     """The result of one rendezvous, which describes one start of the workers on all nodes.
 
-    `round` is its unique name. `workers` has the number of workers of each of `nodes`, and `host` is the node where
-    they met. `term` is the number of this group of nodes, 0 for a single node. `store` is the workers' TCPStore.
-    """
+    `round` is its unique name. `address` and `node` are the address and the number of this node. `workers` has the
+    number of workers of each of `nodes`, and `host` is the node where they met. `term` is the number of this group of
+    nodes, 0 for a single node. `store` is the address and port of the workers' TCPStore."""
 
     attempt: int
     round: str
@@ -274,7 +274,7 @@ class Peers:
 
 
 class Rendezvous:
-    """The meetings of the supervisors of all nodes; at each meeting they agree on one start of the workers."""
+    """The coordination between the supervisors of all nodes, who agree on every start of the workers."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt

@@ -23,11 +23,11 @@ SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 
 
 class Members:
-    """The workers that train together in one attempt (start of all workers); the group changes after losses.
+    """The workers that train together; the group changes when workers are lost, replaced or suspended.
 
     `size` is the number of workers at the start, `wanted` the number that should train now, and `strategy` the recovery
-    strategy. Each worker process has a unique number, its `seat`. Each member has a member number, at first its rank.
-    """
+    strategy. Each worker process has a unique number, its `seat`. A member is a worker in the group; its member number
+    is the rank that its process keeps."""
 
     def __init__(self, strategy: str, size: int) -> None:
         self.wanted = size
@@ -48,7 +48,7 @@ class Members:
         return self._numbers.get(seat)
 
     def assign(self, seat: int, number: int) -> None:
-        """Assign the member number `number` to the process `seat`, for life."""
+        """Give the worker process number `seat` the member number `number`, which it then keeps."""
         self._numbers[seat] = number
 
     def is_member(self, seat: int) -> bool:
@@ -80,7 +80,7 @@ class Members:
         self.current = membership
 
     def is_held(self, number: int, dead: Collection[int]) -> bool:
-        """Return True if a process that is not among `dead` is the member `number`."""
+        """Return True if member number `number` belongs to a process whose number is not in `dead`."""
         return number in self._seats and self._seats[number] not in dead
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
@@ -214,7 +214,9 @@ class MembershipController:
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
 
     def can_replace(self, nodes: list[int]) -> bool:
-        """Return True if the other nodes can continue without `nodes`; replay needs a ready spare per lost worker."""
+        """Return True if training can continue without the lost `nodes`.
+
+        The strategy `replay` needs a ready spare for each lost worker; the others need one only if rank 0 is lost."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         lost = self.members_of(nodes)

@@ -61,7 +61,9 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Set `exit` if the process has exited. Nothing else sets it, so joint deaths are noticed together."""
+        """Set `exit` if the process has exited.
+
+        Nothing else sets `exit`. So workers that die together are all noticed in the same round of polling."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)
@@ -109,7 +111,7 @@ class WorkerProcess:
 
     @property
     def is_starting(self) -> bool:
-        """True if the worker is to join the others later, and its script has not come that far."""
+        """True if the worker is to join the others later, and its script is not ready to join yet."""
         return self.is_in_reserve and self.task.progress.phase is not Phase.JOINING
 
     @property

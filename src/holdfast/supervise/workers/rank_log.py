@@ -13,11 +13,10 @@ from holdfast.runs.logs import LOG_FOLDER, RANKS
 
 
 class RankLog:
-    """The record of which rank each worker of this node has, during one attempt (start of all workers).
+    """The record of which worker of this node has which rank, from one start of all workers to the next.
 
-    A worker that replaces a lost one has its own log files. So each replacement is shown to the user, and is appended to
-    a file beside the logs.
-    """
+    A worker that replaces a lost one has its own log files. So each replacement is shown to the user, and is appended
+    to a file beside the logs."""
 
     def __init__(self, out: Path, attempt: int) -> None:
         self._out, self._attempt = out, attempt
@@ -50,7 +49,10 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages on rank changes since the last call; `all_train` is the worker count if all train, else 0."""
+        """Return messages on rank changes since the last call.
+
+        `all_train` is the number of workers if all of them train now, else 0. If a replacement was awaited, a message
+        then says that all train again."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False

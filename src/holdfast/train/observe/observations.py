@@ -72,11 +72,11 @@ class UnprotectedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The state of one rank when it got a step's batch, at the first gradient, and when it requested the next batch.
+    """Observations of one rank in one step, from getting its batch to requesting the next batch.
 
-    States are digests. When the rank got the batch, `drawn` was that of the random generators and `begun` that of the
-    protected state; `midway` and `after` are those of the protected state later. `held` and `kept` are the unprotected
-    values when it got the batch and when it requested the next one."""
+    All states are digests. `drawn` is the state of the random generators when the rank got the batch. `begun`, `midway`
+    and `after` are the protected state when it got the batch, at the first gradient, and when it requested the next
+    batch. `held` and `kept` are the unprotected values when it got the batch and when it requested the next batch."""
 
     rank: int
     attempt: int

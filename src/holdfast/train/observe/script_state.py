@@ -57,7 +57,10 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Search `frames`, `roots` and `protected` for unprotected values, which a restart loses; return them by path."""
+    """Return the values in the script's memory that a restart would lose, by the path at which they were found.
+
+    The search covers the variables of `frames` and of the script's modules, and the named objects in `roots`. It also
+    covers the `protected` objects, because some of their attributes may not be part of their saved state."""
     search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))

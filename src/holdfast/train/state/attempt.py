@@ -36,10 +36,10 @@ class Recorder(Protocol):
 
 
 class MemberRecorder:
-    """The recorder of a worker under live recovery, whose member number may change.
+    """The recorder of a worker under live recovery, which is a member of the training group at some times only.
 
-    Members are the workers that train. Each time the worker becomes a member, it starts a new part of that member's
-    history. While the worker is no member its events are discarded, but the plan is kept and recorded later."""
+    Each time the worker becomes a member, it starts a new part of that member's history. While the worker is no member
+    its events are discarded, but the plan is kept and recorded later."""
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
         self._folder, self._attempt, self._world_size, self._seed = folder, attempt, world_size, seed
@@ -101,7 +101,9 @@ class NoRecorder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptContext:
-    """This attempt (start of the run) as one rank sees it: number, folder, store, and records of earlier attempts."""
+    """The present attempt to run the script, as one rank sees it: number, folder, store, and facts on earlier attempts.
+
+    An attempt lasts from a start of all workers to their end."""
 
     number: int
     folder: Path  # of the run's histories
@@ -122,7 +124,9 @@ class AttemptContext:
 
 
 def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
-    """Begin the next attempt (start) of the run in folder `out`. Rank 0 reads the history and informs the others."""
+    """Begin the next attempt (from a start of all workers to their end) of the run in folder `out`.
+
+    Rank 0 reads the history and tells the others the number of the attempt."""
     folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])

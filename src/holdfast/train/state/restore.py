@@ -99,9 +99,9 @@ class SnapshotFetch:
 
 
 def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the fetched snapshot, the same on every rank, into the protected objects.
+    """Load the snapshot found by `fetch`, which is the same on every rank, into the protected objects.
 
-    The result's `seconds` do not include the time in which the script did something else."""
+    The `seconds` of the result are the duration of this call; `fetch` may have read files in the background before."""
     began = perf_counter()
     found, passed_over = fetch.result()
     if found is None:
@@ -235,7 +235,7 @@ def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput
 
 
 def check_of_a_run(snapshot: Snapshot) -> None:
-    """Raise Corrupt if the snapshot was not saved by a training run, even if its digests match."""
+    """Raise Corrupt if the snapshot lacks data that every training run saves, such as random generator states."""
     extra, world_size = snapshot.extra, snapshot.manifest.world
     if not isinstance(unflatten(snapshot.tensors, extra), dict):
         raise Corrupt(f"the snapshot of step {snapshot.step} does not hold the state of a run: use an older one.")

@@ -132,14 +132,13 @@ class NoSaver:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CheckpointSaver:
-    """The saver of checkpoints of a run with a folder. Rank 0 writes; other ranks send rank 0 their own values.
+    """The part of one rank in saving checkpoints. Rank 0 writes them; the other ranks send their own values to rank 0.
 
-    With live recovery another worker may become rank 0. The former writer completes its saves in a thread, and sends
-    its values for the next save only after that, so that two workers never write to the store at once.
+    With live recovery, rank 0 may pass to another worker. The former rank 0 completes its saves in a thread, and only
+    then sends its values for the next save. So two workers never write to the store at once.
 
-    `position` returns the data loader's position. `injected` is called with the step of each save, to inject
-    failures. `saved` is the newest step that is saved or being saved.
-    """
+    `position` returns the data loader's position. `injected` is called with the step of each save, to inject failures.
+    `saved` is the newest step that is saved or being saved."""
 
     config: RunConfig
     attempt: AttemptContext
