@@ -103,7 +103,7 @@ class Progress:
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of steps (`boundaries`) and collectives begun to those of the peer that sent its state."""
+        """Set the counts of begun steps and collectives to those of the peer that sent its state to this worker."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:

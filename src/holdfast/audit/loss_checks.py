@@ -97,7 +97,9 @@ def _events_after_loss(memberships: Memberships, change: MemberChange, loss: Mem
 
 
 def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each `regroup` event whose missing samples are not those assigned to the lost members."""
+    """Yield an error text for each `regroup` event whose missing samples are not those assigned to the lost members.
+
+    A worker records such an event when members were lost or joined, and training continues without a restart."""
     declared: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by session and step
     for change in memberships.changes:
         expected = {*missing_samples(record.sample_plan, change)}

@@ -155,7 +155,9 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Count the missing events of `steps`: those of members lost after their gradients had been used."""
+        """Return the number of step events that members did not record, because they were lost in or after the step.
+
+        The gradients of these members were used nevertheless. Only the given `steps` count."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()

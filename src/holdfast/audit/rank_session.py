@@ -131,7 +131,9 @@ class StepColumns:
 
 
 class RankSession:
-    """The events of one process of a rank. `error` describes the first event that is invalid in its place, if any."""
+    """The events that one process of a rank recorded in one attempt.
+
+    `error` describes the first event that contradicts the events before it; it is None if there is none."""
 
     def __init__(self, who: str, rank: int, opened: Open | None) -> None:
         self.who, self.rank = who, rank

@@ -221,9 +221,9 @@ class _ReportedShares:
         self._digest = session.steps.digest[order]
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
-        """Yield the steps of `chunk` in which this session recorded other samples than those planned for its rank.
+        """Yield the steps of `chunk` in which this process trained other samples than those planned for its rank.
 
-        `windows` has a row for each step of `chunk`: the ids of all its samples."""
+        Row i of `windows` has the ids of all samples of step `chunk[i]`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
@@ -311,7 +311,9 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return the position in `steps` at which each of the `wanted` shares (samples of one rank) is planned, if any."""
+    """Return the planned position of each share in `wanted` that the plan contains within `steps`.
+
+    A share is the set of samples that one rank trains in a step."""
     places = {share[:2]: plan.places(*share[:2]) for share in wanted}
     found: dict[_Share, Position] = {}
     for chunk, windows in _windows(plan, steps):

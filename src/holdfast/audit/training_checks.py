@@ -122,7 +122,7 @@ def _different_work(record: RunRecord, attempt: int) -> str | None:
 
 
 def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
-    """Yield pairs of sessions of `attempt` that trained the same steps, with the rows of these steps in each session.
+    """Yield pairs of rank sessions that trained the same steps in `attempt`, with the rows of these steps in each.
 
     If the members never changed, the session with the most steps is paired with every other session."""
     sessions, memberships = record.attempts[attempt], record.memberships(attempt)

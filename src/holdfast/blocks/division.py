@@ -88,7 +88,9 @@ def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: 
 def ragged(
     state: State, array: str, bounds: Sequence[int] | Ids, *, dim: int = 0, companions: Sequence[str] = ()
 ) -> "Blocks":
-    """Divide `array` into blocks of unequal length: block i is the slice `bounds[i]:bounds[i+1]` along `dim`."""
+    """Divide `array` into blocks of unequal length: block i is the slice `bounds[i]:bounds[i+1]` along `dim`.
+
+    The arrays `companions` are divided in the same way, and their slices belong to the same blocks."""
     value = _get(state, array)
     dim = dim % len(value.shape)
     cuts = np.asarray(bounds, dtype=np.int64)

@@ -57,7 +57,9 @@ class HostImage:
 
 
 class BufferPool:
-    """A thread-safe pool of at most `most` host memory buffers for saves (images), of at most `budget` bytes in all."""
+    """A thread-safe pool of host memory buffers, called images, each of which holds the state for one save.
+
+    The pool has at most `most` images, which together have at most `budget` bytes."""
 
     def __init__(self, most: int, budget: int | None = None) -> None:
         if most < 1:

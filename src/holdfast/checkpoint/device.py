@@ -129,9 +129,10 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Lay out the (start, end) `spans` of a file in a device buffer (clone), without the gaps between spans.
+    """Plan how to copy parts of a file to a device buffer, the clone, without the gaps between the parts.
 
-    Return the contiguous ranges of the file, the clone offset of each span, and the size of the clone in bytes."""
+    `spans` has the (start, end) of each part. Return the contiguous ranges of the file, the offset of each span in the
+    clone, and the size of the clone in bytes."""
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0

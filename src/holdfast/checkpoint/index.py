@@ -83,7 +83,7 @@ def index_name(generation: int) -> str:
 
 
 def write_index(store: Store, index: Index) -> None:
-    """Commit a new generation of the running checkpoint by writing its commit record."""
+    """Commit a new version of the incremental checkpoint by writing `index`, the record of its segment files."""
     segments = [{"name": name, **asdict(expected)} for name, expected in index.segments.items()]
     record = seal({**asdict(index), "segments": segments})
     if len(record) > SMALL:

@@ -22,7 +22,7 @@ class StepCost(NamedTuple):
     """A step of rank 0. `begin` and `end` are seconds since the run began; `data`, `compute` and `stall` are durations.
 
     `compute` does not include live recoveries. `device` is True if it was measured by GPU events, not by the CPU clock.
-    """
+    `rolled_back` is True if the step was lost in a later failure and had to be trained again."""
 
     number: int
     begin: float
@@ -39,7 +39,10 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The end of a live recovery (without a restart), `at` seconds after the run began and at Unix time `time`."""
+    """The end of a live recovery, in which the surviving workers continue without a restart.
+
+    It is `at` seconds after the run began, at Unix time `time`. `regroup` is the event that records it. `rolled_back`
+    is True if a later restore undid the step of the recovery."""
 
     at: float
     time: float
@@ -146,7 +149,9 @@ def verdict(stretch: AttemptStretch) -> str | None:
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the seconds from the start of the run to `event`, which follows the last step of the attempt `stretch`."""
+    """Return the seconds from the start of the run to `event`, which follows the last step of an attempt.
+
+    `stretch` has the events of this attempt, with their times since the start of the run."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 

@@ -132,9 +132,10 @@ class AttemptStretch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of a run: one stretch of events for each attempt, without the seconds in `away` and `clock_back`.
+    """The timeline of a run, with one stretch of events for each attempt.
 
-    `away` is the time between a clean end and a continuation; `clock_back` is how far clocks were set back."""
+    Its times do not include the seconds in `away` and `clock_back`: `away` is the time between a clean end of the run
+    and its continuation, and `clock_back` is how far clocks were set back."""
 
     stretches: tuple[AttemptStretch, ...]
     away: float

@@ -30,10 +30,11 @@ POLL_SECONDS = 0.001
 
 
 class Membership(NamedTuple):
-    """The workers that train together until the next membership is published.
+    """The workers that train together until the next membership is published; `number` grows with each membership.
 
-    `joining` maps the number of each lost member to the worker process that replaces it. Workers in `asleep` are
-    suspended: they were members and left between two steps, so none of their work is lost."""
+    `members` are the numbers of its members. `joining` maps the number of each lost member to the worker process that
+    replaces it. Workers in `asleep` are suspended: they were members and left between two steps, so none of their work
+    is lost."""
 
     number: int = 0
     members: tuple[int, ...] = ()
@@ -41,7 +42,9 @@ class Membership(NamedTuple):
     asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Return True if any of `members` is gone (removed, or replaced by a joining worker) and not just suspended."""
+        """Return True if any of `members` was removed from the group or replaced by a joining worker.
+
+        A suspended member does not count as lost."""
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
@@ -89,9 +92,11 @@ class Suspended(Exception):
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One worker's view of the membership (the workers that train together).
+    """One worker's view of the membership, the group of workers that train together.
 
-    `member` is its member number, `seat` the fixed number of its process, and `number` that of the membership."""
+    `member` is the worker's member number, which it keeps for life, and `seat` the number of its process. `members` are
+    the member numbers of the group, and `number` is the number of the group itself, which grows with each change.
+    `store` opens a new connection to the store in which the supervisor publishes memberships."""
 
     member: int
     members: tuple[int, ...]

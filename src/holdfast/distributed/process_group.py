@@ -47,10 +47,9 @@ class BucketSum:
 class RecoverableGroup(ProcessGroup):
     """The process group that DDP uses under live recovery. Its size stays the same when members are lost.
 
-    DDP divides gradients by that size; `factor` corrects this for the number of samples that this rank trains.
-    `all_posted` is called in every backward, once the sum of the last bucket has started. Every call from C++ into
-    Python slows down a small step, so there is only one per bucket.
-    """
+    DDP divides gradients by that size; `factor` corrects this for the number of samples that this rank trains. The
+    all-reduce of each bucket is one call from C++ into Python, because more calls would slow down small models.
+    `all_posted` is called in every backward pass, once the all-reduce of the last bucket has started."""
 
     def __init__(self, link: Link, rank: int, size: int, all_posted: Callable[[], None]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # there is such a form

@@ -71,7 +71,10 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Event: `blocks` (parts of the model) were chosen for a save, on one node or (if a controller wrote it) on all."""
+    """Event: blocks of the model were chosen for a save after `iteration`.
+
+    A node records its own blocks, and the controller those of all nodes. `bytes` is their size, and `seconds` the time
+    that the choice took."""
 
     iteration: int
     blocks: Samples
@@ -89,7 +92,10 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: process `number` of `kind` was lost in `round`; `blocks` are the parts of the model that it held."""
+    """Event: a process of the run was lost in `round`; `kind` and `number` identify it, such as "node" and 2.
+
+    `blocks` are the parts of the model that it held. `version` is the number of the next round, counted over the run.
+    """
 
     iteration: int
     round: int

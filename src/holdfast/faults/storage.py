@@ -41,10 +41,9 @@ Record: TypeAlias = Callable[[Failure], None]
 class FaultyStore:
     """A wrapper around a store that injects faults into saves.
 
-    A fault strikes once, in the first save at or after its step, when the file named by its `point` is written (by
-    default the tensors). `record` is called just before, in the writing thread. Failures of other kinds are ignored.
-    The fault `delay` sleeps for `delay` seconds.
-    """
+    Each fault strikes once, in the first save at or after its step. It strikes when the file named by its `point` is
+    written, by default the file of tensors. `record` is called in the writing thread just before the fault. A fault of
+    the kind "delay" sleeps for `delay` seconds. Entries of `faults` that do not concern storage are ignored."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None

@@ -29,7 +29,7 @@ class RankValues:
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Give this rank the values of `member` at the boundary before `step`; return False if it posted none there."""
+        """Give this rank the values that `member` posted just before `step`; return False if it posted none then."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False

@@ -56,9 +56,10 @@ class MemberReport:
 class RecoveryPlan:
     """The plan of a live recovery, equal on all members (training workers). They finish or begin `step` together.
 
-    The samples of the step are divided among the members `basis`. `lost` and `asleep` (suspended) workers leave the
-    group. `giver` sends its whole state to the `joining` workers, and its parameters to the members `behind`, which
-    lack one step. `syncer` sends the model's buffers to the members `synced`."""
+    `begun` is True if a member had begun the step. The samples of the step are divided among the members `basis`.
+    `lost` and `asleep` (suspended) workers leave the group. `giver` sends its whole state to the `joining` workers, and
+    its parameters to the members `behind`, which lack one step. `syncer` sends the model's buffers to the members
+    `synced`. `model` is the index of the model whose backward pass was interrupted."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -174,7 +175,10 @@ class WindowState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state for the next step, and True if from that step on samples are divided among `members`."""
+        """Return the state for the next step, and True if samples are divided differently from that step on.
+
+        After a recovery, samples are divided among the current `members` as soon as the interrupted step is finished.
+        """
         if self.divides_at is None:
             return self, False
         if self.step >= self.divides_at:

@@ -209,7 +209,9 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the start and end events in the file `lead`, and the latest event in `files` if the run has not ended."""
+    """Yield the events of the file `lead` that mark a start or an end of the run.
+
+    If the run has not ended, also yield the latest event in `files`, the history files of all ranks."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))

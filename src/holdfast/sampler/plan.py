@@ -201,7 +201,7 @@ class SamplePlan:
 
 
 def _taken(orders: EpochOrders, epochs: Ids, places: Ids) -> Ids:
-    """Return the id at each of `places` in the order of the epoch beside it."""
+    """Return the sample id at position `places[i]` in the order of epoch `epochs[i]`, for each i."""
     ids = np.empty(places.shape, np.int64)
     for epoch in np.unique(epochs).tolist():
         here = epochs == epoch

@@ -21,7 +21,9 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Return the image of each index under a permutation of 0..size-1; `key` (one, or one per index) selects it."""
+    """Return the image of each of the `indexes` under a pseudorandom permutation of 0..size-1.
+
+    `key` selects the permutation. It is one number, or an array with a number for each index."""
     if not 1 <= size <= LARGEST:
         raise BadInput(f"A permutation must have 1 to {LARGEST} elements (got {size}).")
     places = np.asarray(indexes, dtype=np.int64)

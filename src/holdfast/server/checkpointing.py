@@ -46,7 +46,10 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks that nodes chose for a save, how far each node's other blocks moved, and the `lost` nodes."""
+    """The blocks that all nodes together chose for a save, and their total size in `bytes`.
+
+    `distances` has, for each node, how far the blocks that are not chosen moved since their last saves. `lost` has the
+    reason for each node that did not answer."""
 
     blocks: Samples
     bytes: int

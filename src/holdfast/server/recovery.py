@@ -25,7 +25,9 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round; `version` is the next round, counted over the run, for restored blocks."""
+    """The current iteration and the round within it.
+
+    `version` is the number of the next round, counted over the whole run. Restored blocks continue with that round."""
 
     iteration: int
     round: int
@@ -99,8 +101,8 @@ class ServerRecovery:
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
         """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold the same block.
 
-        `held` has the blocks of each node. `recorded` has the moves in the history, as pairs of source and target node.
-        """
+        `held` has the blocks of each node, and `place` the current iteration. `recorded` has the moves that the history
+        contains already, as pairs of source and target node."""
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -119,7 +121,9 @@ class ServerRecovery:
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
     def remove(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
-        """Record that `member` is lost, and kill its process; `holding` tells whether the record lists its blocks."""
+        """Record that `member` was lost in the round `place`, and kill its process.
+
+        If `holding`, the record of a lost node lists its blocks, which must be restored."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
@@ -151,9 +155,8 @@ class ServerRecovery:
     ) -> dict[Member, str]:
         """Let every node load and drop blocks to match the partition map; return the members that were lost meanwhile.
 
-        With `everything`, nodes reload all blocks from the checkpoint. `lost` has the lost nodes whose blocks
-        are restored.
-        """
+        If `everything`, nodes reload all blocks from the checkpoint. `place` is the current round. `lost` has the lost
+        nodes whose blocks the other nodes restore, with the reasons."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:

@@ -28,7 +28,9 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class RankingRange(NamedTuple):
-    """The ranking positions (three integers each) that start with `prefix`, followed by a number in `low`..`high`."""
+    """A range of ranking positions. A position is a tuple of three integers by which blocks are sorted for a save.
+
+    The range has the positions that begin with `prefix` and continue with a number from `low` to `high`, inclusive."""
 
     prefix: tuple[int, ...]
     low: int
@@ -61,7 +63,9 @@ class AskTotal(NamedTuple):
 
 
 class BlockTotal(NamedTuple):
-    """A node's number of blocks, and the exact sum of the distances they moved: a fraction of two large integers."""
+    """A node's answer to the question `AskTotal`: its number of blocks, and the sum of the distances that they moved.
+
+    The sum is exact: a fraction, whose `numerator` and `denominator` are large integers as little-endian bytes."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]
@@ -118,7 +122,9 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A node's answer: for each bin, the number of blocks that may be saved and their total size in array elements."""
+    """A node's answer to the question `AskHistogram`, with one element for each histogram bin.
+
+    `counts` is the number of blocks that may be saved, and `values` their total size in array elements."""
 
     counts: Ids
     values: Ids
@@ -217,7 +223,9 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Choose the same blocks to save as `exchange`, but from one list of all candidates: a slow reference version."""
+    """Choose the same blocks to save as `exchange`, but from one list of all candidates: a slow reference version.
+
+    `credit` is the unspent budget of earlier saves, in array elements."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
@@ -227,7 +235,9 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the change above which a block is saved: the mean of all blocks for the `threshold` ranking, else -inf."""
+    """Return the change that a block must exceed to be saved, after asking the nodes if necessary.
+
+    For the ranking "threshold" it is the mean change of all blocks; otherwise it is -inf."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(BlockTotal, (yield AskTotal()))

@@ -169,7 +169,9 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Buffer the blocks that `verdict` selects for the save after `step`; `credit` is the unspent budget."""
+        """Copy the blocks that this node saves after iteration `step` to a buffer, from which `write` writes them.
+
+        `verdict` tells which blocks to save. `credit` is the budget that remains for later saves, in array elements."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates

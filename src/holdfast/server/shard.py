@@ -24,7 +24,8 @@ class BlocksMoved(Exception):
 class HeldBlocks(NamedTuple):
     """Blocks of a node with their current values, their last saved values, and the iterations of these saves.
 
-    `versions` has the next round to apply to each block. With staleness, `seen` has that round for each worker."""
+    `versions` has the number of the next round to apply to each block. Under bounded staleness, workers may be at
+    different rounds; then `seen` has these numbers separately for each worker."""
 
     ids: Ids
     values: Arrays
@@ -112,9 +113,9 @@ class Shard:
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the updates that `workers` pushed for round `when` to the blocks that await this round.
+        """Apply the updates that `workers` pushed for a round to the blocks that do not contain this round yet.
 
-        The updates are summed in the order of `workers`."""
+        `when` identifies the round. The updates are summed in the order of `workers`."""
         self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number

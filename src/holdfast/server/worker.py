@@ -59,7 +59,7 @@ class _Route(NamedTuple):
 
 
 class Worker:
-    """An actor that computes updates of blocks from its parts of the input."""
+    """A Ray actor that computes updates of the model's blocks from its parts of the training data."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._settings = settings

@@ -31,9 +31,8 @@ READ_WITHIN = 3600.0
 class PlaceContents(NamedTuple):
     """A summary of the directory or URL that holds the checkpoints of a run.
 
-    `newest` is the step of the newest snapshot there. `attempt` is the number of the last attempt (start of all
-    workers) in the stored histories. `completed` is the recorded verdict if that attempt completed the run.
-    """
+    `newest` is the step of the newest snapshot there. `attempt` is how often the run has been started, according to the
+    stored histories. `completed` is the recorded verdict if the last start completed the run."""
 
     newest: int | None
     attempt: int
@@ -97,7 +96,10 @@ class Checkpoints:
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput unless this node's store has `term` (a group of nodes), which another node has written."""
+        """Raise BadInput unless `term` can be read from this node's checkpoint store.
+
+        Another node wrote this record of the current group of nodes, so it is missing if the nodes use different
+        stores."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:

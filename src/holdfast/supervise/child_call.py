@@ -70,7 +70,9 @@ class ChildCall:
 
 
 def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
-    """In the child process, call `function`, write its result to the pipe `writing`, and exit without exit handlers."""
+    """Call `function` in the child process, write its result to the pipe `writing`, and exit without exit handlers.
+
+    The child is killed if the process `supervisor` dies."""
     gc.freeze()  # objects of the parent are not finalized here
     try:
         entry.die_with(supervisor)

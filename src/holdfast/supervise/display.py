@@ -296,6 +296,6 @@ class Journal:
 
 
 def last_attempt(path: Path) -> int:
-    """Return the number of the last attempt (start of all workers) in the journal at `path`; 0 if there is none."""
+    """Return how often the workers have been started, according to the journal at `path`; 0 if never."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

@@ -96,10 +96,10 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 
 
 def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[AwaitedWorkers]:
-    """Yield a group for each member that has not joined the recovery; if all have joined, one group of all members.
+    """Yield the workers for which a recovery may be waiting.
 
-    In the second case nothing is yielded while new workers start (`replacements_start`), since members may wait for
-    these."""
+    If some members have not joined the recovery, yield one group for each of them. If all have joined, yield one group
+    of all members, except while replacements of lost workers start: then the members may be waiting for these."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:
@@ -319,7 +319,9 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile."""
+        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile.
+
+        `seat` is the number of the worker process. `processor` returns the CPU time that a process has used."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:

@@ -86,7 +86,9 @@ class OnlineRate:
 
     @property
     def rate(self) -> Rate | None:
-        """The rate c and the distance to the optimum (infinite if steps do not shrink); None before two steps."""
+        """The estimated convergence rate c and distance to the optimum; None before two steps were observed.
+
+        If the steps do not become shorter, the distance is infinite."""
         one, t, tt, log, t_log = (float(total) for total in self._sums)
         spread = one * tt - t**2
         if spread <= 0:

@@ -136,7 +136,8 @@ class Session:
     def begin_loop(self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
         """Build the run's only training loop, and return its generator of batches, which has not started yet.
 
-        `options` are those of the DataLoader. If `by_epoch`, the script iterates over epochs."""
+        `loads` loads this rank's samples in the order of `plan`, with the given `options` of the DataLoader. If
+        `by_epoch`, the script iterates over epochs."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:

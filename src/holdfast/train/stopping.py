@@ -59,7 +59,9 @@ class Stopping:
         self.wanted = True
 
     def is_here(self, step: int) -> bool:
-        """Return True if all ranks stop before `step`, and set `wanted`: True for run.stop(), False for a signal."""
+        """Return True if all ranks stop before `step`, because of a stop signal or a call of run.stop().
+
+        On several ranks, `wanted` is then set to True if any script called run.stop(), otherwise to False."""
         if self._ranks.size == 1:
             return self.wanted or process.requested.is_set()
         with self._gate.lock:

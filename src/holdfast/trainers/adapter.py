@@ -101,7 +101,7 @@ class RankNumbers:
         self._all = torch.stack(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all ranks' numbers, as of the last `gather`, with one row per rank."""
+        """Return the numbers that the last `gather` collected, such as running losses, with one row per rank."""
         return {"all": self._all}
 
     def own(self, state: Mapping[str, Any]) -> torch.Tensor:

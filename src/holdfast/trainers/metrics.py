@@ -22,7 +22,9 @@ class RunningSums:
         self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """Return a replacement for `before`, Lightning's logged values; new entries continue their restored sums."""
+        """Return an empty collection that replaces `before`, the object in which Lightning collects logged values.
+
+        A metric added to the new collection continues from its sum in the restored snapshot."""
         continue_sum = self._continue
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -43,7 +45,9 @@ class RunningSums:
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 
     def restore(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
-        """Restore the sums in `row`, named by `names`. Metrics are set now, logged values when they are logged next."""
+        """Restore the running sums in `row`; entry i of `names` is the kind, owner and name of a sum.
+
+        Metrics are set at once. A logged value is set when the script logs it next."""
         place = 0
         for kind, owner, name in names:
             if kind == LOGGED:

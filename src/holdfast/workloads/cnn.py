@@ -62,8 +62,9 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 class ConvolutionalNetwork(DividedDefaults):
     """A convolutional network trained by Adam for `batches` steps per iteration; the loss is mean cross-entropy.
 
-    The loss is measured on the first `evaluated` images. `partition` is "layer" or "shard" (see `blocks`).
-    """
+    The loss is measured on the first `evaluated` images, and the run has converged once it reaches `criterion`. `batch`
+    is the number of images per step. `partition` is "layer" or "shard" (see `blocks`). `lanes` trials are simulated at
+    once."""
 
     data: LabeledData
     architecture: Architecture
@@ -146,7 +147,9 @@ class ConvolutionalNetwork(DividedDefaults):
         return self._everything
 
     def compute(self, part: "_Part", when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient for the worker's images in this round, weighted by their share of the batch."""
+        """Return the gradient for the images that this worker trains in the round `when`.
+
+        `pulled` has the network's parameters. The gradient is weighted by the worker's fraction of the batch."""
         which = part.images(when)
         if not len(which):
             return Push(np.zeros(0, np.int64), {})

@@ -48,13 +48,17 @@ class DividedWorkload(Workload, Protocol):
         """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the sorted numbers of the blocks to pull in `round`, or to measure the loss if `round == rounds`."""
+        """Return the numbers of the blocks that a worker must pull for its input `part` in `round`, in ascending order.
+
+        If `round` equals `rounds`, return the blocks needed to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Return a node's summary of its blocks, such as counts (often empty); workers get the sum over all nodes."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's update from its input `part`, the `pulled` blocks and the sum of all nodes' summaries."""
+        """Return a worker's update in the round `when`, computed from its input `part`.
+
+        `pulled` has the blocks that the worker pulled, and `summed` the sum of all nodes' summaries."""
 
     def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""

@@ -45,7 +45,10 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """Latent Dirichlet allocation with both priors 1 and the loss −log p(words, topics); `lanes` trials run at once."""
+    """Latent Dirichlet allocation by Gibbs sampling; the loss is −log p(words, topics).
+
+    Both Dirichlet priors are 1. A run has converged once the loss reaches `criterion`. `lanes` trials are simulated at
+    once. `order` is the order of the norm that combines the distances of blocks."""
 
     data: Corpus
     criterion: float

@@ -109,7 +109,10 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the blocks a worker needs: its columns of R and all L in round 1, else its rows of L and all R."""
+        """Return the numbers of the blocks that a worker needs in a round of the factorization LR.
+
+        In round 1 these are all rows of L and the columns of R for the worker's items. Otherwise they are the rows of L
+        for the worker's users and all columns of R."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 

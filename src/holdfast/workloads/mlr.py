@@ -49,7 +49,9 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(DividedDefaults):
-    """Multinomial logistic regression. Gradients and the loss, the cross-entropy, are sums and not means."""
+    """Multinomial logistic regression by gradient descent with the learning rate `rate` and batches of `batch` samples.
+
+    The loss is the cross-entropy. The loss and its gradients are sums over samples and not means."""
 
     data: LabeledData
     batch: int

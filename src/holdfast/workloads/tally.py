@@ -61,7 +61,9 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add the tokens of `documents` to `counts`, by word and topic; `topics` has the topics of these tokens only."""
+    """Add 1 to `counts[word, topic]` for each token of `documents`.
+
+    Document d has the tokens `words[bounds[d]:bounds[d+1]]`. `topics` has only the topics of tokens in `documents`."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)

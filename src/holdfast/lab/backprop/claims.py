@@ -51,7 +51,9 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's test accuracy after failure `cell` in training phase `phase`, at the time `when`."""
+        """Return each trial's test accuracy after the failure `cell` in the training phase `phase`.
+
+        The accuracy is measured `when`: "immediately" or "an epoch later"."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:

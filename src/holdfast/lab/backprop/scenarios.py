@@ -23,7 +23,10 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """A simulated failure: after the fraction `point` of backward (None: no failure), with `survivors` workers left."""
+    """A simulated failure in a backward pass, and the strategy that handles it.
+
+    The failure happens after the fraction `point` of the backward pass, and `survivors` workers remain. If `point` is
+    None, nothing fails."""
 
     strategy: str
     point: float | None = None

@@ -164,9 +164,10 @@ def apply_gradients(
     *,
     inside: bool = True,
 ) -> bool:
-    """Step the optimizer with the gradients that survive a failure; return True if the mini-batch must run again.
+    """Step the optimizer with the gradients that survive `interruption`, a failure in the backward pass, if any.
 
-    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward."""
+    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward. Return
+    True if the mini-batch must be computed again."""
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:

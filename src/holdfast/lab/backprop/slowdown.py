@@ -93,7 +93,9 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the seconds to train, save, start and load, and the seconds to load and then train `REPLAYED` batches."""
+    """Return the measured prices of this training, and the seconds to load a snapshot and train `REPLAYED` batches.
+
+    The prices are the seconds to train a mini-batch, save a snapshot, start a worker process and load a snapshot."""
     device = training.device
 
     def train_one() -> None:

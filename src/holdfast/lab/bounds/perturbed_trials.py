@@ -33,7 +33,9 @@ class PerturbedTrials:
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return each trial's total perturbation over the distance to the optimum: Δ/D in Theorem 3.2 (SCAR paper)."""
+        """Return the total perturbation of each trial, divided by the distance to the optimum before training.
+
+        The total is Δ in Theorem 3.2 of the SCAR paper, where later perturbations count more."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
@@ -48,11 +50,15 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials whose cost, counted in whole iterations, is at most the bound plus 1."""
+        """Return the fraction of trials whose cost in whole iterations is at most 1 above the bound for `rate`.
+
+        The bound is that of Theorem 3.2 in the SCAR paper."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return each trial's cost divided by its bound (Theorem 3.2 of the SCAR paper), so at most 1 in theory."""
+        """Return each trial's cost divided by its bound for `rate`, from Theorem 3.2 of the SCAR paper.
+
+        If the theorem applies, no quotient exceeds 1."""
         return self.costs / self.bounds(rate)
 
 

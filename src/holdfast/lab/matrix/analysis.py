@@ -101,7 +101,9 @@ def difference(suites: Sequence[Floats]) -> Floats:
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return the fraction by which column 0 is below column 1, in means over `suites`; one for each bootstrap draw."""
+    """Return by which fraction the mean of column 0 is below that of column 1, for each bootstrap draw.
+
+    Each array in `suites` has a row per draw; the means are over the suites."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 

@@ -25,7 +25,9 @@ def claims(analysis: Analysis) -> list[Claim]:
 
 
 def _overlapped(analysis: Analysis) -> Iterator[Claim]:
-    """Yield claims that compare overlapped with blocking saves; none if settings vary or storage faults are planned."""
+    """Yield claims that compare overlapped saves with blocking saves.
+
+    Yield none if the matrix lacks one of the two variants, sweeps over settings, or plans storage faults."""
     has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
     if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return

@@ -37,7 +37,9 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A recovery strategy and a checkpoint schedule (`saves`). A regular save has a `fraction` of the blocks."""
+    """A recovery strategy together with a checkpoint schedule, which is given by `saves` and `fraction`.
+
+    `saves` is "regular" or tells which early saves are added. A regular save has the given `fraction` of the blocks."""
 
     name: str
     recovery: str
@@ -154,7 +156,9 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark on the costs of failures before the first full checkpoint, and of early saves in other trials."""
+    """Return a remark on the mean costs of failures before the first full checkpoint, by approach.
+
+    It also says what early saves cost in the trials whose failure came later."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."

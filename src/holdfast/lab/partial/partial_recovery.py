@@ -31,12 +31,14 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return a strategy: full checkpoints every `interval` iterations, and `recovery` if the part `lost` is lost."""
+    """Return a strategy that saves full checkpoints every `interval` iterations.
+
+    After a failure that loses the fraction `lost` of all blocks, it restores with the method `recovery`."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare full with partial recovery. For the user's own model, make no claims."""
+    """Run the experiment: compare full with partial recovery. For the user's own model, the result has no claims."""
     trials, interval = options.trial_count(full=100, quick=20), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
@@ -75,7 +77,9 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Return remarks that explain the cost reduction if half of the blocks are lost, and reductions below a claim."""
+    """Return sentences that explain the measured cost reductions of partial recovery in `panel`.
+
+    They cover a loss of half of the blocks and, if `has_claims`, every reduction below that of the paper."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [

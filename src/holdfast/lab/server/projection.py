@@ -29,11 +29,10 @@ TIMES = 5
 class Rates:
     """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`.
 
-    In seconds: `sample` per token and topic on one core; `tally` per token to compare its topic with the saved one;
-    `select` per document to choose what is saved; `message` to all nodes and back; `work` of a node for a checkpoint.
-    In bytes per second: `transfer` between a worker and the server, `set_aside` to memory for a checkpoint, and `write`
-    to a store on disk.
-    """
+    These are in seconds: `sample` per token and topic on one core; `tally` per token to compare its topic with the
+    saved one; `select` per document to choose what is saved; `message` to send a message to all nodes and get the
+    answers; `work` for a node's fixed work in a checkpoint. These are in bytes per second: `transfer` between a worker
+    and the server, `set_aside` to copy blocks in memory for a checkpoint, and `write` to a store on disk."""
 
     sample: float
     transfer: float

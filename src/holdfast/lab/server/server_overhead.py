@@ -91,10 +91,10 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier, on average, the losses `less` fall to each of the losses `more`.
+    """Return how many iterations sooner, on average, run `less` reaches each loss that run `more` reaches.
 
-    `less` and `more` have the losses of two runs by iteration, and `fails` is the iteration of the failure. Losses that
-    either run had reached by then do not count. The result is fractional, and NaN if no loss counts."""
+    Both arrays have the loss of every iteration, and `fails` is the iteration of the failure. Only losses below those
+    before the failure count. The result is fractional, and NaN if no loss counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:

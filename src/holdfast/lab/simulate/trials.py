@@ -29,10 +29,11 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """One failure in a run of one workload, and its outcome under every strategy.
+    """The outcome of one failure in a run of one workload, under every recovery strategy.
 
-    `length` and `crossed` are the whole and the fractional iterations to convergence without the failure. `counts` are
-    the iterations from the failure to convergence, and `sizes` the perturbations that the recoveries cause."""
+    The failure is at iteration `step`. `length` and `crossed` are the whole and the fractional number of iterations to
+    convergence without the failure. `counts` are the iterations from the failure to convergence, and `sizes` the norms
+    of the perturbations that the recoveries cause."""
 
     length: int
     crossed: float
@@ -75,7 +76,9 @@ class Trials:
     early: int = 1
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Divide `trials` trial numbers into groups that run together, for `jobs` processes and limited by memory."""
+        """Divide the trial numbers below `trials` into groups, so that `jobs` processes can simulate one group each.
+
+        Without a shared run, a group has at most as many trials as the workload can simulate at once."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)

@@ -34,7 +34,9 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that own blocks in `tenure` but did not record that they applied round `number`."""
+    """Return the nodes that did not record that they applied the updates of round `number`, although they own blocks.
+
+    `tenure` tells which blocks each node owned in that round. Raise CannotTell if such a node has no history at all."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -72,7 +74,9 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """Return a message if a node did not apply the updates of round `number`, and they are not recorded as dropped."""
+    """Return a message if a node did not apply the updates of round `number`, and they are not recorded as dropped.
+
+    `tenure` tells which blocks each node owned in this round. A round that is not finished may still lack updates."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -158,7 +162,9 @@ def _wrong_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mappi
 
 
 def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
-    """Return a message if `push` was sent to nodes that do not own its blocks, otherwise None."""
+    """Return a message if `push` was sent to nodes that did not own its blocks during `tenure`, otherwise None.
+
+    A tenure is a period in which no block changes its owner."""
     held, count = tenure.together(tuple({*push.nodes})), push.blocks.count
     if len({*push.nodes}) < len(push.nodes) or not len(push.nodes) <= count <= held.count:
         return f"part {push.part} was pushed for {count} blocks to {len(push.nodes)} nodes that hold {held.count}"

@@ -139,7 +139,10 @@ class RoundCloser:
     def _starting(
         self, greetings: Sequence[NodeRegistration], last: Peers, heard: Heartbeats
     ) -> list[NodeRegistration]:
-        """Return the registrations of the nodes that start now, sorted by node; empty if more nodes must come first."""
+        """Return the registrations of the nodes that start now, sorted by node; [] if more nodes must register first.
+
+        `greetings` are all registrations of this round. `last` has the nodes of the round before, and `heard` the times
+        of the nodes' heartbeats."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}

@@ -20,7 +20,9 @@ _SOON = 5.0
 
 
 class HostFinder:
-    """A search for the store in which the nodes meet. The supervisor `who` runs it, and has its own store at `own`."""
+    """A search for the store in which the nodes meet, by the supervisor with the unique name `who`.
+
+    `own` is the address of this supervisor's own store. Addresses of other stores come from `checkpoints`."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
@@ -73,7 +75,10 @@ class HostFinder:
         return [*places, *((where, None) for where in (last.term.where, *others))]
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
-        """Return a connection to the store at `where` in which nodes meet; None if there is no store with `token`."""
+        """Return a connection to the store at `where` in which nodes meet; None if there is no such store.
+
+        With a `token`, the store must also belong to the term (group of nodes that started together) with this unique
+        id."""
         if where != self._own and not is_listening(where):
             return None
         connection = Connection(where, self._who, self._node.lost_after)

@@ -107,16 +107,20 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Return a training group without the lost members.
+        """Publish and return a training group that consists of the members `inside`, without the lost ones.
 
-        With the strategy "replay", return None until every lost member has a replacement."""
+        `inside` maps the number of each surviving member to its process, and `present` has the status of all live
+        processes. With the strategy "replay", return None until every lost member has a replacement."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), inside, present)
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Publish and return a membership closer to the wanted size than `inside`; None if no worker can be added."""
+        """Publish and return a group closer to the wanted size than `inside`; return None if no worker can be added.
+
+        `inside` maps the numbers of the current members to their processes. `present` has the status of all processes.
+        """
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -224,7 +228,9 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and left.ready >= needed
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (at first equal to ranks) of the workers that `nodes` have reported."""
+        """Return the member numbers of the workers that `nodes` have reported.
+
+        A worker keeps its member number for life; at the start of an attempt it equals the worker's rank."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)

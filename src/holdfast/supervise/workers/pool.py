@@ -29,7 +29,9 @@ STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a sec
 
 
 class WorkerPool:
-    """The worker processes of this node in the present attempt (one start of all workers)."""
+    """The worker processes of this node in the present attempt.
+
+    An attempt is the time from one start of all workers to the next."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self._config, self._out = config, out

@@ -69,7 +69,7 @@ class WorkerProcess:
             self._set_exit(self._process.exitcode)
 
     def poll_dying(self) -> None:
-        """Update `exit`, even if some threads of a killed process still exist."""
+        """Update `exit` like `poll`, but also detect a killed process that the kernel has not removed entirely."""
         self.poll()
         if self.exit is None and (status := dying_status(self.pid)) is not None and status not in IN_ORDER:
             self._kill_group()

@@ -23,11 +23,10 @@ KEPT = 2  # epochs whose order is kept: batches are requested ahead of the step 
 
 
 class DrawnOrders:
-    """The orders that a sampler returns, drawn when an epoch begins. `size` is the number of samples in the dataset.
+    """The order of samples in each epoch, as the script's `sampler` returns it; drawn when the epoch begins.
 
-    A sampler is iterated over once per epoch, after a call of its `set_epoch` if it has one. A function is called with
-    the epoch and the seed.
-    """
+    If `sampler` is iterable, it is iterated over once per epoch, after a call of its `set_epoch` if it has one. If it
+    is a function, it is called with the epoch and the seed. `size` is the number of samples in the dataset."""
 
     def __init__(self, sampler: Sampler, size: int, seed: int) -> None:
         self._sampler, self._size, self._seed = _checked(sampler), size, seed

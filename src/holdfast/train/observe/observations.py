@@ -126,7 +126,7 @@ def parse(text: str) -> Observed:
 
 
 def windows(observed: Iterable[Observed]) -> list[Window]:
-    """Return the observations of steps, sorted by attempt (start of the run), step and rank."""
+    """Return the observations of steps, sorted by attempt, step and rank. Every start of the workers is an attempt."""
     found = [window for window in observed if isinstance(window, Window)]
     return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
 

@@ -164,7 +164,7 @@ class Protected:
 
     @property
     def _is_opaque(self) -> bool:
-        """True if one of the objects is of a class of the user's own, which may contain any other object."""
+        """True if a protected object is of an unknown class, which may contain any other object."""
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, PlainState)
         return not all(isinstance(thing, known) for thing in self.things.values())
 
@@ -196,7 +196,9 @@ class Protected:
         return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
-        """Load `trained`, the result of `trained()` on another rank after the same step; keep all other state."""
+        """Load what another rank has trained in the current step, and keep all other state of this rank.
+
+        `trained` is the result of the method `trained` on the other rank."""
         for name, state in trained.items():
             _restore(self.things[name], {**_state(self.things[name]), **state})
 
@@ -351,7 +353,7 @@ def load_plain(model: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return True if a saved state is that of a module: only modules save version numbers of their layers."""
+    """Return True if `state` is the state_dict of an nn.Module, which has the attribute `_metadata`."""
     return isinstance(state, OrderedDict) and "_metadata" in vars(state)
 
 

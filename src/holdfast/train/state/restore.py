@@ -78,7 +78,9 @@ class SnapshotFetch:
         threading.Thread(target=self._run, name="holdfast-fetch", daemon=True).start()
 
     def result(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
-        """Wait for the thread; return the snapshot, or None, and the damaged newer ones. Raise the thread's error."""
+        """Wait for the thread that reads the snapshot, and raise its error, if any.
+
+        Return the newest undamaged snapshot or None, and descriptions of the newer snapshots that are damaged."""
         return self._fetched.result()
 
     def _run(self) -> None:

@@ -106,7 +106,7 @@ class Saves(Protocol):
         """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
 
     def close(self) -> None:
-        """Wait until every save is durable, and record them."""
+        """Wait until every save is durable, and record these saves."""
 
 
 class NoSaver:
@@ -227,7 +227,9 @@ class CheckpointSaver:
             self.ranks.gather(f"save/{step}", part)
 
     def _record_handed_over(self, *, waits: bool = False) -> None:
-        """Record the completed saves of this rank's time as rank 0; if `waits`, wait until all of them have ended."""
+        """Record the completed saves among those that this process began while it was rank 0.
+
+        If `waits` is True, first wait until all of these saves have ended."""
         while self._handed_over and (waits or self._handed_over[0].done()):
             self._record(self._handed_over.pop(0).result())
 
@@ -260,7 +262,9 @@ class CheckpointSaver:
         )
 
     def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        """Return the snapshot entries with a value for each rank, such as random states; `parts` are these values."""
+        """Return the entries of a snapshot that have one value per rank, such as the states of random generators.
+
+        `parts[i]` has the values of rank i, as JSON text."""
         generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
         if any(stops):
             self._stops.add(step)
