@@ -7,7 +7,8 @@ so that strikes hit a run that is still training. The forms:
 - `averaged`: as normed, with an exponential moving average of the weights;
 - `adversarial`: two models, two optimizers and two backward passes in each step;
 - `accumulated`: two micro-batches in each step;
-- `stateful`: each rank carries a hidden state of its own from step to step.
+- `stateful`: each rank carries a hidden state of its own from step to step;
+- `sampled`: a weighted sampler chooses the samples.
 """
 
 import sys
@@ -20,13 +21,13 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 import holdfast as hf
 
 SAMPLES, BATCH, WIDTH, CLASSES = 4096, 64, 32, 4
 PAUSE = 0.003
-FORMS = ("plain", "normed", "averaged", "adversarial", "accumulated", "stateful")
+FORMS = ("plain", "normed", "averaged", "adversarial", "accumulated", "stateful", "sampled")
 Train = Callable[[Any], torch.Tensor]
 
 
@@ -103,8 +104,10 @@ def main(form: str, epochs: str, control: str) -> None:
     y = torch.randint(CLASSES, (SAMPLES,), generator=generator)
     hurry = Path(control) / "hurry"
     micro_batches = 2 if form == "accumulated" else 1
-    data = TensorDataset(x, y)
-    for batch in run.batches(data, global_batch=BATCH, num_epochs=int(epochs), micro_batches=micro_batches):
+    how: dict[str, Any] = {"global_batch": BATCH, "num_epochs": int(epochs), "micro_batches": micro_batches}
+    if form == "sampled":
+        how["sampler"] = WeightedRandomSampler([1.0 + (label == 0) for label in y.tolist()], SAMPLES)
+    for batch in run.batches(TensorDataset(x, y), **how):
         if not hurry.exists():
             time.sleep(PAUSE / micro_batches)
         run.log(loss=train(batch).item())
