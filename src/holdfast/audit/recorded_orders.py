@@ -14,10 +14,10 @@ from holdfast.sampler import orders
 
 
 class RecordedOrders:
-    """The recorded order of every epoch. `errors` lists epochs with two different orders, and damaged orders.
+    """The order of samples that a sampler returned for each epoch, as the ranks recorded it.
 
-    `digest` is that of the plan: the order of epoch 0 must have this digest.
-    """
+    `errors` lists epochs with two different orders, and damaged orders. `digest` comes from the run's plan, and the
+    order of epoch 0 must match it."""
 
     def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str) -> None:
         self.digest = digest

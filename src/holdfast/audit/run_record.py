@@ -249,7 +249,7 @@ class RunRecord:
 
     @cache  # noqa: B019  # a record is used by one audit
     def memberships(self, attempt: int) -> Memberships:
-        """Return the members of each step of `attempt` (the ranks that took part)."""
+        """Return which ranks were members (took part in training) in each step of `attempt`."""
         sessions = self.attempts.get(attempt, ())
         plan = self.sample_plan if any(session.regroups for session in sessions) else None
         return Memberships(attempt, self.world(attempt), sessions, plan)

@@ -147,7 +147,8 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 class _Defects:
     """The steps that differ from the plan: missing, duplicated, not planned (`extra`), or with `changed` samples.
 
-    `compared` is the number of steps whose samples were compared with the plan."""
+    `compared` is the number of steps whose samples were compared with the plan. `unfinished` is the number of steps
+    that are neither recorded by all ranks nor committed, so that the next attempt would train them again."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]

@@ -158,7 +158,9 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """A step whose `what` (state or loss) on rank `who` differs between the attempts `first` and `again`."""
+    """A repeated step in which rank `who` got another result in attempt `again` than in attempt `first`.
+
+    `what` tells which result differs, for example the state or the loss."""
 
     step: int
     who: str
@@ -177,7 +179,10 @@ class _StepRange(NamedTuple):
 
 @dataclass(slots=True)
 class _Comparison:
-    """Steps that were trained more than once, by the outcome of comparing them; `unknown` steps have no fingerprint."""
+    """The outcome of comparing the steps that were trained more than once.
+
+    `same` steps gave equal results, `unknown` steps have no fingerprint, and `not_comparable` steps were never trained
+    again from the same past. `same_on_rank_0` are steps with equal results on rank 0."""
 
     same: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)  # without a fingerprint

@@ -92,7 +92,9 @@ class Sender:
         return DeviceCopy(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate a clone of `tensors` on the device, with a view for each, if the device has enough free memory."""
+        """Allocate one device buffer for copies of all `tensors`, and a view of the buffer for each tensor.
+
+        If the device has too little free memory, log a warning and allocate nothing."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout

@@ -149,10 +149,11 @@ def commit(
     ready: Callable[[], None] = at_once,
     progress: Progress = unwatched,
 ) -> Manifest:
-    """Write and commit a draft with `tensors`, the parts of its tensor file; a failed commit may be repeated.
+    """Write the files of a draft and commit it; `tensors` are the parts of its tensor file.
 
-    `ready` is called after the payloads are written and before the commit, which it may delay, or prevent by raising.
-    `progress` is called with the number of bytes written."""
+    `ready` is called after the files are written and before the commit. It may delay the commit, and if it raises an
+    error, nothing is committed. `progress` is called with the number of bytes written. A failed commit may be repeated.
+    """
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:

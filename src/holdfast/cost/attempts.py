@@ -78,11 +78,11 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """The events of one attempt. `stop` is when its failure began, or when it ended if it did not fail.
+    """One attempt, the time from a start of all workers to the next, with its steps, live recoveries and saves.
 
-    `stretch` has its events on the run's critical path, and `committed` is the number of steps that were saved by its
-    end. `regroups` are its live recoveries, and `struck` is the injected failure that ended it.
-    """
+    `stretch` has the events that account for the duration of the attempt. `committed` is the number of steps that were
+    saved by its end. `struck` is the injected failure that ended it, if any. `stop` is the time at which its failure
+    began, or at which it ended if it did not fail."""
 
     stretch: AttemptStretch
     steps: Sequence[StepCost]

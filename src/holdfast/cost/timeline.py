@@ -60,7 +60,9 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield (place, event) for a rank's events; place is (attempt, membership number), or None until the rank joins."""
+    """Yield each event of a rank together with its place, a pair (attempt, number of the membership).
+
+    The place is None for the events of a replacement process before it has joined the other workers."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):

@@ -79,10 +79,10 @@ class RecoverableGroup(ProcessGroup):
         self.sums = []
 
     def end(self) -> None:
-        """Release the sums of a completed backward pass.
+        """Release the all-reduced gradient buckets of a completed backward pass.
 
-        Freeing takes time, so sums in host memory are freed during the next backward. Sums on a device are freed at
-        once, because gloo holds pinned memory for each of them."""
+        Freeing takes time, so buckets in host memory are freed during the next backward. Buckets on a device are freed
+        at once, because gloo holds pinned memory for each of them."""
         self._spent, self.sums = [] if self.sums[0].values.is_cuda else self.sums, []
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it

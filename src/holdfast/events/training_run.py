@@ -14,7 +14,9 @@ SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 # Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """Event: a rank began an attempt (one start of all workers), with the seed of the run."""
+    """Event: a worker process began its part of an attempt, the time from one start of all workers to the next.
+
+    `seed` is the seed of the run."""
 
     attempt: int
     world: int

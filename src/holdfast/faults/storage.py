@@ -109,7 +109,10 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault due at `point` and return its kind, or None; the caller applies faults that damage data."""
+        """Inject the fault that is due at `point` of a save, if any, and return its kind or None.
+
+        A fault that refuses the operation raises StorageFailed; `verb` and `name` are for its message. The caller must
+        apply a fault that damages data."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -26,10 +26,10 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement about a measured value, and the range `expected` (low, high) of that value.
+    """A statement that a measured value lies in the range `expected`, a pair (low, high).
 
-    An end of the range that is None is no limit. `interval` is the 95 % confidence interval of `measured`: None if the
-    value has no noise, and NaN if there are too few trials to know the noise."""
+    A limit that is None does not restrict the value. `interval` is the 95 % confidence interval of `measured`. It is
+    None if the value has no noise, and has NaN limits if there are too few trials to estimate the noise."""
 
     id: str
     claim: str

@@ -42,7 +42,9 @@ class RankValues:
 
 
 def kept_values(strategy: str, coordination: Coordination, protected: Protected) -> RankValues | None:
-    """Return the kept values of all ranks; None if the run does not replay steps or protects no plain values."""
+    """Return access to the plain values that ranks post before each step, for workers that replace a lost rank.
+
+    Return None if the recovery `strategy` is not "replay" or no plain values are protected."""
     if strategy != "replay" or not protected.has_plain_values:
         return None
     return RankValues(PrefixStore(f"{LIVE}/values", coordination.store()), protected)

@@ -195,7 +195,9 @@ class LossEffects:
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
     def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the gradient weight of `member` in a step divided among `basis`, of which only `members` are left."""
+        """Return the factor for the gradients of `member` in a step whose samples were divided among `basis`.
+
+        Only the ranks in `members` are left; the weights of their gradients add up to 1."""
         samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)

@@ -8,10 +8,10 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first window (one step of one rank) after which the protected state differs from the reference.
+    """The first observed step of a rank after which the protected state of `run` differs from that of `reference`.
 
-    `began` is the first step of the attempt (start of all workers) that diverged. `before` is the step before which the
-    previous attempt was killed; None if it was the first attempt."""
+    `began` is the first step that the workers trained after their last start. That start follows a kill, which happened
+    just before the step `before`; None if there was no kill yet."""
 
     reference: Window
     run: Window

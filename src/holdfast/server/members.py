@@ -48,11 +48,11 @@ def gather(
     *,
     first: bool = False,
 ) -> RemoteResults:
-    """Wait up to `patience` seconds for the results of `calls`, except from members that `given_up()` reports as lost.
+    """Wait up to `patience` seconds for the results of `calls`.
 
-    With `first`, return after the first result. An exception raised by an actor is raised here, except `BlocksMoved`,
-    which counts as a result. Dead and unreachable actors are listed as missing.
-    """
+    Do not wait for members that `given_up()` reports as lost; these, and dead or unreachable actors, are listed as
+    missing. With `first`, return after the first result. An exception raised by an actor is raised here, except
+    `BlocksMoved`, which counts as a result."""
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
     waiting = {ref: who for who, ref in calls.items()}

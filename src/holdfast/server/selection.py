@@ -170,7 +170,9 @@ EVERYTHING = RankingRange((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """The decision which blocks to save (`verdict`), and the unspent budget in array elements (may be negative)."""
+    """The result of a conversation with the nodes about a save: `verdict` decides which blocks to save.
+
+    `credit` is the unspent budget in array elements, which may be negative."""
 
     verdict: SaveUpTo
     credit: Fraction

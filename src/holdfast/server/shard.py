@@ -85,7 +85,10 @@ class Shard:
         return self._saved_at.copy()
 
     def number(self, when: RoundId) -> int:
-        """Return the number of the round (one update of the model) `when`, counted from the start of the run."""
+        """Return the number of a round, counted from the start of the run.
+
+        A round is one update of the model, and `when` identifies it by its iteration and its index within the
+        iteration."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:

@@ -32,7 +32,9 @@ HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio",
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import torch, the training code and the modules `preload` (also from folder `beside`) once for all workers."""
+    """Import torch, the training code and the modules `preload`, before workers are forked that share the imports.
+
+    Modules in the folder `beside` can be imported too. Raise BadInput if a module of `preload` starts CUDA."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:

@@ -37,7 +37,9 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """An injector of planned failures into this rank. Failures in backward or optimizer first wait for all ranks."""
+    """An injector of the failures that are planned for this rank.
+
+    A failure within backward or the optimizer step happens only when all ranks have reached that point."""
 
     def __init__(
         self,

@@ -91,7 +91,9 @@ class Sample:
 
 
 class Fingerprints:
-    """A sampler of a few values of the protected models, or of the whole protected state if there is no model."""
+    """A source of fingerprints of the training state, by which the audit compares ranks and repeated steps.
+
+    A fingerprint covers a few values of the protected models, or the whole protected state if there is no model."""
 
     def __init__(self, protected: Protected | None) -> None:
         models = protected.models if protected else []

@@ -101,7 +101,10 @@ def _from_file(path: Path, content: Any) -> SourceContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """A comparison of a file's weights with a model: `values` has those that fit, by the model's keys."""
+    """A comparison of the weights in a file with the state_dict of a model.
+
+    `values` has the weights that fit, by the model's keys. `missing` keys are not in the file, `unexpected` keys are
+    not in the model, and `misshapen` has a message for each weight of a wrong shape."""
 
     values: dict[str, Any]
     missing: list[str]

@@ -107,7 +107,9 @@ def room(layout: BlockLayout, like: Arrays) -> Arrays:
 
 
 def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Merge `parts`, pairs (block ids, arrays) without common blocks, and return the merged layout and arrays."""
+    """Merge packed blocks, and return the layout of the merged blocks and their arrays.
+
+    Each of `parts` has block ids and the arrays of these blocks; no block is in two parts. `layouts` caches layouts."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)

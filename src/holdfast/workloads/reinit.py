@@ -23,7 +23,10 @@ class Reinitializable(Protocol):
         """Return a summary of the surviving blocks `ids` with values `held`; summaries of all nodes are added up."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new packed values for the lost blocks `ids`, from `summary` of the survivors, with seed `stream`."""
+        """Return new values for the lost blocks `ids`, drawn with the seed `stream` if they are random.
+
+        `summary` is the sum of the nodes' summaries of surviving blocks (see `survivors`). The values are packed into
+        one array for each named array of the state."""
 
 
 def has_rule(workload: Workload) -> bool:

@@ -77,10 +77,10 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: FailureCase
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return measured `Prices`, the predicted slowdown by point of failure, and (predicted, measured) restart seconds.
+    """Return the measured `Prices`, the predicted slowdown for each point of failure, and two durations of a restart.
 
-    `whole` is the measured time of a mini-batch in seconds.
-    """
+    These durations are the predicted and the measured seconds to load a checkpoint and train `REPLAYED` batches again.
+    `whole` is the measured time of a mini-batch in seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))

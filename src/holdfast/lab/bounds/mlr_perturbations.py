@@ -49,7 +49,10 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Measure how many more iterations training needs if `deltas[i]` (norm `sizes[i]`) is added to the weights."""
+        """Run one trial for each of `deltas`, which is added to the weights at iteration `STEP`.
+
+        Return the additional iterations that each trial needs. `sizes` are the norms of `deltas`, and `kind` names
+        them."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(

@@ -63,7 +63,9 @@ class PerturbedTrials:
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that a fraction `at_least` of the trials cost at most the bound of Theorem 3.2 at `rate`."""
+    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound for `rate`.
+
+    The bound is that of Theorem 3.2 in the SCAR paper, rounded up to a whole iteration."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "

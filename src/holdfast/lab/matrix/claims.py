@@ -43,7 +43,9 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
-    """Yield the claim that exact recovery gives the losses of the reference run, unless the world size changes."""
+    """Yield the claim that runs with exact recovery have the same losses as the reference run, which has no failures.
+
+    Yield nothing if the matrix has no such runs, or if their number of workers changes."""
     exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return

@@ -88,7 +88,10 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The equivalent strategy in normal form: full saves have no ranking, losing all blocks is full recovery."""
+        """The equivalent strategy in normal form, which is equal for strategies with the same effect.
+
+        The ranking of blocks does not matter if a save has all of them, and losing all blocks is the same as full
+        recovery."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -99,7 +102,9 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial with a failure after iteration `step`, or without one if `strategy` is None; `number` seeds its draws."""
+    """A simulated run with a failure after iteration `step`; without a failure if `strategy` is None.
+
+    `number` is the number of the trial, which also seeds its random draws."""
 
     strategy: Strategy | None
     step: int

@@ -174,7 +174,10 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
 
 
 def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    """Return an error text if nodes did not apply exactly the pushes sent to them, apart from dropped ones."""
+    """Return an error text if a node did not apply exactly the updates that it received in round `number`.
+
+    `pushed` has the update computed from each input part. Updates that are recorded as dropped are no error. `tenure`
+    tells which blocks each node owned in that round."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)

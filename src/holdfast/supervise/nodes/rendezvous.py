@@ -96,11 +96,10 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker that has not failed.
+    """The status of a worker that has not failed.
 
     `seat` is the unique number of its process. `membership` is the number of the group that it trains in, or None if it
-    is a spare that waits to join.
-    """
+    waits to join. `number` is the member number that it keeps for life, or None for a spare, which has none yet."""
 
     seat: int
     is_ready: bool = False
@@ -109,11 +108,10 @@ class WorkerStatus:
 
 
 class MembersReport(NamedTuple):
-    """The status of the workers (`seen`) of one node, or of several nodes.
+    """The status of the workers of one node, or of several nodes; `seen` has one entry for each worker.
 
-    `broken` is True if some workers have waited long to be told who their peers are, and `ended` if some have nothing
-    left to train. `goes_on` is True if all training workers could now survive the loss of a peer.
-    """
+    `broken` is True if some workers have waited long to be told who their peers are. `ended` is True if some have
+    nothing left to train. `goes_on` is True if all training workers could continue now after the loss of a peer."""
 
     seen: tuple[WorkerStatus, ...] = ()
     broken: bool = False

@@ -135,10 +135,11 @@ class Members:
         return self._publish(inside, joining) if joining else None
 
     def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
-        """Return the seats (process numbers) of the workers that can join, by member numbers, which are all in `free`.
+        """Return the workers that can join now: the process number (seat) of each worker, by its member number.
 
-        A process has one member number for life. A spare gets one that no living process has.
-        """
+        Only member numbers in `free` are used. A process has one member number for life. A spare gets one that no
+        living process has. `inside` maps the current members to their seats, and `present` has the status of all live
+        processes."""
         ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
         numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
         spare_numbers = sorted(free - {*numbers.values()})
@@ -313,7 +314,7 @@ class MembershipController:
                 worker.task.progress.assign(vacant[0])
 
     def _vacant(self) -> list[int]:
-        """Return the member numbers of this node's lost workers that no other worker has or is to get."""
+        """Return the member numbers of this node's lost workers that no other worker has been assigned."""
         living = {worker.seat for worker in self._pool.running if not worker.has_failed}
         dead = self._started - living
         numbers = {self.members.assigned(seat) for seat in dead} - {self.members.assigned(seat) for seat in living}

@@ -26,7 +26,7 @@ NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 fo
 
 
 class WorkerProcess:
-    """A worker process with a unique number `seat`. Its `rank` changes if it takes the place of a lost worker."""
+    """A worker process with a unique number `seat`. Its `rank` equals `seat` until it replaces a lost worker."""
 
     def __init__(self, task: Task, *, seat: int, rank: int, local_rank: int) -> None:
         self.task, self.seat, self.rank, self.local_rank = task, seat, rank, local_rank
