@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from holdfast.errors import WorkerLost
 
 IN_RESERVE = -1
-_NUMBERS = 15  # of 8 bytes each
+_NUMBERS = 16  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 T = TypeVar("T")
 
@@ -81,6 +81,8 @@ class Progress:
     """True while a spare waits to be told its rank, because its script has asked for it."""
     is_up = _Number(12, bool)
     """True once the worker has begun, so that no lock inherited by the fork blocks it."""
+    is_only_supervised = _Number(15, bool)
+    """True if the script trains outside of `run.batches`, so that its steps are not counted."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with processes that are forked from now on
@@ -141,6 +143,9 @@ class Progress:
 
     def set_up(self) -> None:
         self.numbers[12] = 1
+
+    def set_only_supervised(self) -> None:
+        self.numbers[15] = 1
 
     def count_post(self) -> None:
         """Count one more collective operation begun by this worker, in which it may have to wait for its peers."""

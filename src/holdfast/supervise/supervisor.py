@@ -41,6 +41,7 @@ from holdfast.supervise.nodes.rendezvous import (
 from holdfast.supervise.preload import import_heavy, warm
 from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.script_file import import_folder, script_file
+from holdfast.supervise.start_watch import StartWatch
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.verdict import RunVerdict, Word, done_before, done_elsewhere
 from holdfast.supervise.workers.membership_control import MembershipController, Stranded
@@ -158,6 +159,7 @@ class _Supervisor:
         self._scaler = Scaler(out, config.workers, journal, display)
         self._membership = self._controller(RoundInfo(attempt=0, round="", address="", workers=(config.workers,)))
         self._remote = RemoteProgress()
+        self._start_watch = StartWatch(config.script, time.monotonic())
         self._is_live = config.recovery != "restart"
         self._restarts = self._signals_passed_on = 0
         self._newest = newest  # the step of the newest snapshot
@@ -211,6 +213,7 @@ class _Supervisor:
         self._remote = RemoteProgress()
         self._membership = self._controller(round)
         self._membership.start()
+        self._start_watch = StartWatch(self._config.script, time.monotonic())
         left = self._policy.left(self._newest)
         if self._restarts:
             self._journal.append(Restart(self._attempt, workers, newest=self._newest, left=left))
@@ -239,6 +242,8 @@ class _Supervisor:
         """Check the signals, the workers and the other nodes once; return a verdict if the run is over."""
         if stop_signals.count > self._signals_passed_on and (verdict := self._pass_on_signal()):
             return verdict
+        for line in self._start_watch.report(self._pool.running, time.monotonic()):
+            self._display.say(line, style="yellow")
         self._pool.poll()
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
         self._pool.poll_dying()

@@ -47,14 +47,13 @@ _hook: Any = None
 
 
 def watch() -> None:
-    """Warn on rank 0 if the script makes an optimizer step before it iterates over `run.batches` or its variants.
+    """Watch for an optimizer step before the script iterates over `run.batches` or its variants; rank 0 then warns.
 
     For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
     own checkpoints, but other users must learn of it at once.
     """
     global _hook
-    if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
-        _hook = register_optimizer_step_post_hook(_warn)
+    _hook = register_optimizer_step_post_hook(_warn)
 
 
 def begun() -> None:
@@ -65,8 +64,10 @@ def begun() -> None:
 
 def _warn(*_: Any) -> None:
     _remove_hook()
-    sys.stderr.write(f"{LINE}\n")
-    sys.stderr.flush()
+    progress.here.set_only_supervised()
+    if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
+        sys.stderr.write(f"{LINE}\n")
+        sys.stderr.flush()
 
 
 def _remove_hook() -> None:

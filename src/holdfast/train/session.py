@@ -46,7 +46,7 @@ from holdfast.train.loop import Boundary, FirstBatchCheck, Loop, StateKeeper
 from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
 from holdfast.train.replicate import Replica
-from holdfast.train.state import restore, rng
+from holdfast.train.state import restore, rng, sharded
 from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
@@ -104,6 +104,7 @@ class Session:
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """Return `model` wrapped for training with the other ranks; a process without peers gets `model` itself."""
+        sharded.refuse({"the model in replicate()": model})
         self._models.append(model)
         if not self.ranks.grouped:
             return model
@@ -173,6 +174,7 @@ class Session:
 
     def _check(self, plan: SamplePlan, micro_batches: int, protected: Protected) -> None:
         """Raise BadInput, on all ranks alike, if the run cannot be trained or could not be restored after a failure."""
+        sharded.refuse(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protected.check_covers(model)
         protected.check_schedules()

@@ -22,6 +22,7 @@ def _task(folder: Path) -> Task:
         stdout=folder / "out",
         stderr=folder / "err",
         error=folder / "error",
+        stack=2,
     )
 
 

@@ -33,6 +33,9 @@ from holdfast.supervise.failure_cause import write_error
 from holdfast.supervise.script_file import import_folder, module_file
 from holdfast.train import loop
 
+SHOW_STACK = signal.SIGRTMIN + 9  # no script is likely to use it
+"""The signal that makes a worker write the stack of its main thread, and continue."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -45,6 +48,7 @@ class Task:
     stdout: Path
     stderr: Path
     error: Path
+    stack: int  # the descriptor of a file in memory, to which SHOW_STACK makes the worker write its stack
 
 
 def main(task: Task) -> NoReturn:
@@ -52,7 +56,7 @@ def main(task: Task) -> NoReturn:
     die_with(task.supervisor)
     _take_resolver_lock()
     task.progress.set_up()
-    _redirect_output(task.stdout, task.stderr)
+    _redirect_output(task.stdout, task.stderr, task.stack)
     os.environ.update(task.environment)
     progress.adopt(task.progress)
     config.adopt(task.config)  # not read from the run's folder, whose files may change
@@ -84,7 +88,7 @@ def _take_resolver_lock() -> None:
         init()
 
 
-def _redirect_output(stdout: Path, stderr: Path) -> None:
+def _redirect_output(stdout: Path, stderr: Path, stack: int) -> None:
     for number, path in ((1, stdout), (2, stderr)):
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -96,6 +100,7 @@ def _redirect_output(stdout: Path, stderr: Path) -> None:
         io.TextIOWrapper(io.BufferedWriter(WorkerOutput(number)), line_buffering=True) for number in (1, 2)
     )
     faulthandler.enable()
+    faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
 
 
 class WorkerOutput(io.FileIO):

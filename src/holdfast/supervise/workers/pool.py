@@ -39,6 +39,7 @@ class WorkerPool:
         self._leaving: list[WorkerProcess] = []  # lost workers of which something may be left
         self.hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
         self._looked = 0.0
+        self._stack = os.memfd_create("holdfast-stack")  # one file for all workers, which are asked one after another
         self.has_script_collectives = False
         """True if the script calls torch.distributed itself: then every lost worker needs a restart."""
         entry.thread_pools()  # before any fork
@@ -92,6 +93,7 @@ class WorkerPool:
             stdout=logs / f"{name}.out",
             stderr=logs / f"{name}.err",
             error=error,
+            stack=self._stack,
         )
         self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
 

@@ -22,6 +22,7 @@ from holdfast.supervise.workers.entry import Task
 _PROC = Path("/proc")
 _EXIT = 49  # index of the exit status in /proc/PID/stat, counted from the state
 UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only on an overloaded machine
+STACK_WITHIN, STACK_BYTES = 0.2, 1 << 16
 NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 for no limit
 
 
@@ -155,11 +156,21 @@ class WorkerProcess:
             is_member=is_member or not self.is_in_reserve,
         )
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         """Send the signal `number` to the worker, if it runs."""
         self.poll()
         if self.exit is None:
             os.kill(self.pid, number)
+
+    def stack(self) -> str:
+        """Return the stack of the worker's main thread, the innermost call first; empty if it does not answer."""
+        file, deadline = self.task.stack, time.monotonic() + STACK_WITHIN
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)  # all workers share the file and its position
+        self.send_signal(entry.SHOW_STACK)
+        while not (text := os.pread(file, STACK_BYTES, 0)).endswith(b"\n") and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return text.decode(errors="replace")
 
     def abort(self) -> None:
         """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.checkpoint.payload import FlatState, flatten
 from holdfast.errors import BadInput
-from holdfast.train.state import plain_values
+from holdfast.train.state import plain_values, sharded
 from holdfast.train.state.plain_values import PlainState
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
@@ -45,6 +45,7 @@ class Protected:
             raise BadInput(
                 "protect() was given nothing: name what is to be restored, for example protect(model=model)."
             )
+        sharded.refuse(things)
         for name, thing in things.items():
             plain_values.check(name, thing)
             is_stateful = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
