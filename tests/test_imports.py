@@ -12,6 +12,7 @@ from source_tree import imported, modules
 MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
     "process": [],
+    "printable": [],
     "stall": ["errors"],
     "extras": ["errors"],
     "memory": ["errors"],
@@ -82,8 +83,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "advice": ["blocks", "cost", "errors", "events"],
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
     "audit": ["blocks", "errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
-    "report": ["atomic_write", "audit", "cost", "errors", "events", "finding", "history", "runs"],
-    "watch": ["cost", "errors", "events", "finding", "history", "report", "runs"],
+    "report": ["atomic_write", "audit", "cost", "errors", "events", "finding", "history", "printable", "runs"],
+    "watch": ["cost", "errors", "events", "finding", "history", "printable", "report", "runs"],
     "workloads": ["blocks", "checkpoint", "errors", "extras"],
     "server": [
         "advice",
@@ -141,6 +142,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "finding",
         "history",
         "lab",
+        "printable",
         "rehearse",
         "report",
         "runs",

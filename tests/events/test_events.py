@@ -180,6 +180,7 @@ def test_a_field_of_the_wrong_type_is_malformed_and_named(name: str, value: Any)
         ("samples", 5, "5 is not an object with a count from 0 and a digest of 32 hexadecimal digits"),
         ("seconds", {"data": 1.0}, "compute is missing"),
         ("seconds", {"data": 1.0, "compute": "x", "stall": 0.0}, 'compute: "x" is not a number'),
+        ("seconds", {"data": 1e300, "compute": 1.0, "stall": 0.0}, "data: 1e+300 is too large for seconds"),
         ("loss", 10**400, f"1{'0' * 39} is too large"),
         ("state", "", "it is empty"),
     ],

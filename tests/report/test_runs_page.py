@@ -206,6 +206,17 @@ class TestPage:
         assert run.losses == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3)), (3, 0.25)]
         assert "loss" in [picture.name for picture in runs_page.page([run], {}).pictures]
 
+    def test_absurd_losses_and_names_can_be_drawn(self, tmp_path: Path) -> None:
+        sheet = figures.losses({"a": [(0.0, 1.7e308), (1.0, -1.7e308), (2.0, 5e-324)], "b": [(0.0, 1e300)]})
+        assert figures.svg(sheet, "loss").startswith("<svg")
+        assert names([Path("/a\x1b[31m\udcff")]) == ["a\\x1b[31m\\udcff"]
+
+    def test_ticks_of_small_gains_have_different_labels(self) -> None:
+        sheet = figures.gain({"a": 0.0, "b": 0.004, "c": -0.003}, "a")
+        sheet.draw_without_rendering()
+        labels = [label.get_text() for label in sheet.axes[0].get_xticklabels()]
+        assert len({*labels}) == len(labels) > 2
+
     def test_folders_are_called_by_as_much_of_their_path_as_it_takes(self) -> None:
         assert names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
         assert names([Path("/x/a"), Path("/y/a")]) == ["x/a", "y/a"]

@@ -70,9 +70,9 @@ class TestSeen:
     def test_it_tells_what_happened_in_words(self) -> None:
         words = [text for _, text in seen_of(killed_once()).latest]
         assert words == [
-            "launched with 1 workers",
+            "launched with 1 worker",
             "rank 0 it failed",
-            "restarted with 1 workers",
+            "restarted with 1 worker",
             "completed: so it was",
         ]
 
@@ -176,6 +176,12 @@ class TestScreen:
         assert "nothing trained" in text
         assert "goodput" in text
 
+    def test_control_codes_of_a_folder_do_not_reach_the_terminal(self) -> None:
+        now = CurrentState(Path("a\x1b[31mb"), "trains", None)
+        console = Console(file=io.StringIO(), force_terminal=False)
+        console.print(screen.screen(RunState(), now, 0.0))
+        assert "a\\x1b[31mb" in console.file.getvalue()  # type: ignore[attr-defined]
+
     def test_in_one_line_it_is_short(self) -> None:
         text = screen.line(seen_of(killed_once()), stands("completed"))
         assert text == "runs/a: completed · step 4 · committed 4 · goodput 2.50 steps/s · 1 restart · 1 failure"
@@ -195,6 +201,10 @@ class TestMetrics:
     def test_a_name_cannot_break_out_of_its_label(self) -> None:
         now = CurrentState(Path('a"b\\c\nd'), "trains", None)
         assert 'run="a\\"b\\\\c\\nd"' in metrics.text(RunState(), now)
+
+    def test_terminal_control_codes_in_a_name_are_escaped(self) -> None:
+        now = CurrentState(Path("a\x1b[31m\udcff"), "trains", None)
+        assert 'run="a\\\\x1b[31m\\\\udcff"' in metrics.text(RunState(), now)
 
     def test_numbers_that_are_not_finite_are_what_prometheus_calls_them(self) -> None:
         step = Step(1, 1, 0, 0, 0, 0, Samples(8), Seconds(0.1, 0.1, 0.0), loss=float("nan"))
@@ -234,6 +244,15 @@ class TestWeb:
             assert self.ask(address, "/", "POST")[0] == 501
         with pytest.raises(OSError, match="refused"):
             self.ask(address)
+
+    def test_a_request_by_a_foreign_name_that_resolves_to_this_machine_gets_nothing(self, site: web.Site) -> None:
+        with web.served(site) as address:
+            for path in ("/", "/metrics"):
+                for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"):
+                    code, _, text = self.ask(address, path, Host=host)
+                    assert (code, "holdfast_step" in text, "audit" in text) == (421, False, False)
+                for host in ("localhost", "LOCALHOST:8000", "127.0.0.1"):
+                    assert self.ask(address, path, Host=host)[0] == 200
 
     def test_the_page_is_made_again_only_if_the_run_has_said_something(self, site: web.Site, tmp_path: Path) -> None:
         site.refresh()

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from holdfast.printable import printable
+
 if TYPE_CHECKING:
     from holdfast.lab.experiment import Meter, Progress
 
@@ -36,25 +38,20 @@ def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
 
 def complain(line: str, code: int = 2) -> int:
     """Print `line` on stderr, and return the exit status `code`."""
-    text = f"holdfast: {safe(' '.join(line.split()))}"
+    text = f"holdfast: {printable(' '.join(line.split()))}"
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return code
 
 
 def say(text: str) -> None:
     """Print `text` on stdout without markup and without wrapping."""
-    lines = "\n".join(map(safe, text.split("\n")))
+    lines = "\n".join(map(printable, text.split("\n")))
     Console().print(lines, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def safe(text: str) -> str:
-    """Escape characters that do not print, such as terminal control sequences in an untrusted file."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def cell(text: object) -> Text:
     """Return a table cell that shows `text` literally, without markup."""
-    return Text(safe(str(text)))
+    return Text(printable(str(text)))
 
 
 def size(count: int) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import PROVE, safe, say
+from holdfast.cli.console import PROVE, say
 from holdfast.errors import BadInput
+from holdfast.printable import printable
 
 rehearse = typer.Typer()
 
@@ -81,4 +82,4 @@ def rehearse_script(
 
 
 def _print_line(line: str) -> None:
-    Console(stderr=True).print(safe(f"holdfast: {line}"), markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(printable(f"holdfast: {line}"), markup=False, highlight=False, soft_wrap=True)

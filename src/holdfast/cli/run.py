@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.console import TRAIN, complain, safe
+from holdfast.cli.console import TRAIN, complain
 from holdfast.cli.final_audit import FinalAudit, audit_of_several_nodes, final_audit
 from holdfast.errors import BadInput
+from holdfast.printable import printable
 
 if TYPE_CHECKING:
     from holdfast.runs.config import RunConfig
@@ -209,7 +210,7 @@ def _fill_standard_files() -> None:
 
 def _end(verdict: "RunVerdict", folder: Path, audit: FinalAudit) -> NoReturn:
     """Print the verdicts on the run and of its audit, and exit with the status that belongs to them."""
-    lines = (safe(line) for line in (verdict.line, *audit.lines, f"run: {folder}"))
+    lines = (printable(line) for line in (verdict.line, *audit.lines, f"run: {folder}"))
     texts = ("".join(f"{line}\n" for line in lines), "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
         try:

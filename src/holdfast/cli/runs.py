@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from holdfast.cli.console import LOOK, cell, complain, safe, say, size
+from holdfast.cli.console import LOOK, cell, complain, say, size
 from holdfast.errors import BadInput, HoldfastError
+from holdfast.printable import printable
 
 if TYPE_CHECKING:
     from holdfast.runs.status import RunStatus
@@ -109,7 +110,7 @@ def show_logs(
             if title:
                 say(title)
                 title, shown = "", shown + 1
-            sys.stdout.write(safe(line) + "\n")
+            sys.stdout.write(printable(line) + "\n")
     if not shown:
         say(f"{'the workers' if rank is None else f'rank {rank}'} of attempt {number} printed nothing")
 

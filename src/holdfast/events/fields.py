@@ -21,6 +21,8 @@ _KIND_NAMES: Mapping[type[Any], str] = {
 }
 KINDS: Mapping[str, type[Any]] = {name: kind for kind, name in _KIND_NAMES.items()}
 LARGEST = (1 << 63) - 1
+LONGEST = 1e11
+"""The largest time of an event, and the longest duration, in seconds: more than 3,000 years."""
 
 
 def kind_name(what: What) -> str:
@@ -86,6 +88,12 @@ def _number(value: JSON) -> float:
     return number
 
 
+def _duration(value: JSON) -> float:
+    if abs(seconds := _number(value)) > LONGEST:
+        raise ValueError(f"{_shown(value)} is too large for seconds")
+    return seconds
+
+
 def _digest(value: JSON) -> str:
     if value == "":
         raise ValueError("it is empty")
@@ -120,7 +128,7 @@ def _part(parts: Mapping[str, JSON], name: str) -> float:
     if name not in parts:
         raise ValueError(f"{name} is missing")
     try:
-        return _number(parts[name])
+        return _duration(parts[name])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -129,12 +137,13 @@ def _part(parts: Mapping[str, JSON], name: str) -> float:
 _BY_NAME: Mapping[str, _Read] = {
     "seed": _integer(0, (1 << 64) - 1, "from 0 to 2^64 - 1"),
     "passed_over": _list_of(_object),
+    **dict.fromkeys(("loss", "criterion", "size"), _number),
     **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights", "sampler"), _digest),
 }
 _OF_DETECT = dict.fromkeys(("rank", "local_rank", "exit"), _integer(-LARGEST, LARGEST, "below 2^63"))
 _BY_TYPE: Mapping[Any, _Read] = {
     int: _whole,
-    float: _number,
+    float: _duration,
     str: _text,
     bool: _instance(bool, "neither true nor false"),
     Samples: _samples,

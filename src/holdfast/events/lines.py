@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import BadInput, Corrupt
 from holdfast.events.common import JSON, Malformed, Other
-from holdfast.events.fields import KINDS, LARGEST, READERS, What, kind_name, to_plain, why_malformed
+from holdfast.events.fields import KINDS, LARGEST, LONGEST, READERS, What, kind_name, to_plain, why_malformed
 from holdfast.events.training_run import Seconds, Step
 from holdfast.sampler.digest import Samples
 
@@ -34,6 +34,8 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
         if set(map(type, whole)) != _INT or min(whole) < 0 or max(whole) > LARGEST:
             return None
         if set(map(type, fractions)) != _FLOAT or not math.isfinite(sum(fractions)):
+            return None
+        if max(map(abs, seconds[:3])) > LONGEST:
             return None
         if not (state is None or (type(state) is str and state)):
             return None
@@ -134,10 +136,10 @@ def parse(text: bytes) -> Event:
         raise ValueError(f"its {'who' if isinstance(kind, str) else 'event'} is not text")
     if type(when) not in (int, float):
         raise ValueError("its time is not a number")
+    if not 0 <= when <= LONGEST:
+        raise ValueError(f"its time, {when!s:.12}, is not in seconds since 1970")
     try:
         return Event(float(when), who, from_json(kind, data))
-    except OverflowError:
-        raise ValueError("its time is too large") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -72,6 +72,34 @@ def has_commit(folder: Path, step: int) -> bool:
     return False
 
 
+def committed_state(folder: Path, step: int) -> str | None:
+    """Return the digest of the state that rank 0 committed last for `step`; None if no digest is recorded."""
+    for event in backwards(folder / RANK_0):
+        match event.what:
+            case Commit(step=committed, state=state) if committed == step:
+                return state
+            case Recover(restored=restored) if restored is None or restored < step:
+                return None
+            case Step(step=trained) if trained < step:
+                return None  # a commit comes after the last step that it covers
+    return None
+
+
+def furthest_step(folder: Path) -> int | None:
+    """Return the number of steps that the last attempt of the most advanced rank trained; None without histories."""
+    reached: list[int] = []
+    for file in folder.glob("rank-*.jsonl"):
+        for event in backwards(file):
+            match event.what:
+                case Step(step=step):
+                    reached.append(step + 1)
+                    break
+                case Recover(restored=restored):
+                    reached.append(restored or 0)
+                    break
+    return max(reached, default=None)
+
+
 def had_snapshots(folder: Path) -> bool:
     """Return True if rank 0 committed or restored a snapshot in its last attempt."""
     for event in backwards(folder / RANK_0):

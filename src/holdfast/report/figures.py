@@ -28,6 +28,7 @@ DOTS = 150  # per inch, in a PNG
 ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
 WIDTH = 4.5  # inches: fits a phone and half of a wide page
 LINE_COLUMNS = 600
+LARGEST = 1e100  # the largest loss that is drawn: an axis of much larger numbers overflows
 
 
 @contextmanager
@@ -97,10 +98,12 @@ def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure
 
 def gain(values: Mapping[str, float], baseline: str) -> "Figure":
     """Draw one bar for each run: its relative gain in goodput over `baseline`, for example 0.1 for 10 %."""
+    from matplotlib.ticker import PercentFormatter
+
     with styled():
         sheet, axes = _bars(values, [LOSS if value < 0 else ACCENT for value in values.values()], "+.1%")
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.xaxis.set_major_formatter("{x:+.0%}")
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as the ticks differ in
         axes.set_xlabel(f"goodput against {baseline}")
     return sheet
 
@@ -110,6 +113,7 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
 
     `places` has these two numbers by the name of the run. The gain is that over the run `baseline`, which is grey."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     with styled():
         sheet = Figure(figsize=(WIDTH, 3.2), layout="constrained")
@@ -120,8 +124,8 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
             axes.annotate(name, (stall, gained), xytext=(6, 4), textcoords="offset points", fontsize=8)
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.margins(0.25)
-        axes.xaxis.set_major_formatter("{x:.1%}")
-        axes.yaxis.set_major_formatter("{x:+.0%}")
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("share of the wall clock spent waiting for saves")
         axes.set_ylabel(f"goodput against {baseline}")
     return sheet
@@ -136,7 +140,8 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
         axes = sheet.subplots()
         axes.grid(visible=True, axis="y")
         for number, (name, points) in enumerate(lines.items()):
-            x, y = zip(*thinned_line(points, LINE_COLUMNS), strict=True)
+            drawn = [(at, max(-LARGEST, min(LARGEST, loss))) for at, loss in points]
+            x, y = zip(*thinned_line(drawn, LINE_COLUMNS), strict=True)
             axes.plot(x, y, linewidth=1.4, color=ACCENT if len(lines) == 1 else f"C{number % 10}", label=name)
         for place in failures:
             axes.axvline(place, color=LOSS, linewidth=0.9, linestyle=(0, (2, 3)))

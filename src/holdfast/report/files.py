@@ -91,7 +91,7 @@ def prepare(out: Path) -> Path:
 
 def replace_text(path: Path, text: str) -> None:
     """Write `text` to a file atomically, so that a reader sees either the old text or the new one."""
-    replace_bytes(path, text.encode())
+    replace_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def replace_bytes(path: Path, data: bytes) -> None:

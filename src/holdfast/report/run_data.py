@@ -10,6 +10,7 @@ from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
 from holdfast.history.log import read_history
+from holdfast.printable import printable
 from holdfast.report.activity import Activity, activity
 from holdfast.report.page import Cell
 from holdfast.report.thinning import Point
@@ -78,13 +79,13 @@ def run_from_history(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique name for each folder: its own name, with parent folders if necessary."""
+    """Return a unique name for each folder, with characters that do not print escaped: its own, with parents if needed."""
     absolute = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in absolute) + 1):
-        candidates = ["/".join(path.parts[-parts:]) for path in absolute]
+        candidates = [printable("/".join(path.parts[-parts:])) for path in absolute]
         if max(Counter(candidates).values()) == 1:
             return candidates
-    return [str(path) for path in paths]  # a folder was given twice
+    return [printable(str(path)) for path in paths]  # a folder was given twice
 
 
 def _settings(history: Sequence[Event]) -> dict[str, Cell]:

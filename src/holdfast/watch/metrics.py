@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from holdfast.printable import printable
 from holdfast.watch.run_state import CurrentState, RunState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,5 +71,5 @@ def _number(value: float) -> str:
 
 
 def _label(name: str, value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{name}="{escaped}"'
+    lines = [printable(part).replace("\\", "\\\\").replace('"', '\\"') for part in value.split("\n")]
+    return name + '="' + "\\n".join(lines) + '"'

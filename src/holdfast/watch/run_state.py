@@ -30,6 +30,7 @@ from holdfast.events import (
     What,
     parse,
 )
+from holdfast.finding import counted
 from holdfast.history.follow import GrowingFile
 from holdfast.history.lineage import Lineage
 from holdfast.runs.status import ENDS, STAMPS, is_run, state_of, wall
@@ -185,17 +186,20 @@ def _description(what: What) -> str:
     """Return a description of an event that users want to see; an empty text for other events."""
     match what:
         case Regroup(number=number, lost=lost) if lost or number:
-            members = f"{len(what.members)} workers continue with step {what.step}"
+            continues = "continues" if len(what.members) == 1 else "continue"
+            members = f"{counted(len(what.members), 'worker')} {continues} with step {what.step}"
             return f"rank {', '.join(map(str, lost))} lost: {members} ({what.strategy})" if lost else members
         case Launch(workers=workers):
-            return f"launched with {workers} workers"
+            return f"launched with {counted(workers, 'worker')}"
         case Restart(workers=workers, newest=newest):
-            return f"restarted with {workers} workers" + (f" from step {newest}" if newest is not None else "")
+            return f"restarted with {counted(workers, 'worker')}" + (
+                f" from step {newest}" if newest is not None else ""
+            )
         case Detect(rank=rank, message=message, step=step):
             where = f" in step {step}" if step is not None else ""
             return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"
         case Scale(workers=workers):
-            return f"scaled to {workers} workers"
+            return f"scaled to {counted(workers, 'worker')}"
         case Preempt():
             return "asked to stop"
         case Judged(verdict=verdict, because=because):

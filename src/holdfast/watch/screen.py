@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.finding import counted
+from holdfast.printable import printable
 from holdfast.watch.run_state import CurrentState, RunState
 
 MOST_RANKS = 16
@@ -29,7 +30,7 @@ def screen(run: RunState, now: CurrentState, clock: float) -> RenderableType:
     """Return the state of the run for a terminal; `clock` is the present time in seconds since 1970."""
     share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
-    head = Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")
+    head = Text.assemble((printable(str(now.folder)), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")
     numbers = Table.grid(padding=(0, 4, 0, 0))
     pairs = [Text.assemble((f"{name} ", "dim"), value) for name, value in _pairs(run, now)]
     for begin in range(0, len(pairs), 4):
@@ -87,6 +88,5 @@ def _ranks(run: RunState, now: CurrentState, clock: float) -> Table:
 
 def _latest(run: RunState) -> Iterator[Text]:
     for moment, text in run.latest:
-        plain = "".join(char if char.isprintable() else " " for char in text)  # a history may hold control codes
         at = time.strftime("%H:%M:%S", time.localtime(moment))
-        yield Text.assemble((f"{at}  ", "dim"), plain, no_wrap=True, overflow="ellipsis")
+        yield Text.assemble((f"{at}  ", "dim"), printable(text), no_wrap=True, overflow="ellipsis")

@@ -4,6 +4,7 @@ Only the loopback address is used. A few threads answer requests with the page b
 again, rarely enough not to slow down training.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from holdfast.watch import metrics
 from holdfast.watch.run_state import RunWatcher
 
 LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost")  # the names by which a browser may ask, also through a forwarded port
 MOST_AT_ONCE = 8  # requests at the same time; further ones are refused
 PATIENCE = 10.0  # seconds that a client may take to send its request
 OFTEN = 2.0  # seconds between two looks at the run
@@ -75,7 +77,7 @@ class Site:
             page = self._make_page()
         except HoldfastError as error:  # for example, a run without any event yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
-        body = files.html_text(page).encode()
+        body = files.html_text(page).encode(errors="backslashreplace")
         return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', state)
 
 
@@ -111,7 +113,9 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/metrics":
+        if not self._is_for_this_machine():
+            self._send(421, "text/plain; charset=utf-8", b"this page answers only to localhost and 127.0.0.1\n")
+        elif path == "/metrics":
             self._send(200, metrics.CONTENT_TYPE, self.server.site.metrics())
         elif path == "/":
             ready = self.server.site.ready
@@ -124,6 +128,13 @@ class _Answer(BaseHTTPRequestHandler):
             self._send(404, "text/plain; charset=utf-8", b"not found: use / or /metrics\n")
 
     do_HEAD = do_GET
+
+    def _is_for_this_machine(self) -> bool:
+        """Return True if the request names this machine.
+
+        A foreign page whose name is made to resolve to 127.0.0.1 (DNS rebinding) could otherwise read the answer."""
+        hosts = self.headers.get_all("Host") or [LOOPBACK]  # only browsers can be deceived, and they send one
+        return all(re.sub(r":[0-9]*$", "", host.strip().lower()) in HOSTS for host in hosts)
 
     def _send(self, code: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)

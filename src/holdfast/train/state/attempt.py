@@ -9,10 +9,19 @@ from typing import Protocol
 from holdfast.checkpoint.place import read_ahead, store_at
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import JOINS, Ranks
+from holdfast.errors import Corrupt
 from holdfast.events import Attempt as AttemptEvent
 from holdfast.events import Plan, What
 from holdfast.history.log import HistoryWriter
-from holdfast.history.tail import PastAttempts, following, had_snapshots, has_commit, read_past
+from holdfast.history.tail import (
+    PastAttempts,
+    committed_state,
+    following,
+    furthest_step,
+    had_snapshots,
+    has_commit,
+    read_past,
+)
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import Lock, alone
 
@@ -112,6 +121,18 @@ class AttemptContext:
     store: Store
     keep_last: int
     lock: Lock | None = None  # on the run's folder; under a supervisor, the supervisor holds it
+    is_complete: bool = False  # the history is beside the checkpoints, so it tells of every snapshot
+
+    def check_history(self, step: int, state: str) -> None:
+        """Raise Corrupt if the history says that the snapshot of `step` has another state, or was never reached."""
+        if not self.is_complete:
+            return
+        committed, reached = committed_state(self.folder, step), furthest_step(self.folder)
+        if committed not in (None, state) or (reached is not None and reached < step):
+            raise Corrupt(
+                f"the snapshot of step {step} is not what this run saved, by its history: it was replaced or relabelled. "
+                "An older one is used."
+            )
 
     def has_commit(self, step: int) -> bool:
         """Return True if the history records the commit of the newest snapshot, which must be that of `step`."""
@@ -148,7 +169,8 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
         ranks.post(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its page cache
         read_ahead(store)
-    return AttemptContext(number, folder, past, record, store, config.keep_last, lock)
+    is_complete = config.checkpoints is None
+    return AttemptContext(number, folder, past, record, store, config.keep_last, lock, is_complete)
 
 
 def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:

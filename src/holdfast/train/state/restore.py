@@ -171,7 +171,12 @@ def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
     """Return the newest good snapshot, and the message that tells the other ranks about it.
 
     Runs on rank 0, and removes incomplete files that killed attempts left in the store."""
-    found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check_of_a_run)
+
+    def check(found: Snapshot) -> None:
+        check_of_a_run(found)
+        attempt.check_history(found.step, _digest_of_commit(found))
+
+    found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check)
     step = found.step if found else None
     if found:
         _record_commit(attempt, found)
