@@ -45,6 +45,15 @@ def test_a_gradient_scaler_takes_a_dropped_step_for_an_overflow(start: Start) ->
     assert failed_checks(job.out) == []
 
 
+@pytest.mark.parametrize("lost", KILLS[:2], ids=str)
+def test_a_dropped_step_does_not_change_a_protected_average_of_the_weights(start: Start, lost: list[int]) -> None:
+    failures = [{"step": 12, "kind": "kill", "targets": lost, "point": "backward=0"}]
+    job = run_with_live_recovery(start, "skip", failures, averaged=True, patience=0.2)
+    assert any(event.what.missing for event in events(job.out, "regroup"))
+    assert all(len(each) == 1 for each in fingerprints(job.out).values())
+    assert failed_checks(job.out) == []
+
+
 @pytest.mark.parametrize("lost", KILLS[1:], ids=str)
 def test_a_replayed_step_is_the_exact_step(start: Start, lost: list[int]) -> None:
     how: dict[str, Any] = {"script": LOOP, "workers": WORKERS, "recovery": "replay", "save_every": 10}

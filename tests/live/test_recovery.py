@@ -61,6 +61,7 @@ def live(record: FakeRecord) -> LiveRecovery:
             attempt=1,
             record_steps=lambda: None,
             inject=lambda step: None,
+            has_stepped=lambda: False,
             has_pending_gradients=lambda: False,
         )
     )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from holdfast.distributed.ranks import JOINS
 from holdfast.train.attach import attach
@@ -36,6 +37,7 @@ class Task:
     num_workers: int = 0
     augment: bool = True
     scaler: bool = False  # uses a gradient scaler, in float32 because not every CPU has a smaller type
+    averaged: bool = False  # protects a moving average of the weights
     unseeded: bool = False
     pause: float = 0.0
     until: str = ""  # a file; once it exists, steps no longer pause
@@ -126,7 +128,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
-    run.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    averages = {"average": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))} if task.averaged else {}
+    run.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, **averages)
     how: dict[str, Any] = {"micro_batches": task.micro_batches, "num_workers": task.num_workers}
     with suppress(Crash):
         for batch in run.batches(Points(task.augment), global_batch=task.batch, num_epochs=task.epochs, **how):
@@ -144,6 +147,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
                 scaler.update()
                 optimizer.zero_grad()
                 scheduler.step()
+                for average in averages.values():
+                    average.update_parameters(net)
             if batch.step + 1 == task.leaves_after:
                 run.stop()
     return net

@@ -172,18 +172,16 @@ def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tupl
 def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSession) -> Iterator[tuple[Verdict, str]]:
     if not memberships.skipped:
         return
-    steps, reduced, before = session.steps, session.steps.reduced, states_before(record, session)
+    steps, before = session.steps, states_before(record, session)
     for row in np.flatnonzero(np.isin(steps.step, list(memberships.skipped))).tolist():
         if memberships.void_step(session) == (step := int(steps.step[row])):
             continue
         name = f"step {step} of attempt {memberships.attempt} is declared skipped"
-        # The result of an earlier backward pass stays.
-        has_more_passes = row > 0 and min(reduced[row - 1], reduced[row]) > 1
         if steps.stepped[row]:
             yield "fail", f"{name}, but the optimizer of {session.who} stepped"
         elif not (before[row] and steps.shared[row]):
             yield "unknown", f"{name}, but {session.who} has no fingerprint before and after it"
-        elif before[row] != steps.shared[row] and not has_more_passes:
+        elif before[row] != steps.shared[row]:
             yield "fail", f"{name}, but the state of {session.who} changed"
 
 

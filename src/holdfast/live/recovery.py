@@ -36,7 +36,7 @@ from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, Recover
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.train.state.attempt import MemberRecorder
-from holdfast.train.state.protected import Protected
+from holdfast.train.state.protected import Copies, Protected
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class TrainingHooks:
     attempt: int
     record_steps: Callable[[], None]  # writes every step that was trained so far to the history
     inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
+    has_stepped: Callable[[], bool]  # returns True if an optimizer has stepped in the step under way
     has_pending_gradients: Callable[[], bool]  # returns True if gradients of earlier steps wait for their optimizer
 
 
@@ -70,6 +71,7 @@ class LiveRecovery:
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
+    _averages: Copies = field(default_factory=list, init=False)  # of a dropped step, which is not to change them
     _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
 
     def connect(self) -> None:
@@ -160,6 +162,9 @@ class LiveRecovery:
         this rank's own."""
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
+        for tensor, before in self._averages:
+            tensor.copy_(before)
+        self._averages = []
         self.window = self.window.ended()
         self.buffers.synced = 0
         self._may_accumulate = not optimizer_steps
@@ -243,6 +248,7 @@ class LiveRecovery:
             self.window = self.window._replace(passes=self.window.passes + 1)
             if self.is_dropped(self.window.step):
                 group.drop(is_scaled=self._training.protected.is_scaled)
+                self._averages = self._averages or self._training.protected.copy_averages()
 
     @property
     def _training(self) -> TrainingHooks:
@@ -267,6 +273,8 @@ class LiveRecovery:
         plan = settle(stands, membership.asleep)
         if isinstance(plan, str):
             raise restart_needed(f"the surviving workers cannot continue from where they are ({plan})")
+        if plan.drops(self.strategy) and any(stand.has_stepped for stand in stands.values()):
+            raise restart_needed("a step cannot be dropped once an optimizer has stepped in it")
         self._apply(plan, stands, group, began)
         return plan
 
@@ -289,6 +297,7 @@ class LiveRecovery:
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
             exchanges=has_script_collectives(),
+            has_stepped=self._training.has_stepped() and not is_ahead and not self.is_dropped(window.step),
         )
 
     def _apply(
@@ -312,7 +321,7 @@ class LiveRecovery:
             state_transfer.meet(self.link)
             if self.member in plan.synced:
                 self.buffers.use(buffers)
-        if plan.begun and not plan.is_complete and self.strategy == "skip":
+        if plan.drops(self.strategy):
             self.window = self.window._replace(dropped=plan.step)
         self._send_sums(plan, group)
         if group:

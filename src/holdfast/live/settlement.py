@@ -37,6 +37,7 @@ class MemberReport:
     passes: int = 0  # the backward passes of this step whose sums are complete
     whole: int = 1  # the backward passes of the step before
     buckets: tuple[bool, ...] | None = None  # None outside of a backward
+    has_stepped: bool = False  # an optimizer has stepped in this step, with gradients
     exchanges: bool = False  # the script calls torch.distributed itself
 
     def to_json(self) -> dict[str, Any]:
@@ -75,6 +76,10 @@ class RecoveryPlan:
     model: int = 0
     given: tuple[int | None, ...] = ()  # the sender of each bucket's sum; None if it is summed again
     shared: frozenset[int] = frozenset()  # buckets whose sum every member has
+
+    def drops(self, strategy: str) -> bool:
+        """Return True if the step is dropped, as --recovery skip wants it for a step that lacks gradients."""
+        return self.begun and not self.is_complete and strategy == "skip"
 
     @property
     def is_complete(self) -> bool:

@@ -249,6 +249,7 @@ class Session:
                 attempt=self.number,
                 record_steps=steps.log.write_all,
                 inject=injection.strike_in_recovery,
+                has_stepped=lambda: steps.work.has_stepped,
                 has_pending_gradients=lambda: steps.work.is_pending,
             )
         )

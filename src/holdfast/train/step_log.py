@@ -256,6 +256,11 @@ class WorkDone:
         return reduced - before[0], held - before[1], stepped
 
     @property
+    def has_stepped(self) -> bool:
+        """True if an optimizer has stepped since the last `take`."""
+        return self._stepped > self._before[2]
+
+    @property
     def is_idle(self) -> bool:
         """True if there was no backward and no optimizer step since the last `take`, and no gradients exist."""
         passes = sum(replica.reduced + replica.held for replica in self._replicas)

@@ -25,6 +25,8 @@ from holdfast.train.state.plain_values import PlainState
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
 """A plain value, which is restored in place."""
+Copies: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors, each with a copy of its values."""
 SHOWN = 4  # differences that a message names
 COMPILED = "_orig_mod"  # the name that torch.compile gives to the module it wraps
 WRAPPED = "module."
@@ -195,6 +197,20 @@ class Protected:
         """Return the state that gradients change: parameters, and the states of optimizers and gradient scalers."""
         kinds = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
         return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
+
+    def copy_averages(self) -> Copies:
+        """Return the tensors of protected models that no optimizer trains, such as averages of weights, with copies.
+
+        Buffers of a model that is trained are left out: a forward pass changes them.
+        """
+        trained = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        tensors: list[torch.Tensor] = []
+        for model in self.models:
+            untrained = [parameter for parameter in model.parameters() if id(parameter) not in trained]
+            tensors += untrained
+            if len(untrained) == len([*model.parameters()]):
+                tensors += model.buffers()
+        return [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
         """Load what another rank has trained in the current step, and keep all other state of this rank.
