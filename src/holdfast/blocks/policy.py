@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from holdfast.blocks.division import Floats, Ids
+from holdfast.blocks.own_policy import is_file, urgency
 from holdfast.errors import BadInput
 
 _LOW = 26  # a mantissa of 53 bits is summed in two halves, so that sums of 2**26 of them are still exact in a float64
@@ -153,7 +155,7 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` names the function that orders the blocks by urgency. `saves` names the schedule of the first saves, a
+    `ranking` names the function that orders the blocks by urgency, or a Python file of the user (see `own_policy`). `saves` names the schedule of the first saves, a
     key of `SAVES`.
     """
 
@@ -164,8 +166,9 @@ class Policy:
     saves: str = "regular"
 
     def __post_init__(self) -> None:
-        if self.ranking not in RANKINGS:
-            raise BadInput(f"There is no policy {self.ranking!r}: choose one of {', '.join(RANKINGS)}.")
+        if self.ranking not in RANKINGS and not is_file(self.ranking):
+            known = ", ".join(RANKINGS)
+            raise BadInput(f"There is no policy {self.ranking!r}: choose one of {known}, or give a Python file.")
         if not 0 < self.fraction <= 1:
             raise BadInput(f"The fraction of a policy must be in (0, 1] (got {self.fraction}).")
         if self.saves not in SAVES:
@@ -175,6 +178,11 @@ class Policy:
         if self.period < 1:
             often = f"Saving {self.fraction} of the state every {self.period} steps is more than one save per step"
             raise BadInput(f"{often}. Raise the interval to {1 / self.fraction} or more.")
+
+    @property
+    def name(self) -> str:
+        """The name of the ranking in tables and logs: for the user's own policy, the name of its file."""
+        return Path(self.ranking).name
 
     @property
     def period(self) -> Fraction:
@@ -217,11 +225,16 @@ class Policy:
         """
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
-        rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
-        order, sizes = RANKINGS[self.ranking](info, rng), info.sizes
+        order, sizes = self._ranked(step, info), info.sizes
         if self.fraction == 1:
             return BlockChoice(np.sort(order), Fraction(0))
         budget = credit + self.fraction * int(sizes.sum())
         before = np.cumsum(sizes[order]) - sizes[order]
         taken = np.sort(order[before < ceil(budget)])  # sizes are whole numbers, so this is `before < budget`, exactly
         return BlockChoice(taken, budget - int(sizes[taken].sum()))
+
+    def _ranked(self, step: int, info: BlockInfo) -> Ids:
+        if is_file(self.ranking):
+            return _ranked(-urgency(self.ranking, info, step), info.saved_at)
+        rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
+        return RANKINGS[self.ranking](info, rng)

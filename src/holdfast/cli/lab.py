@@ -50,6 +50,10 @@ def lab_run(
     workload: Annotated[
         str | None, typer.Option(help="Your own model instead of panels: a Python file, see docs/workloads.md.")
     ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A checkpoint policy of your own for priority-checkpoint: a Python file; repeatable."),
+    ] = None,
     on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster.  [default: start one here]")] = None,
     config: Annotated[
@@ -59,6 +63,7 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
+    from holdfast.blocks.own_policy import own_ranking
     from holdfast.lab import result_page
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
@@ -74,6 +79,8 @@ def lab_run(
         raise BadInput("--panel and --workload both choose the model: leave out one of them.")
     if (workload or on) and not chosen.accepts_workload:
         raise BadInput(f"{name} has its own workloads and runs on this machine: leave out --workload and --on.")
+    if policy and not chosen.accepts_policy:
+        raise BadInput(f"{name} does not compare policies: leave out --policy, or run priority-checkpoint.")
     if config and not chosen.accepts_config:
         raise BadInput(f"{name} does not read a --config file: leave it out.")
     options = Options(
@@ -86,6 +93,7 @@ def lab_run(
         panels=tuple(panel or ()),
         interval=interval,
         config=config,
+        policies=tuple(map(own_ranking, policy or ())),
     )
     folder = prepare(options.out)
     try:

@@ -33,7 +33,11 @@ def train(
     nodes: Annotated[int, typer.Option(help="Number of nodes, which hold the blocks.")] = 2,
     workers: Annotated[int, typer.Option(help="Number of workers, which hold the data.")] = 2,
     policy: Annotated[
-        str, typer.Option(help="Ranking of blocks to save: priority, relative, threshold, round, random or full.")
+        str,
+        typer.Option(
+            help="Ranking of blocks to save: priority, relative, threshold, round, random or full, or a Python file "
+            "with a policy of your own."
+        ),
     ] = "priority",
     fraction: Annotated[str, typer.Option(help="Fraction of the state in each save.")] = "1/4",
     interval: Annotated[int, typer.Option(help="Number of iterations in which saves add up to the whole state.")] = 4,
@@ -76,6 +80,7 @@ def train(
     address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
 ) -> None:
     """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
+    from holdfast.blocks.own_policy import is_file, own_ranking
     from holdfast.blocks.policy import Policy
     from holdfast.server.driver import serve as train_on_server
     from holdfast.server.settings import Settings
@@ -84,11 +89,12 @@ def train(
         part = Fraction(1 if policy == "full" else fraction)
     except (ValueError, ZeroDivisionError):
         raise BadInput(f"{fraction!r} is not a fraction: write 1/4 or 0.25.") from None
+    ranking = own_ranking(policy) if is_file(policy) else policy
     settings = Settings(
         workload=workload,
         nodes=nodes,
         workers=workers,
-        policy=Policy(ranking=policy, interval=interval, fraction=part, seed=seed, saves=saves),
+        policy=Policy(ranking=ranking, interval=interval, fraction=part, seed=seed, saves=saves),
         out=out.absolute(),
         store=str(out.absolute() / "checkpoints") if checkpoints is None else checkpoints,
         data=None if data is None else data.absolute(),

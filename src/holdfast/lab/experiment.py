@@ -29,7 +29,7 @@ class Options:
     If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set; if it is
     empty, all pairs run. If `workload` is given, this model of the user is measured instead of the panels. `interval`
     is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`.
-    `logs` are the logs of finished trials that the experiment has opened.
+    `policies` are files with checkpoint policies of the user. `logs` are the logs of finished trials that the experiment has opened.
     """
 
     seed: int = 0
@@ -43,6 +43,7 @@ class Options:
     workload: Workload | None = None
     cluster: ParallelMap | None = None
     config: Path | None = None
+    policies: tuple[str, ...] = ()
     logs: list[TrialLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class Experiment:
     has_panels: bool = False  # accepts --panel
     accepts_workload: bool = False  # accepts --workload and --on
     accepts_config: bool = False  # accepts --config
+    accepts_policy: bool = False  # accepts --policy
     run: Callable[[Options, Meter], Result]
 
     def measure(self, options: Options, meter: Meter) -> Result:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+OWN = "#000000"  # the colour of policies from files of the user
 COLOURS = {  # by policy, or by recovery for full checkpoints; distinct for colour-blind readers
     "full recovery": "#4d4d4d",
     "partial recovery": "#0072b2",
@@ -26,7 +27,12 @@ LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 def style_name(strategy: Strategy) -> str:
     """Return the key of `COLOURS` for a strategy: its block ranking or, if it saves full checkpoints, its recovery."""
-    return strategy.policy.ranking if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
+    return strategy.policy.name if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
+
+
+def colour_of(name: str) -> str:
+    """Return the colour of a policy or recovery; policies from files of the user share one."""
+    return COLOURS.get(name, OWN)
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats, Ids
+from holdfast.blocks.own_policy import is_file, urgency
 from holdfast.blocks.policy import BlockInfo, Policy, distance_per_value, relative_distance, total_distance
 from holdfast.errors import BadInput
 from holdfast.server.selection import (
@@ -94,6 +95,8 @@ class Candidates:
 
 def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
     """Return a number for each block, by which `policy` ranks the blocks at `step`; smaller numbers are saved first."""
+    if is_file(policy.ranking):
+        return _codes(-urgency(policy.ranking, info, step))
     match policy.ranking:
         case "priority":
             return _codes(-distance_per_value(info))

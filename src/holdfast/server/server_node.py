@@ -19,6 +19,7 @@ import ray
 
 from holdfast import events
 from holdfast.blocks.division import Ids
+from holdfast.blocks.own_policy import is_file
 from holdfast.blocks.policy import BlockInfo
 from holdfast.checkpoint.running import Segment, block_bytes, load_blocks, write_segments
 from holdfast.history.log import HistoryWriter
@@ -27,13 +28,12 @@ from holdfast.server.candidates import Candidates
 from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.selection import Answer, Question, SaveUpTo
 from holdfast.server.settings import Settings
-from holdfast.server.shard import BlocksMoved, HeldBlocks, Shard, restored
+from holdfast.server.shard import MEASURED, BlocksMoved, HeldBlocks, Shard, restored
 from holdfast.workloads.block_layout import BlockLayout, put
 from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.reinit import rule_of
 from holdfast.workloads.workload import Arrays
 
-MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
 THREADS = {"health": 1, "disk": 1, "choose": 1}
 """The number of threads in each of a node's Ray concurrency groups; methods outside these groups share one thread."""
 Method = TypeVar("Method")
@@ -178,7 +178,8 @@ class ServerNode:
         ids = candidates.taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
         left = ~np.isin(self._shard.ids, ids)
-        known = self._settings.policy.at(step).ranking in MEASURED or not left.any()
+        ranking = self._settings.policy.at(step).ranking
+        known = is_file(ranking) or ranking in MEASURED or not left.any()
         distance = float(np.sqrt(np.sum(info.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
         self._to_write = ids, np.full(len(ids), step), values

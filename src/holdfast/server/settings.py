@@ -68,7 +68,7 @@ class Settings:
             nodes=self.nodes,
             workers=self.workers,
             rounds=workload.rounds,
-            policy=self.policy.ranking,
+            policy=self.policy.name,
             fraction=str(self.policy.fraction),
             interval=self.policy.interval,
             recovery=self.recovery,

@@ -11,10 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids
+from holdfast.blocks.own_policy import is_file
 from holdfast.blocks.policy import BlockInfo
 from holdfast.workloads.block_layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
 from holdfast.workloads.divided import DividedWorkload, Push, RoundId
 from holdfast.workloads.workload import Arrays
+
+MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
 
 
 class BlocksMoved(Exception):
@@ -182,9 +185,9 @@ class Shard:
     def block_info(self, ranking: str) -> BlockInfo:
         """Return the data by which the save policy `ranking` ranks this node's blocks; data it does not use are 0."""
         nothing = np.zeros(len(self.ids))
-        distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
+        distances = self.distances() if is_file(ranking) or ranking in MEASURED else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}
-        norms = self.distances(zeros) if ranking == "relative" else nothing
+        norms = self.distances(zeros) if is_file(ranking) or ranking == "relative" else nothing
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from holdfast.code_digest import object_digest
 from holdfast.errors import BadInput
-from holdfast.workloads.code_digest import object_digest
 from holdfast.workloads.workload import Clock, Workload, stacked
 
 

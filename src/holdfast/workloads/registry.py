@@ -12,12 +12,12 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any, cast
 
+from holdfast.code_digest import code_digest, object_digest
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
-from holdfast.workloads.code_digest import code_digest, object_digest
+from holdfast.own_file import import_file, in_one_line
 from holdfast.workloads.criterion import EvaluatedCriterion, with_number
 from holdfast.workloads.divided import DividedWorkload
-from holdfast.workloads.own_file import import_file, in_one_line
 from holdfast.workloads.simple_model import ASKED, OneStateAdapter
 from holdfast.workloads.workload import Workload
 

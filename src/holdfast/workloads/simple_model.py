@@ -25,8 +25,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Norm, by_row, euclidean
+from holdfast.code_digest import object_digest
 from holdfast.errors import BadInput
-from holdfast.workloads.code_digest import object_digest
 from holdfast.workloads.criterion import LossAt
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.code_digest import code_digest
 from holdfast.errors import BadInput
 from holdfast.lab import result_page
 from holdfast.lab.experiment import Options, Progress
@@ -39,7 +40,6 @@ from holdfast.lab.server.server_trials import (
     ServerTrial,
     run_trials,
 )
-from holdfast.workloads.code_digest import code_digest
 
 RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from holdfast.code_digest import code_digest
 from holdfast.lab import confidence
 from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
@@ -27,7 +28,6 @@ from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Result, Row
 from holdfast.lab.simulate.process_pool import map_in_processes
 from holdfast.report.files import prepare, replace_text
-from holdfast.workloads.code_digest import code_digest
 
 
 def run(options: Options, meter: Meter) -> Result:

@@ -103,7 +103,7 @@ def strategy_columns(strategy: Strategy) -> Row:
     """Return the cells of a result row that identify a strategy."""
     return {
         "recovery": strategy.recovery,
-        "policy": strategy.policy.ranking,
+        "policy": strategy.policy.name,
         "fraction": str(strategy.policy.fraction),
         "frequency": int(1 / strategy.policy.fraction),
         "saves": strategy.policy.saves,

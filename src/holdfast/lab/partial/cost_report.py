@@ -11,7 +11,7 @@ from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import PanelComparison
 from holdfast.lab.partial.measure import LIMIT
 from holdfast.lab.partial.panels import panel_notes
-from holdfast.lab.plot_style import BAND, COLOURS, legend, new_figure, style_name
+from holdfast.lab.plot_style import BAND, colour_of, legend, new_figure, style_name
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 
@@ -137,7 +137,7 @@ def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]
-    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=name, color=COLOURS[name])
+    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=name, color=colour_of(name))
     axes.set_xticks(range(len(rows)), [str(row[over]) for row in rows])
 
 
@@ -152,7 +152,7 @@ def draw_late_failures(
     costs = [confidence.finite(measured.costs_of(strategy).cost[later]) for strategy in strategies]
     means = [confidence.mean(values).value for values in costs]
     places = np.arange(len(means)) + shift
-    axes.plot(places, means, "v:", markersize=3, color=COLOURS[name], label=f"{name}, late failures")
+    axes.plot(places, means, "v:", markersize=3, color=colour_of(name), label=f"{name}, late failures")
 
 
 def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> None:
@@ -186,8 +186,8 @@ def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
         for name in dict.fromkeys(map(style_name, strategies)):
             costs = [c for strategy, c in strategies.items() if style_name(strategy) == name]
             bound, cost = np.concatenate([c.bound for c in costs]), np.concatenate([c.cost for c in costs])
-            axes.scatter(bound, cost, s=6, alpha=0.5, linewidths=0, color=COLOURS[name], rasterized=True)
-            axes.scatter([], [], s=24, color=COLOURS[name], label=name)  # for the legend, large enough to see
+            axes.scatter(bound, cost, s=6, alpha=0.5, linewidths=0, color=colour_of(name), rasterized=True)
+            axes.scatter([], [], s=24, color=colour_of(name), label=name)  # for the legend, large enough to see
         end = max(float(np.nanmax(c.bound, initial=1)) for c in strategies.values())
         axes.plot([0, end], [0, end], color="black", linewidth=0.8, label="cost = bound")
 

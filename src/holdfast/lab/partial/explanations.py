@@ -68,7 +68,7 @@ def explain_reduction(
     """Return a sentence that compares the cost of `strategy` with `baseline`; if `claim` fails, add the cause."""
     facts = reduction_facts(panel, strategy, baseline)
     policy, lost = strategy.policy, f"{strategy.lost} lost"
-    name = f"{policy.ranking} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
+    name = f"{policy.name} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
     if isnan(facts.later.value):
         return f"{panel.label}, {name}: full recovery cost nothing, so there is nothing to reduce."
     which = "in fractions"

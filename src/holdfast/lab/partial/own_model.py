@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.blocks.own_policy import own_ranking
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
@@ -14,7 +15,7 @@ from holdfast.lab.confidence import ends_text, finite, mean
 from holdfast.lab.experiment import Meter, Options, with_reuse
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import cost_result, panel_title
-from holdfast.lab.plot_style import COLOURS, legend, new_figure, style_name
+from holdfast.lab.plot_style import colour_of, legend, new_figure, style_name
 from holdfast.lab.result import Result
 from holdfast.lab.simulate.process_pool import exit_if_worker_process
 from holdfast.lab.simulate.strategy import Strategy
@@ -91,6 +92,7 @@ def compare(
     on: str | None = None,
     address: str | None = None,
     data: str | Path | None = None,
+    policies: Sequence[str | Path] = (),
     out: str | Path | None = None,
 ) -> Comparison:
     """Simulate failures of a model, and compare their costs with full and partial checkpoints and recoveries.
@@ -98,7 +100,8 @@ def compare(
     Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
     the additional iterations until it converges. All strategies write the same number of values: a full checkpoint
     every `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if
-    given."""
+    given. `policies` are Python files with policies of your own, which are compared with the others.
+    """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
         exit_if_worker_process()  # before any work, which every process would repeat
@@ -112,7 +115,14 @@ def compare(
         raise BadInput(f"lost must be a fraction of the blocks in (0, 1] (got {lost}).")
     with trial_cluster(on, address) as cluster:
         options = Options(
-            seed=seed, trials=trials, jobs=jobs, out=folder, interval=interval, workload=model, cluster=cluster
+            seed=seed,
+            trials=trials,
+            jobs=jobs,
+            out=folder,
+            interval=interval,
+            workload=model,
+            cluster=cluster,
+            policies=tuple(own_ranking(str(path)) for path in policies),
         )
         result = comparison_result(options, lambda label, total: lambda done: None, trials, fraction)
     result = replace(with_reuse(result, options), date=date.today().isoformat())
@@ -131,7 +141,7 @@ def comparison_result(options: Options, meter: Meter, trials: int, lost: Fractio
     """Compare checkpoint and recovery strategies on the user's model if failures lose the fraction `lost` of blocks."""
     interval = options.interval
     full, part = Policy(ranking="full", interval=interval), max(SMALLEST, Fraction(1, interval))
-    rankings = ("priority", "round", "random") if part < 1 else ()
+    rankings = ("priority", "round", "random", *options.policies) if part < 1 else ()
     smaller = [Policy(ranking=name, interval=interval, fraction=part) for name in rankings]
     strategies = [
         Strategy(policy=full, recovery="full", lost=lost),
@@ -148,7 +158,7 @@ def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval
     for place, strategy in enumerate(strategies):
-        row, colour = panel.row(strategy), COLOURS[style_name(strategy)]
+        row, colour = panel.row(strategy), colour_of(style_name(strategy))
         half = row["cost_high"] - row["cost_mean"]
         axes.errorbar([row["cost_mean"]], [place], xerr=[half], marker="o", capsize=3, color=colour)
         late_mean = mean(finite(panel.measurement.costs_of(strategy).cost[later])).value

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.blocks.policy import Policy
@@ -10,7 +11,7 @@ from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import cost_result, draw_late_failures, draw_means, draw_paper_range, panel_grid
 from holdfast.lab.partial.explanations import explain_reduction
-from holdfast.lab.plot_style import COLOURS, MARKERS
+from holdfast.lab.plot_style import MARKERS, colour_of
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
 
@@ -47,16 +48,19 @@ def run(options: Options, meter: Meter) -> Result:
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     baseline = traditional(interval)
     smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]
-    beyond = [strategy(name, FRACTIONS[-1], interval) for name in BEYOND]
+    beyond_paper = (*BEYOND, *options.policies)
+    beyond = [strategy(name, FRACTIONS[-1], interval) for name in beyond_paper]
     panels = compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline)
     claims = [] if options.workload is not None else _claims(panels, interval)
     smallest, explained, ranked = strategy("priority", FRACTIONS[-1], interval), [], []
     for panel in panels:
         claim = _reduction(panel, interval) if claims else None
         explained.append(explain_reduction(panel, smallest, baseline, claim))
-        names = (*RANKINGS, *BEYOND)  # including those that are not in the paper
+        names = (*RANKINGS, *beyond_paper)  # including those that are not in the paper
         costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in names}
-        order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
+        order = ", ".join(
+            f"{Path(name).name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1])
+        )
         ranked.append(f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}.")
     return cost_result(
         "priority-checkpoint",
@@ -65,7 +69,7 @@ def run(options: Options, meter: Meter) -> Result:
         panels,
         claims,
         [*explained, *ranked],
-        figure(panels, interval, paper=bool(claims)),
+        figure(panels, interval, beyond_paper, paper=bool(claims)),
         f"{CAPTION} {IN_PAPER}" if claims else CAPTION,
     )
 
@@ -99,7 +103,9 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
     return ConfidenceInterval(1 - value, 1 - high, 1 - low)
 
 
-def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
+def figure(
+    panels: Sequence[PanelComparison], interval: int, others: Sequence[str] = BEYOND, *, paper: bool
+) -> "Figure":
     """Draw, for each workload (panel), the mean cost of a failure against the frequency of checkpoints.
 
     `interval` is the number of iterations between full checkpoints. If `paper`, the paper's results are added."""
@@ -110,12 +116,14 @@ def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> 
             draw_means(axes, rows, over="frequency", name=name, shift=shift)
         by_fraction = [strategy("priority", fraction, interval) for fraction in FRACTIONS]
         draw_late_failures(axes, panel, by_fraction, shift=-0.1)
-        for name in BEYOND:
+        for name in others:
             cost = panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"]
             place = [len(FRACTIONS) - 0.75]
-            axes.plot(place, [cost], marker=MARKERS[name], linestyle="", color=COLOURS[name], label=name)
+            axes.plot(
+                place, [cost], marker=MARKERS.get(name, "^"), linestyle="", color=colour_of(name), label=Path(name).name
+            )
         level = panel.row(traditional(interval))["cost_mean"]
-        axes.axhline(level, color=COLOURS["full recovery"], linestyle="--", label="full checkpoint and recovery")
+        axes.axhline(level, color=colour_of("full recovery"), linestyle="--", label="full checkpoint and recovery")
         if paper:
             draw_paper_range(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a cost may be negative
@@ -129,5 +137,6 @@ EXPERIMENT = Experiment(
     source="SCAR, figures 8 and C.2",
     has_panels=True,
     accepts_workload=True,
+    accepts_policy=True,
     run=run,
 )

@@ -20,6 +20,7 @@ import numpy as np
 from holdfast import events
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
+from holdfast.code_digest import code_digest
 from holdfast.errors import WorkerLost
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
@@ -28,7 +29,6 @@ from holdfast.lab.trial_log import TrialLog
 from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
-from holdfast.workloads.code_digest import code_digest
 
 if TYPE_CHECKING:
     from holdfast.server.members import ServerMembers

@@ -5,8 +5,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from holdfast.code_digest import source_files
 from holdfast.errors import BadInput
-from holdfast.workloads.code_digest import source_files
 
 _contents: dict[Path, bytes] = {}  # the files that were imported here, and what was in them
 
@@ -14,10 +14,10 @@ _contents: dict[Path, bytes] = {}  # the files that were imported here, and what
 def import_file(path: Path) -> ModuleType:
     """Import and return the Python file `path`, with its folder first on `sys.path`; changed files are loaded again."""
     path = path.absolute()
-    name = f"holdfast_workload_{path.stem}"
+    name = f"holdfast_own_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadInput(f"There is no Python file {path}: give the path of the file that defines the model.")
+        raise BadInput(f"There is no Python file {path}: give the path of a file that exists.")
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))  # not removed again: functions may import when they are called
     _forget_other_versions({file: file.read_bytes() for file in source_files(path)})

@@ -1,0 +1,100 @@
+"""A checkpoint policy from the user's own file ranks blocks in the simulator and on the parameter server alike."""
+
+import csv
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.blocks.own_policy import own_ranking
+from holdfast.blocks.policy import BlockInfo, Policy
+from holdfast.cli import app
+from holdfast.errors import BadInput
+from holdfast.server.candidates import Candidates
+from holdfast.server.selection import Answer, Question, converse, exchange
+from repository import ROOT
+
+OLDEST = "def urgency(info, step):\n    return info.distances * (step - info.saved_at)\n"
+PAGERANK = str(ROOT / "examples" / "pagerank.py")
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    (tmp_path / "oldest.py").write_text(OLDEST)
+    return tmp_path / "oldest.py"
+
+
+def info_of(blocks: int) -> BlockInfo:
+    rng = np.random.default_rng(3)
+    distances, norms = rng.random(blocks).round(1), rng.random(blocks)
+    return BlockInfo(distances, norms, rng.integers(0, 4, blocks), rng.integers(1, 5, blocks))
+
+
+def test_nodes_that_each_see_some_blocks_choose_the_same_as_the_simulator(policy_file: Path) -> None:
+    policy = Policy(ranking=own_ranking(str(policy_file)), interval=8, fraction=Fraction(1, 4))
+    info, nodes = info_of(40), np.array_split(np.random.default_rng(0).permutation(40), 3)
+    parts = [np.sort(ids) for ids in nodes]
+    own = [
+        Candidates(
+            policy, 6, ids, BlockInfo(*(a[ids] for a in (info.distances, info.norms, info.saved_at, info.sizes))), 40
+        )
+        for ids in parts
+    ]
+
+    def ask(question: Question) -> Sequence[Answer]:
+        return [candidates.answer(question) for candidates in own]
+
+    selection = converse(exchange(policy, Fraction(0)), ask)
+    chosen = np.sort(np.concatenate([candidates.taken(selection.verdict) for candidates in own]))
+    expected = policy.choose(6, info)
+    assert chosen.tolist() == expected.ids.tolist()
+    assert selection.credit == expected.credit
+
+
+def test_compare_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path) -> None:
+    comparison = hf.lab.compare(PAGERANK, trials=5, policies=[policy_file], out=tmp_path / "out")
+    assert [row.policy for row in comparison][-1] == "oldest.py"
+
+
+def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path) -> None:
+    words = [
+        "--workload",
+        PAGERANK,
+        "--policy",
+        str(policy_file),
+        "--trials",
+        "3",
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    ended = CliRunner().invoke(app, ["lab", "run", "priority-checkpoint", *words])
+    assert ended.exit_code == 0, ended.output
+    trials = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+    assert "oldest.py" in {trial["policy"] for trial in trials}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "has no function urgency"),
+        ("def urgency(info, step):\n    return info.distances / info.distances.sum()\n", "if other blocks are absent"),
+        ("def urgency(info, step):\n    return 1\n", "not one number for each block"),
+        ("def urgency(info, step):\n    return 1 / 0\n", "failed: ZeroDivisionError"),
+    ],
+)
+def test_a_policy_file_that_cannot_rank_blocks_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "wrong.py").write_text(text)
+    with pytest.raises(BadInput, match=message):
+        own_ranking(str(tmp_path / "wrong.py"))
+
+
+def test_a_history_with_a_policy_of_the_users_own_is_audited_without_running_its_code() -> None:
+    policy = Policy(ranking="a-file-that-does-not-exist.py", interval=4, fraction=Fraction(1, 4))
+    assert policy.due(1)
+    assert policy.name == "a-file-that-does-not-exist.py"
