@@ -79,7 +79,7 @@ def _imported(path: Path) -> Iterator[Path]:
 def _files(dotted: str, where: list[str]) -> Iterator[Path]:
     """Yield the source files of the module `dotted`, such as `a.b.c`, and of the packages that contain it.
 
-    They are searched in the folders `where`. Files of holdfast and of installed packages are left out."""
+    The first package is searched in the folders `where`. Files of holdfast and of installed packages are left out."""
     search: list[str] | None = where
     for name in dotted.split("."):
         spec = PathFinder.find_spec(name, search) if search else None

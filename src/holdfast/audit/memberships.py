@@ -340,8 +340,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
     """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise return None.
 
     A session is what one process of the member recorded. `departures` are the memberships that began without the
-    member. The session belongs to `number` if it says that it joined in `number` or later, but before the next
-    departure."""
+    member. The session belongs to `number` if it joined in `number` or later, but before the next departure."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as

@@ -197,7 +197,7 @@ class RunRecord:
 
     @cached_property
     def orders(self) -> RecordedOrders | None:
-        """The orders that the script's sampler returned; None for a run without a sampler."""
+        """The order of samples in each epoch, as the script's sampler returned it; None for a run without a sampler."""
         plan = self.plans[0][1] if self.plans else None
         if plan is None or plan.sampler is None:
             return None

@@ -48,7 +48,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks over the steps of `session` that were not rolled back: surely trained, surely not trained."""
+    """Return two masks of the steps of `session` that were not rolled back: surely trained, and surely not trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)

@@ -24,7 +24,9 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A copy in progress from a device to the host. CUDA events mark its start, the end of the clone, and its end."""
+    """A copy in progress from a device to the host, through a clone on the device.
+
+    CUDA events mark when it `started`, when the clone was complete (`captured`), and when the copy `arrived`."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event

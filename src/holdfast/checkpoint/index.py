@@ -22,8 +22,7 @@ class Index:
     """The commit record of one save of a checkpoint of blocks; the saves are numbered by `generation`.
 
     `blocks` is the number of blocks, and `layout` a digest of their bounds. `oldest` and `newest` are the lowest and
-    the highest iteration at which one of the blocks was saved. `segments` has the digest of each file of blocks, by
-    name."""
+    the highest iteration at which a block was saved. `segments` has the digest of each file of blocks."""
 
     generation: int
     blocks: int

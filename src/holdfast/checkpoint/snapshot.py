@@ -138,7 +138,7 @@ def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **po
 
 
 def at_once() -> None:
-    """Do nothing: the default for a `ready` callback, so that a commit does not wait."""
+    """Do nothing. This is the default for `ready`, a callback that runs before a commit and may delay it."""
 
 
 def commit(
@@ -316,7 +316,7 @@ def tensors_name(step: int) -> str:
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield (step, file name) for every file in a snapshot folder; (step, None) if a file has the folder's name."""
+    """Yield (step, file name) for every file in a snapshot folder; (step, None) if the folder is itself a file."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros

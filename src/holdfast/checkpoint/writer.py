@@ -138,7 +138,10 @@ class _Target:
     def write(
         self, draft: SnapshotDraft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready
     ) -> _Written:
-        """Commit `draft`, and delete all but the last `keep_last` snapshots. Each retry calls `tensors` again."""
+        """Write and commit `draft`, and delete all but the last `keep_last` snapshots.
+
+        `tensors` returns the bytes of the tensor file, again in each retry. `ready` is called just before the commit.
+        """
         step = draft.step
 
         def commit() -> Manifest:
@@ -322,7 +325,7 @@ class _Overlapped:
     def _write(
         self, draft: SnapshotDraft, image: HostImage, layout: PayloadLayout, departures: list[DeviceCopy], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Wait for the device copies into `image`, then write the snapshot.
+        """Wait for the device copies (`departures`) into `image`, then write the snapshot and commit it after `ready`.
 
         Return the result, the seconds by which the copies delayed training, and the seconds of the write."""
         try:

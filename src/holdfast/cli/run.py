@@ -183,9 +183,6 @@ def run_script(
 
 
 def _audit(verdict: "RunVerdict", folder: Path, config: "RunConfig", nnodes: int) -> FinalAudit:
-    """Audit a completed run on one node, and return the result.
-
-    A run that is not complete is not audited. For several nodes, the result only says how to audit the run later."""
     if verdict.verdict != "completed":
         return FinalAudit((), verdict.exit_code)
     if nnodes > 1:
@@ -209,7 +206,7 @@ def _fill_standard_files() -> None:
 
 
 def _end(verdict: "RunVerdict", folder: Path, audit: FinalAudit) -> NoReturn:
-    """Print the verdicts on the run and of its audit, and exit with the status that belongs to them."""
+    """Print the verdict on the run and the result of its audit, and exit with the status of the latter."""
     lines = (printable(line) for line in (verdict.line, *audit.lines, f"run: {folder}"))
     texts = ("".join(f"{line}\n" for line in lines), "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):

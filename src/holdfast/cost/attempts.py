@@ -195,7 +195,7 @@ def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
 
 
 def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
-    """Return the detected failures that ended the attempt, without losses that the other workers survived."""
+    """Return the detections of failures that ended the attempt; losses that the other workers survived are left out."""
     survived = _survived(stretch)
     moments: list[TimedEvent] = []
     for moment in stretch.moments_of(Detect):

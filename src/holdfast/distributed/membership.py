@@ -217,7 +217,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else publish the first step workers can join."""
+        """Handle a new membership: call `lost` if members were lost, else publish at which step workers can join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

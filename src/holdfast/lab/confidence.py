@@ -55,10 +55,9 @@ def _quantile(count: int) -> float:
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of `rounds` with a bootstrap interval. Whole rows are resampled: values in a row correlate.
+    """Return the median of all values in `rounds` with a bootstrap interval, or an unknown one if there are few rows.
 
-    The interval is unknown for fewer than `FEWEST` rows.
-    """
+    Each row has the values of one round of measurements. They correlate, so whole rows are resampled."""
     if len(rounds) < FEWEST:
         return ConfidenceInterval(float(np.median(rounds)), float("nan"), float("nan"))
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -80,9 +79,8 @@ def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
     """Return the fraction by which the mean of `costs` is below that of `baseline`; NaN if `baseline` is all 0.
 
-    Its interval comes from resampling trials in pairs, because entry i of both arrays has the same failure. It is
-    unknown for fewer than `FEWEST` trials.
-    """
+    The interval comes from resampling trials in pairs, because entry i of both arrays has the same failure. The
+    interval is unknown for fewer than `FEWEST` trials."""
     if not baseline.any():
         return _UNKNOWN
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]

@@ -67,8 +67,7 @@ class Options:
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
         """Return the outcome of `work` for each of `items`, computed in local processes or on the cluster.
 
-        While it runs, `work` may report progress by calling its second argument; these reports are passed to
-        `on_report`."""
+        While it runs, `work` may report progress to its second argument; the reports are passed to `on_report`."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)

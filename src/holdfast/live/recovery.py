@@ -279,7 +279,9 @@ class LiveRecovery:
         return plan
 
     def _own_report(self, group: RecoverableGroup | None) -> MemberReport:
-        """Return the report that this rank sends to the other members in a recovery: how far it has trained."""
+        """Return the report on how far this rank has trained, which it sends to the other members in a recovery.
+
+        `group` has the gradient sums of the interrupted backward pass, or is None if there was none."""
         if self.is_joining:
             return MemberReport(step=NOWHERE)
         window = self.window
@@ -420,7 +422,7 @@ class LiveRecovery:
 
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """Return the connected live recovery of this rank; None if the run or its backend only supports restarts."""
+    """Return the connected LiveRecovery of this rank; None if the run or its backend only supports restarts."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = JOINS in os.environ

@@ -167,9 +167,8 @@ def _value(case: DivergenceCase) -> Cause | None:
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
     """Return a Cause if the script worked on the previous step after requesting the next batch, else None.
 
-    Such work is not repeated after a kill. It shows as values that the reference run changed between the start of a
-    step and its first gradient, but that the killed run did not change there. Values that the script changes there in
-    most steps are ignored."""
+    Such work is not repeated after a kill. It shows as values that only the reference run changed between the start of
+    the step and its first gradient. Values that the script changes there in most steps are ignored."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None

@@ -29,7 +29,7 @@ def pieces(order: Ids) -> Iterator[tuple[int, int, str]]:
 
 
 def read_piece(width: int, text: str) -> Ids:
-    """Return the ids of a piece that `pieces` wrote; raise Corrupt if it is damaged."""
+    """Decode the sample ids in `text`, with `width` bytes for each id; raise Corrupt if the text is damaged."""
     try:
         return np.frombuffer(base64.b64decode(text, validate=True), _WIDTHS[width]).astype(np.int64)
     except (KeyError, ValueError, binascii.Error) as error:

@@ -46,9 +46,8 @@ class EpochOrders(Protocol):
 class SamplePlan:
     """The plan of a training: every step trains `batch` of the `samples`, for `epochs` epochs, shuffled by `seed`.
 
-    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch. With `orders`
-    the order of each epoch is that of a sampler instead of a shuffle, and `samples` counts what it returns per epoch.
-    """
+    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch. With `orders`,
+    a sampler determines the order of each epoch, and `samples` is the number of ids that it returns per epoch."""
 
     samples: int
     batch: int

@@ -60,7 +60,7 @@ class Candidates:
                 return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
-        """Return the blocks of this node that are to be saved by the decision `verdict`, in ascending order."""
+        """Return the blocks of this node that the controller's decision `verdict` selects for a save, ascending."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
         equal = np.flatnonzero(self._first == np.uint64(first))
@@ -94,7 +94,9 @@ class Candidates:
 
 
 def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return a number for each block, by which `policy` ranks the blocks at `step`; smaller numbers are saved first."""
+    """Return a number for each of the blocks `ids`: `policy` saves the blocks with the smallest numbers first.
+
+    `info` has the data of these blocks after iteration `step`, and `count` is the number of blocks on all nodes."""
     if is_file(policy.ranking):
         return _codes(-urgency(policy.ranking, info, step))
     match policy.ranking:

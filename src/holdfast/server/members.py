@@ -183,8 +183,8 @@ class ServerMembers:
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
         """Return the members that are lost now, with the reasons.
 
-        They are the members of `kind` that did not answer, whose numbers and reasons are in `missing`, and those that
-        the heartbeat monitor has found."""
+        `missing` has the numbers of members of `kind` that did not answer. The heartbeat monitor may have found others.
+        """
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

@@ -64,7 +64,7 @@ class ServerRecovery:
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
     def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
-        """Remove the `lost` members and reassign their work; return True if the current round must be repeated."""
+        """Remove the `lost` members and reassign their work; return True if the round at `place` must be repeated."""
         nodes_lost = False
         while lost:
             for member, why in lost.items():

@@ -105,9 +105,7 @@ class Shard:
         return self._summary
 
     def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer the update `push` of a worker until the end of its round; return the blocks that it will change then.
-
-        `when` identifies the round."""
+        """Buffer the update `push` of a worker until the end of round `when`; return the blocks it will change then."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):

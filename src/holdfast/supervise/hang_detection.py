@@ -214,7 +214,9 @@ class HangDetector:
         return []
 
     def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
-        """Return for how many seconds `worker` may make no progress; a worker that is computing gets more time."""
+        """Return for how many seconds `worker` may make no progress; a worker that is computing gets more time.
+
+        `watch` has earlier observations of the worker, and `processor` returns the CPU seconds that it has used."""
         idle_deadline = self._idle_deadline(worker)
         if worker.phase in _TOGETHER or (self._timeout is not None and _is_settled(worker)):
             return idle_deadline  # computing or not: it waits by polling, or the user has set the limit

@@ -61,9 +61,8 @@ def endless_cost_bound(
 ) -> Floats:
     """Return an upper bound on the iterations that perturbations of norm `size` in every iteration can cost.
 
-    `distance` is an upper bound on the initial distance to the optimum, and each iteration multiplies the distance by
-    `c` or less. The cost is the delay until the run is within `epsilon` of the optimum; it is infinite if that never
-    happens."""
+    The initial distance to the optimum is at most `distance`, and each iteration multiplies it by `c` or less. The cost
+    is the delay until the run is within `epsilon` of the optimum, or infinity if that never happens."""
     # Let Δ be `size`, D `distance`, ε `epsilon`, and e = cΔ/(1-c). Summing the series in (13) of the paper gives ‖y[k] -
     # x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below ε > e if and only if c^k (D - e) < ε - e, that is k >
     # log((D - e)/(ε - e)) / log(1/c). The unperturbed run needs log(D/ε) / log(1/c) iterations, so the cost is at most

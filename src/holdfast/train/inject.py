@@ -129,8 +129,6 @@ class Injection:
             self._strike(failure)
 
     def _in_forward(self, failure: Failure) -> None:
-        """Arrange that `failure` is injected in the next forward pass that computes gradients."""
-
         def on_forward(*_: Any) -> None:
             if torch.is_grad_enabled():
                 for hook in hooks:

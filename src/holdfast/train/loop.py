@@ -260,7 +260,9 @@ class Boundary:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
-        """Save the state before `step`, and a flag that tells if run.stop() was called; return the seconds it took."""
+        """Save the state before `step`, and whether run.stop() was called; return the seconds that this took.
+
+        `at` is the position of the step in its epoch."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own

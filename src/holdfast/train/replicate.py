@@ -235,7 +235,7 @@ DistributedDataParallel._get_active_ddp_module = classmethod(_active_module)  # 
 
 
 def holding_back(replicas: Iterable[Replica]) -> ExitStack:
-    """Return a context manager in which backward passes do not sum the gradients over the ranks."""
+    """Return a context manager in which backward passes of `replicas` do not sum the gradients over the ranks."""
     with ExitStack() as stack:
         for replica in replicas:
             stack.enter_context(replica.ddp.no_sync())

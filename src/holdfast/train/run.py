@@ -46,7 +46,9 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the process that prints, logs and uploads. As `rank`, it never changes in a process."""
+        """True on rank 0, the process that should print, log and upload.
+
+        It never changes during the life of a process."""
         return self.rank == 0
 
     @property

@@ -173,7 +173,9 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, plan: SamplePlan, micro_batches: int, protected: Protected) -> None:
-        """Raise BadInput, on all ranks alike, if the run cannot be trained or could not be restored after a failure."""
+        """Raise BadInput, on every rank, if this run cannot be trained or could not be restored after a failure.
+
+        `micro_batches` is the number of batches into which the script divides the samples of a rank and step."""
         sharded.refuse(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protected.check_covers(model)

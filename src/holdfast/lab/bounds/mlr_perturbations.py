@@ -83,7 +83,9 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, and `BEYOND` times as long to approximate the optimum; return the run as a reference."""
+    """Train until convergence, then on to `BEYOND` times as many iterations, where the state is close to the optimum.
+
+    Return this run as the reference for the trials."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length

@@ -91,7 +91,9 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return, for each bootstrap draw (row), the relative gain of column 0 over column 1, averaged over `suites`."""
+    """Return, for each bootstrap draw, the relative gain of the first variant over the second, averaged over `suites`.
+
+    The array of a suite has a row for each draw and a column for each of the two variants."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
@@ -109,7 +111,9 @@ def reduction(suites: Sequence[Floats]) -> Floats:
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """Return, for each bootstrap draw (row), the fraction of `suites` in which column 0 is greater than column 1."""
+    """Return, for each bootstrap draw, the fraction of `suites` in which the first variant exceeds the second.
+
+    The array of a suite has a row for each draw and a column for each of the two variants."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 

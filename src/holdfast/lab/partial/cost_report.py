@@ -110,7 +110,9 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Return a figure with a plot for each of `panels`, up to four in a row, by `draw`; `across` labels the x axes."""
+    """Return a figure with up to four plots in a row: `draw` draws one for each of `panels`.
+
+    `across` labels the x axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)

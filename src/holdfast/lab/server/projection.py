@@ -118,7 +118,9 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Measure the speeds of this machine; take `transferred` (bytes per second) and `message` (seconds) as given."""
+    """Return the speeds of this machine, measured with `workload` and files in the folder `scratch`.
+
+    The network is not measured: `transferred` is its bytes per second, and `message` the seconds for a message."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)

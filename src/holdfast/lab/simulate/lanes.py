@@ -179,8 +179,7 @@ def iterations_to_criterion(
     """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
 
     A trial is a small description. `begin` computes the starting state from it, just before the trial runs. So the
-    starting states of a thousand trials never exist at once, and none is sent to another process. `done` is called for
-    each finished trial."""
+    starting states of a thousand trials never exist at once, and none is sent to another process."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]

@@ -80,7 +80,7 @@ class Replay:
         return self.loss is not None and self.loss < self.plan.criterion
 
     def take(self, what: What, lost_soon: set[int]) -> None:
-        """Replay one event; `lost_soon` are the nodes recorded as lost before the current iteration ends."""
+        """Replay one event of the controller; `lost_soon` are nodes that are lost before the current iteration ends."""
         if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):

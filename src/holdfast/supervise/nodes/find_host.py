@@ -58,9 +58,9 @@ class HostFinder:
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the rendezvous stores to try, best first, as (address, required token or None).
+        """Return the rendezvous stores to try, best first, as (address, token) pairs.
 
-        `last` are the nodes of the last start."""
+        The store must contain the token, unless it is None. `last` are the nodes of the last start."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

@@ -98,7 +98,7 @@ class WorkerPool:
         self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
 
     def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
-        """Return a worker's environment: torchrun's variables, with `error` as its error file, and holdfast's own."""
+        """Return a worker's environment variables, those of torchrun and holdfast; `error` is its error file."""
         variables: dict[str, object] = {
             "RANK": rank,
             "LOCAL_RANK": local_rank,

@@ -49,10 +49,9 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages on rank changes since the last call.
+        """Return messages on rank changes since the last call, and one if all workers train again after a replacement.
 
-        `all_train` is the number of workers if all of them train now, else 0. If a replacement was awaited, a message
-        then says that all train again."""
+        `all_train` is the number of workers if all of them train now, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False

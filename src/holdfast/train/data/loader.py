@@ -155,9 +155,6 @@ def _with_generators(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
 
 
 def _context(given: Any) -> Any:
-    """Return the multiprocessing context for loader processes: `Loaders`, or `given` if they are not forked.
-
-    `Loaders` ends its processes by SIGKILL."""
     chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     name = chosen if isinstance(chosen, str) else chosen.get_start_method()
     return Loaders() if name == "fork" else given

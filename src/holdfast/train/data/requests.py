@@ -86,5 +86,5 @@ def _requests(geometry: SamplePlan, start: int, end: int, rank: int, world: int)
 
 
 def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """Return the seed of the random generators for rank number `share` in the step at position `at`."""
+    """Return the seed of the random generators for rank number `share`, in the step at position `at` of the plan."""
     return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)

@@ -56,7 +56,7 @@ class Conditions:
         return asdict(self)
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if the dataset differs from that of the snapshot, whose conditions are `saved`.
+        """Raise BadInput if the dataset is not the one in `saved`, the conditions that a snapshot recorded.
 
         If `warns` and `same_world`, log a warning if the number of threads per worker has changed."""
         data, threads = saved.get("data"), saved.get("threads")
@@ -234,7 +234,9 @@ class CheckpointSaver:
             self._record(self._handed_over.pop(0).result())
 
     def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
-        """Let `writer` save the state, with `part` (values of this rank alone) and the parts of the other ranks."""
+        """Let `writer` save the state before `step`, with the values that each rank has for itself.
+
+        `part` has those of this rank. `at` is the position of the step, and `began` the time when the save began."""
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
