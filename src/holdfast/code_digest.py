@@ -20,8 +20,7 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 def code_digest(*sources: Path) -> str:
     """Return a digest of the code of holdfast, of the files `sources`, and of the files that they import.
 
-    Installed packages are left out: their files do not change while a user works on a model.
-    """
+    Installed packages are left out: their files do not change while a user works on a model."""
     digest = xxh3_128(_package_digest())
     for path in sorted(source_files(*sources)):
         digest.update(path.name.encode())

@@ -14,8 +14,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def require(name: str, length: int) -> None:
     """Raise BadInput if a value of `length` bytes does not fit into the available memory; `name` is for the message.
 
-    The error is not Corrupt, because the snapshot may be good and a larger machine can read it.
-    """
+    The error is not Corrupt, because the snapshot may be good and a larger machine can read it."""
     if length > (free := available()):
         raise BadInput(
             f"{name} needs {length} bytes of memory and only {free} are free: use a larger machine, or remove it."

@@ -11,8 +11,7 @@ class Stall:
     """The seconds that training waited for a save, in total and by cause. Stalls of several saves can be added.
 
     `waited` is measured around the whole save, the other fields inside it. `write` counts only the writing that
-    training waited for. `overlapped` is the writing in the background, which is not part of the stall.
-    """
+    training waited for. `overlapped` is the writing in the background, which is not part of the stall."""
 
     waited: float = 0.0
     snapshot: float = 0.0

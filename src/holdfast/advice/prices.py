@@ -28,8 +28,8 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 class Price:
     """The cost of one failure under the strategy `recovery`: the run ends `seconds` later in total.
 
-    Of these, training stands still for `stands` seconds. `iterations` is the number of steps that are repeated or left
-    out; a step without half of its samples counts as 0.5. `promise` says how exact the result is."""
+    Training pauses for `stands` of these seconds. `iterations` is the number of steps that are repeated or left out; a
+    step without half of its samples counts as 0.5. `promise` says how exact the result is."""
 
     recovery: str
     stands: Estimate

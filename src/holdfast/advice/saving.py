@@ -26,8 +26,7 @@ class SaveCosts:
     """The costs that determine the best save interval, in seconds. `stall` is the delay of training by a save.
 
     `durable` is the time from the start of a save until it is durable. `back` is the fraction of the work since the
-    last save that a failure loses: 1 if the whole state is restored, less if only lost blocks are.
-    """
+    last save that a failure loses: 1 if the whole state is restored, less if only lost blocks are."""
 
     step: float
     stall: float

@@ -39,7 +39,9 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each process starts a new attempt, its events are in a valid order, and world sizes agree."""
+    """Check that each restarted process belongs to a new attempt, unless it joined a running one.
+
+    Also check that the events of every process are in a valid order, and that world sizes agree within an attempt."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
@@ -216,8 +218,7 @@ def _wrong_last_save(record: RunRecord, finished: set[int]) -> str | None:
     """Return an error text if one of the `finished` attempts ended at a step that was never committed.
 
     Also return an error text if the script stopped the run at a step whose snapshot is not marked as a stop. A script
-    that leaves its training loop (`end.left`) may do so after the save, so no mark is needed then.
-    """
+    that leaves its training loop (`end.left`) may do so after the save, so no mark is needed then."""
     commits: dict[int, Commit] = {}  # the last commit of each step, up to and including the attempt
     for attempt, sessions in record.attempts.items():
         commits |= {commit.step: commit for session in sessions for commit in session.commits}

@@ -220,7 +220,9 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return all steps that ranks of an attempt recorded, and those that changed the state or were declared skipped."""
+    """Return all steps that ranks recorded in an attempt, and the subset of these steps that took effect.
+
+    A step took effect if an optimizer stepped or the state changed; declared skips also count."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -261,8 +263,7 @@ def undeclared_death(record: RunRecord) -> str | None:
     """Return an error text if a worker died in a step, but the workers that continued did not declare it lost there.
 
     The supervisor recorded the last step that the dead worker had begun. The worker contributed to no later step,
-    because an all-reduce needs every member.
-    """
+    because an all-reduce needs every member."""
     if not record.supervisor_counts_attempts:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)

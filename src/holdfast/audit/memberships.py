@@ -25,7 +25,9 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, the session (process) that wrote it, and the indices of the steps until its next `regroup`."""
+    """A `regroup` event, in which a process records that members were lost or joined.
+
+    `session` has the events of that process, and `rows` are the indices of its steps until its next `regroup` event."""
 
     session: RankSession
     regroup: Regroup

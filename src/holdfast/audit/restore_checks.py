@@ -140,8 +140,7 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
     """Return an error text if two snapshots have the same digest but different parameter fingerprints.
 
     The digest of a commit covers the whole saved state, the fingerprint of a step only some parameters. So the reverse
-    is no error: snapshots with different digests may have the same fingerprint.
-    """
+    is no error: snapshots with different digests may have the same fingerprint."""
     first: dict[str, CommittedSave] = {}
     for save in record.saves:
         if save.commit.state is None:

@@ -219,7 +219,7 @@ class RunRecord:
 
     @cached_property
     def restores(self) -> Sequence[Restore]:
-        """Every restore, with the commit of the restored snapshot, in the order of attempts and ranks."""
+        """Every restore of a snapshot by a rank, with the commit event of that snapshot, sorted by attempt and rank."""
         return self._followed[1]
 
     @cached_property
@@ -261,7 +261,9 @@ class RunRecord:
 
     @cached_property
     def joins(self) -> Mapping[int, Join]:
-        """The `Join` of each worker that joined a running attempt, by the `id()` of the worker's `RankSession`."""
+        """The `Join` of each worker that joined a running attempt.
+
+        The key is the `id()` of the worker's `RankSession`."""
         changes = (change for memberships in self.live_attempts for change in memberships.changes)
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 
@@ -275,7 +277,9 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the indices of the steps of `session` that count: not rolled back, and their gradients were used."""
+        """Return the indices of the steps of `session` that count.
+
+        A step counts if it was not rolled back and its gradients were used."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)

@@ -92,7 +92,9 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
 
 
 def _never_stepped_or_reduced(record: RunRecord) -> str | None:
-    """Return an error text if in the whole run no optimizer stepped, or several ranks never all-reduced a gradient."""
+    """Return an error text if, in the whole run, no optimizer stepped and the state never changed.
+
+    Also return an error text if there were several ranks and none of them ever all-reduced a gradient."""
     sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(
@@ -272,7 +274,9 @@ def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRan
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the steps that are in both `one` and `again`, add the results to `found`, and return these steps."""
+    """Compare the results of the steps that both sessions trained.
+
+    Add the outcome to `found`, and return the compared steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()

@@ -29,8 +29,7 @@ class Family:
     """The blocks cut from one array: block i is the slice `bounds[i]:bounds[i+1]` along `dim`.
 
     If `dim` is None, the whole array is one block. `row_size` is the number of elements at one index of `dim`.
-    `companions` are arrays that are cut in the same way and belong to the same blocks, such as Adam's moments.
-    """
+    `companions` are arrays that are cut in the same way and belong to the same blocks, such as Adam's moments."""
 
     array: str
     dim: int | None
@@ -61,9 +60,8 @@ def whole(
 ) -> "Blocks":
     """Divide `state` into one block per array.
 
-    `arrays` limits this to some arrays. `companions` are further arrays that belong to an array's block, such as Adam's
-    moments.
-    """
+    If `arrays` is given, only these arrays become blocks. `companions` names further arrays that belong to the block of
+    an array, such as Adam's moments."""
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)

@@ -124,7 +124,6 @@ def mean(sums: Sequence[Fraction | None], count: int) -> float:
 
 
 def _ranked(*keys: Floats | Ids) -> Ids:
-    """Return the indices that sort by the first key, ascending; ties are broken by the next keys, then by index."""
     return np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
 
 

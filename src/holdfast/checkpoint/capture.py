@@ -95,10 +95,10 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[HostImage]:
-        """Allocate host buffers (images) of `size` bytes until the pool has `count` or is full; return the new ones.
+        """Allocate images, which are host buffers of `size` bytes, until the pool has `count` images or is full.
 
-        New images count as in use until they are passed to `give_back`. Free images that are too small are removed.
-        """
+        Return the new images; they count as in use until they are passed to `give_back`. Free images that are too small
+        are removed."""
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)

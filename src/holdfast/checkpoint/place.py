@@ -55,8 +55,7 @@ def read_ahead(store: Store) -> None:
     """Start a thread that reads the newest snapshot of a directory into the page cache, to make `load` faster.
 
     The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk. Errors are ignored,
-    because `snapshot.load` reports them again.
-    """
+    because `snapshot.load` reports them again."""
     if isinstance(store, DirectoryStore):
         threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()
 

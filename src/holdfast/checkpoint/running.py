@@ -76,7 +76,9 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest intact version (generation) of the checkpoint; `passed_over` lists newer, damaged ones."""
+        """Open the newest intact version of the incremental checkpoint.
+
+        `passed_over` then lists newer versions that are damaged. Names of new files contain `writer`."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -119,7 +121,7 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """Reserve sequence numbers for the segments that other processes write in one save; return the first number."""
+        """Reserve sequence numbers for the segment files of one save, which other processes write; return the first."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 

@@ -73,9 +73,6 @@ def records(store: Store) -> int:
 
 
 def _strange(store: Store) -> list[Damage]:
-    """Return the entries of the store that are named like a snapshot or an index but are not valid.
-
-    Raise NotAStore if the store has no such entries and no saves."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     if not (names or records(store) or retention.aside(store)):
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")

@@ -93,7 +93,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SnapshotDraft:
-    """A snapshot to be committed, without its tensors. Committing the same draft again has no further effect."""
+    """A snapshot to be committed, without its tensors. If it is committed twice, the second commit has no effect.
+
+    `position` is the position in training, and `extra` the encoded state that is not tensors."""
 
     step: int
     position: dict[str, Any]

@@ -344,9 +344,6 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
 
 
 def _publish_new(temporary: str, path: str) -> None:
-    """Rename the file `temporary` to `path`; raise FileExistsError if `path` exists.
-
-    On a file system without hard links, two processes that do this at the same moment may both succeed."""
     try:
         os.link(temporary, path)
     except OSError as error:

@@ -66,7 +66,9 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove term `number` (a group of nodes that may commit) from the store, before any node has trained in it."""
+    """Remove term `number` from the store, before any node has trained in it.
+
+    A term is a numbered group of nodes that may commit snapshots."""
     store.remove(_name(number))
 
 

@@ -59,7 +59,10 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """The cost of a save: how long it stalled training, and the seconds until it was durable (None if never)."""
+    """The cost of saving the state at `step`: how long the save stalled training, its size and its retries.
+
+    `writer` names the kind of snapshot writer. `durable_after` is the seconds until the save was durable, or None if it
+    never was."""
 
     attempt: int
     step: int
@@ -230,11 +233,11 @@ def _saves(stretch: AttemptStretch) -> list[SaveCost]:
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """Return the injected failure that ended the attempt, or None. `survived` counts survived losses by rank.
+    """Return the injected failure that ended the attempt, or None.
 
     A failure between two steps ended the attempt if the next step was not trained. A failure inside a step or a save
-    ended the attempt if it killed the process, even if other workers still finished that step.
-    """
+    ended the attempt if it killed the process, even if other workers still finished that step. `survived` counts, for
+    each rank, the losses after which the other workers continued; these did not end the attempt."""
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike

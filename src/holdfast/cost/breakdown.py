@@ -105,8 +105,7 @@ class Waiting:
 class CostBreakdown:
     """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`.
 
-    `away` is the time between an end of the run and its continuation, and `clock_back` how far clocks were set back.
-    """
+    `away` is the time between an end of the run and its continuation, and `clock_back` how far clocks were set back."""
 
     ended: str | None
     wall: float

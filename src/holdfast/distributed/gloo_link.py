@@ -158,7 +158,7 @@ def _free_later(group: Any) -> None:
 
 
 class _GroupBuilder(threading.Thread):
-    """A thread that builds a gloo group. The caller abandons it if a member dies, since building then takes long."""
+    """A thread that builds a gloo group. If a member dies, building takes long, so the caller abandons the thread."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)

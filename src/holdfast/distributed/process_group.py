@@ -134,7 +134,9 @@ class RecoverableGroup(ProcessGroup):
 
     @torch.no_grad()
     def pack(self, number: int) -> None:
-        """Refill bucket `number` with this rank's own gradients, scaled as for the sum that failed."""
+        """Refill bucket `number` with this rank's own gradients, scaled for an all-reduce.
+
+        Call this after the all-reduce of the bucket has failed."""
         for parameter, view in self._views(number):
             if parameter.grad is None:
                 view.zero_()

@@ -155,7 +155,6 @@ _BY_TYPE: Mapping[Any, _Read] = {
 
 
 def _readers(kind: type[Any]) -> Iterator[tuple[str, _Read]]:
-    """Yield the name of each field of `kind`, and the function that reads its JSON value."""
     by_name = {**_BY_NAME, **_OF_DETECT} if kind is Detect else _BY_NAME
     for name, hint in get_type_hints(kind, localns={"JSON": JSON}).items():
         types = [part for part in getattr(hint, "__args__", ()) if part is not type(None)]

@@ -31,8 +31,7 @@ class Plan(NamedTuple):
     With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
     longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
     script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts these batches.
-    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch.
-    """
+    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch."""
 
     attempt: int
     samples: int
@@ -54,8 +53,7 @@ class Plan(NamedTuple):
 class Order(NamedTuple):
     """Event: a piece of the order that the script's sampler returned for `epoch`, from its index `first` on.
 
-    `indices` are sample ids of `width` bytes each, as base64.
-    """
+    `indices` are sample ids of `width` bytes each, as base64."""
 
     attempt: int
     epoch: int

@@ -153,7 +153,7 @@ class _Session(NamedTuple):
 
 
 def _scan(file: Path) -> tuple[list[_Session], int]:
-    """Return the sessions (parts that one process wrote) in a file, and the offset after its last complete line."""
+    """Return the parts of a history file that each process wrote, and the offset after its last complete line."""
     sessions: list[_Session] = []
     end, knows_attempt = 0, False
     with file.open("rb") as lines:

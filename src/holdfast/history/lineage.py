@@ -32,7 +32,7 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """The number of steps in the newest committed snapshot or, without a commit, in the restored snapshot."""
+        """The number of steps in the newest committed snapshot; without a commit, those in the restored snapshot."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:

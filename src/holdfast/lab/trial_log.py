@@ -13,8 +13,7 @@ class TrialLog:
     """An append-only log file of numbers by key; `known` also holds the entries that earlier processes wrote.
 
     `code` is a digest of the code that computes the numbers. Entries of other code are not in `known`; `outdated` is
-    their number. `reused` has the keys of earlier entries that were asked for again.
-    """
+    their number. `reused` has the keys of earlier entries that were asked for again."""
 
     def __init__(self, path: Path, code: str) -> None:
         self._path, self._code, self.known, self.outdated = path, code, dict[str, float](), 0

@@ -31,8 +31,7 @@ def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualtie
       weighted by their samples over the survivors' samples; if no survivor has a sample, it contributes nothing.
     - `skip`: the whole step is dropped, completed buckets too.
 
-    Without casualties every strategy gives the normal weights.
-    """
+    Without casualties every strategy gives the normal weights."""
     if strategy not in STRATEGIES:
         raise BadInput(f"There is no strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.")
     if not samples or min(samples) < 0 or not any(samples):

@@ -305,7 +305,9 @@ class LiveRecovery:
     def _apply(
         self, plan: RecoveryPlan, stands: dict[int, MemberReport], group: RecoverableGroup | None, began: float
     ) -> None:
-        """Carry out this rank's part of `plan`. `stands` has each member's report; recovery began at `began`."""
+        """Carry out this rank's part of the recovery `plan`, which completes the backward pass of `group`, if any.
+
+        `stands` has the report of each member. `began` is the time at which the recovery began."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.

@@ -193,7 +193,9 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """The effects of a lost member under the recovery `strategy`: changed gradient weights, and samples not trained."""
+    """The effects of lost members on a training step, which depend on the recovery `strategy`.
+
+    They change the weights of gradients, and some samples are not trained."""
 
     strategy: str
     plan: SamplePlan

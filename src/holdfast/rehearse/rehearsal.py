@@ -153,7 +153,7 @@ class _Runner:
 
 
 class _Log:
-    """A file for the supervisor's output, which also prints the progress of a run that takes long."""
+    """A text file for the supervisor's output. If a run takes long, `write` also prints its progress."""
 
     def __init__(self, file: IO[str], name: str, print_line: Print) -> None:
         self._file, self._name, self._print_line = file, name, print_line

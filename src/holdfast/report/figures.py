@@ -79,7 +79,6 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def _saved(figure: "Figure", form: str) -> bytes:
-    """Render the figure in the file format `form`, cropped to its content, and return the bytes."""
     from matplotlib import rc_context
 
     data = BytesIO()

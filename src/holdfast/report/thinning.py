@@ -70,8 +70,7 @@ def _merged(pieces: Sequence[TimelineBar]) -> TimelineBar:
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
     """Reduce a line to at most four points in each of `columns` equally wide columns.
 
-    The first, last, lowest and highest point of each column are kept, so that no peak is lost.
-    """
+    The first, last, lowest and highest point of each column are kept, so that no peak is lost."""
     if len(points) <= columns:
         return list(points)
     left, right = points[0][0], points[-1][0]

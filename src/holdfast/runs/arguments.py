@@ -29,8 +29,7 @@ class Change(NamedTuple):
     def lengthens(self) -> bool:
         """True if the change may make a run longer: the argument is a whole number, and larger now.
 
-        For an argument that the earlier command lacks, the name must contain `epoch`, `step` or `iter`.
-        """
+        For an argument that the earlier command lacks, the name must contain `epoch`, `step` or `iter`."""
         if not _is_whole(self.now):
             return False
         if self.was is None:

@@ -21,8 +21,7 @@ class WeightsSource:
     """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder.
 
     `step` is that of the snapshot, if the source is a run. `take` names the protected objects to load, by default all
-    models; `partial` lets a model keep weights that the source lacks. `digest` covers everything that is loaded.
-    """
+    models; `partial` lets a model keep weights that the source lacks. `digest` covers everything that is loaded."""
 
     place: str
     step: int | None = None

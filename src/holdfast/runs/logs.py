@@ -43,8 +43,7 @@ class WorkerLog:
 def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[WorkerLog]]:
     """Return the number of an attempt, by default the last one, and the logs of its workers.
 
-    With `rank`, return the logs of all workers that had this rank, in the order in which they had it.
-    """
+    With `rank`, return the logs of all workers that had this rank, in the order in which they had it."""
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")

@@ -65,7 +65,10 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run: goodput in committed steps per second, size in bytes and the time of the last write."""
+    """The status of a run, as shown in a list of runs.
+
+    `state` is "trains" or says how the run ended. `goodput` is in committed steps per second, `size` in bytes, and
+    `last` is the time of the last write."""
 
     folder: Path
     state: str  # `trains`, or how it ended
@@ -209,9 +212,6 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """Yield the events of the file `lead` that mark a start or an end of the run.
-
-    If the run has not ended, also yield the latest event in `files`, the history files of all ranks."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))

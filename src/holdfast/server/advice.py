@@ -147,8 +147,7 @@ def bound(age: Floats | float, lost: float, c: float) -> Floats:
 def noise(losses: Sequence[float]) -> float:
     """Estimate by how many iterations random noise shifts the time at which the loss reaches a given value.
 
-    Only the last half of `losses` is used. Their noise is estimated from their second differences.
-    """
+    Only the last half of `losses` is used. Their noise is estimated from their second differences."""
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
         return 0.0

@@ -158,8 +158,7 @@ class ServerMembers:
         """Receive and send heartbeats, and return the members that seem to be lost, with the reasons.
 
         Workers are notified of lost nodes, because this controller may be waiting for workers that wait for such a
-        node. A controller whose raylet was stopped or killed kills itself, and another one takes over.
-        """
+        node. A controller whose raylet was stopped or killed kills itself, and another one takes over."""
         if not raylet_lives():
             os.kill(os.getpid(), signal.SIGKILL)
         if self._beats:

@@ -179,9 +179,6 @@ class ServerRecovery:
         return self._members.lost("node", answers.missing)
 
     def _survivor_summaries(self) -> tuple[Arrays | None, dict[Member, str]]:
-        """Return a summary of the surviving blocks on all nodes, and the members that were lost meanwhile.
-
-        The summary is None if no block must be re-initialised."""
         if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
             return None, {}
         answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))

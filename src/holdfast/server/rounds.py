@@ -140,7 +140,7 @@ class SynchronousRounds:
 
 
 class StaleIteration(NamedTuple):
-    """An iteration that is complete for every input part; `turns` maps each part to its seconds and loss."""
+    """An iteration that is complete for every input part; `turns` maps each part to its worker's seconds and loss."""
 
     iteration: int
     turns: dict[int, WorkerRound]

@@ -237,9 +237,6 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """Return the change that a block must exceed to be saved, after asking the nodes if necessary.
-
-    For the ranking "threshold" it is the mean change of all blocks; otherwise it is -inf."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(BlockTotal, (yield AskTotal()))

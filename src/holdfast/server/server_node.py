@@ -74,8 +74,7 @@ class NodeAccount(NamedTuple):
 def _exclusive(method: Method) -> Method:
     """Decorate a method of `ServerNode` to hold the node's lock, so that such methods run one at a time.
 
-    Put `ray.method` below this decorator: Ray looks for a method's options on the innermost function.
-    """
+    Put `ray.method` below this decorator: Ray looks for a method's options on the innermost function."""
     called = cast(Callable[..., Any], method)
 
     @functools.wraps(called)
@@ -133,8 +132,7 @@ class ServerNode:
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
         """Apply the updates of round `when` that were buffered for the input parts `parts`; return the seconds it took.
 
-        The call is refused if `map_version`, the caller's version of the partition map, is outdated.
-        """
+        The call is refused if `map_version`, the caller's version of the partition map, is outdated."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)

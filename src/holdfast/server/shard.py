@@ -159,7 +159,8 @@ class Shard:
     def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
         """Return a copy of the blocks `ids`, with their last saved values and the number of the next round to apply.
 
-        Pass `map_version` if the blocks move to another node: requests that use older maps are then refused."""
+        Pass `map_version`, the version of the partition map, if the blocks move to another node. Requests that use
+        older maps are then refused."""
         if map_version is not None:
             self._require_recent(map_version)
             self.changed = map_version

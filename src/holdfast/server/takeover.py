@@ -13,7 +13,7 @@ Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # iteration, kind and
 
 
 class ControllerPast:
-    """The events recorded by earlier controllers of a run; the history file is read again at each call."""
+    """The events that earlier controllers of a run recorded; every method reads the history file again."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._settings = path, settings

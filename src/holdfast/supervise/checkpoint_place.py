@@ -41,7 +41,9 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of a run, at `place` or by default in `out`. `wrong` is the reason if `place` is unusable."""
+    """The place where the checkpoints of a run are stored: the directory or URL `place`, or a folder in `out` if None.
+
+    `wrong` is the reason why this node cannot use the place, or None."""
 
     out: Path
     place: str | None

@@ -226,7 +226,7 @@ class Display:
             self._try("err", lambda: _write(self._console.file, text))  # byte for byte: a log may hold tabs and colours
 
     def _try(self, stream: str, show: Callable[[], object]) -> None:
-        """Call `show`, which writes to `stream`; once that fails (`| head`, a full disk), skip all later calls."""
+        """Call `show`, which writes to `stream`; after the first failure, such as a closed pipe, skip all calls."""
         if stream in self._closed:
             return
         try:

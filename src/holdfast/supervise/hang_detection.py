@@ -59,8 +59,7 @@ class RemoteProgress(NamedTuple):
     """The progress of the workers on other nodes.
 
     `place` is the position of the worker that is furthest behind, as (steps finished, collectives begun since then);
-    None if it is unknown. `moved` is the number of bytes that all these workers have transferred.
-    """
+    None if it is unknown. `moved` is the number of bytes that all these workers have transferred."""
 
     place: Place | None = None
     moved: int = 0

@@ -80,9 +80,6 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
 
 
 def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
-    """Clear the folder `out` if its run trained nothing, and return True; otherwise change nothing and return False.
-
-    `theirs` is the config of that run."""
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
     verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)

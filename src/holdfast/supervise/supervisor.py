@@ -88,8 +88,7 @@ def supervise(
         console: where to show progress; stderr by default.
 
     Raises:
-        BadInput: if the arguments are wrong, or `out` holds another run.
-    """
+        BadInput: if the arguments are wrong, or `out` holds another run."""
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_world(nnodes)

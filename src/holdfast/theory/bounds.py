@@ -146,8 +146,7 @@ def full_size(distances: Floats, order: float = 2) -> float:
 
     `distances` are the distances between the live and the saved value of each block. `order` tells how they combine: 2
     for lengths, whose squares add up; 1 for distances that add up, such as numbers of differing tokens; infinity for
-    the largest.
-    """
+    the largest."""
     return _norm(distances, order)
 
 

@@ -32,8 +32,7 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
     """Fit a convergence rate to the distances from the optimum, by least squares of their logarithms over iterations.
 
     Only the iterations in `window` are used, by default the last half. End the window before the distances flatten
-    at the precision with which the optimum is known.
-    """
+    at the precision with which the optimum is known."""
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
     if len(steps) < 2:

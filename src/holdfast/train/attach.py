@@ -114,8 +114,7 @@ def seed_of_run(
     """Return the seed of the run, and a warning about given seeds that have no effect (None if all agree).
 
     The seed is the first of these that is not None: `command` (--seed), `recorded` (in the run's folder),
-    `attached` (the argument of attach()), `script` (given to torch.manual_seed). If all are None it is 0.
-    """
+    `attached` (the argument of attach()), `script` (given to torch.manual_seed). If all are None it is 0."""
     if command is None and recorded is not None and attached not in (None, recorded):
         raise BadInput(
             f"the seed is {attached}, not {recorded} with which this run began: give attach() the same, or name another "

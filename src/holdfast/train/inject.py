@@ -181,7 +181,6 @@ class Injection:
 
     @staticmethod
     def _meet(peers: Ranks, failure: Failure, word: str, ranks: Iterable[int]) -> None:
-        """Post the message `word` about `failure`, and wait until all `ranks` have posted the same message."""
         topic = f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}"
         peers.post(f"{topic}/{peers.rank}", "")
         for rank in ranks:

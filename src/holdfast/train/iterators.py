@@ -25,8 +25,7 @@ class Batch:
 
     `weight` is the micro-batch's fraction of the share: mean losses times their weights add up to the mean over the
     share. The optimizer steps after the batch with `is_last`. A batch is used like the data it carries: `x, y = batch`,
-    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the device.
-    """
+    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the device."""
 
     data: Any
     ids: Ids

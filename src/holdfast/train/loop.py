@@ -50,8 +50,7 @@ def watch() -> None:
     """Watch for an optimizer step before the script iterates over `run.batches` or its variants; rank 0 then warns.
 
     For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
-    own checkpoints, but other users must learn of it at once.
-    """
+    own checkpoints, but other users must learn of it at once."""
     global _hook
     _hook = register_optimizer_step_post_hook(_warn)
 
@@ -81,8 +80,7 @@ class FirstBatchCheck:
     """A check that the script does something with the first batch before it asks for the second.
 
     A step ends when the script requests the next batch, and may be saved then. If the script fetched batches ahead, it
-    would train a batch only after this save, and a restart would lose the batch.
-    """
+    would train a batch only after this save, and a restart would lose the batch."""
 
     def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
         self._fingerprints, self._work = fingerprints, work
@@ -93,7 +91,9 @@ class FirstBatchCheck:
         self._before = self._fingerprints.take().digest()
 
     def check(self) -> None:
-        """On the first call, raise BadInput if the script has neither trained nor changed a model since `begin`."""
+        """Raise BadInput if the script has neither trained nor changed a model since `begin`.
+
+        Only the first call checks this."""
         before, self._before = self._before, None
         if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
             raise BadInput(
@@ -111,8 +111,7 @@ class StateKeeper:
     """A guard of the protected state when a run resumes in the middle of an epoch.
 
     A script may change protected state before the batches of an epoch, for example set a learning rate or step a
-    scheduler. The restored state already contains this change, so making it again must have no effect.
-    """
+    scheduler. The restored state already contains this change, so making it again must have no effect."""
 
     def __init__(self, protected: Protected, fingerprints: Fingerprints, restore_again: Callable[[], None]) -> None:
         self._protected, self._fingerprints, self._restore_again = protected, fingerprints, restore_again
@@ -166,7 +165,9 @@ class Boundary:
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
-        """Do what is due before `step` (change members, save, stop); return the seconds training waited for a save."""
+        """Do what is due before `step`: change the members, save, or stop.
+
+        `at` is the position of the step in the data. Return the seconds for which training waited for a save."""
         if self.live:
             self.live.reach_boundary(step)
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).

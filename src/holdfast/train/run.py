@@ -81,8 +81,7 @@ class Run:
 
         The average is over the samples of the step, if the loss is a mean over the batch as with PyTorch's losses. The
         wrapper is torch's DistributedDataParallel, which gets the `options`. A process without other ranks gets the
-        model itself.
-        """
+        model itself."""
         return cast(Model, self._session.replicate(model, options))
 
     def protect(self, **things: Protectable | Value) -> None:
@@ -91,8 +90,7 @@ class Run:
         Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays.
         Dicts and lists are restored in place, and each rank gets its own values back; with `--recovery forward`
         or `skip`, a worker that replaces a lost one gets those of another rank. Random generators and the position in
-        the data are always restored.
-        """
+        the data are always restored."""
         self._session.protect(things)
 
     def batches(
@@ -117,8 +115,7 @@ class Run:
         or a function of the epoch and the seed that returns the indices of an epoch; the default shuffles all samples
         in every epoch. With `micro_batches` a share comes in that many batches, and gradients are
         all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
-        DataLoader, for example {"prefetch_factor": 4}.
-        """
+        DataLoader, for example {"prefetch_factor": 4}."""
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
@@ -143,8 +140,7 @@ class Run:
 
         The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
         epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
-        of an epoch iterates over the rest of it.
-        """
+        of an epoch iterates over the rest of it."""
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
@@ -178,8 +174,7 @@ class Run:
         for every rank, so the world size must stay the same. A loader that ends is iterated over again, after a call of
         `set_epoch` on the loader, its sampler and its dataset, where they have it. A step takes `micro_batches` batches
         per rank, and all batches have the same weight. The audit counts the batches; it cannot check which samples they
-        hold.
-        """
+        hold."""
         session = self._session
         if session.live:
             raise BadInput(
@@ -218,8 +213,7 @@ class Run:
         """Return the mean of `value` over all ranks, weighted by `weight`, the number of samples behind it.
 
         All ranks must call this. A rank without samples gives the weight 0, and then its value, such as nan, is
-        ignored.
-        """
+        ignored."""
         return self._reducer.mean(value, weight)
 
     def print(

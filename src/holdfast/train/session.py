@@ -295,7 +295,9 @@ class Session:
         return injection
 
     def _check_conditions(self, plan: SamplePlan, loads: ShareLoader) -> Conditions:
-        """Return the data digest and thread count of this attempt, after comparing them with those of the snapshot."""
+        """Return the conditions of this attempt, such as a digest of the data and the number of threads.
+
+        They are first compared with those of the restored snapshot."""
         if self.attempt is None:
             return Conditions.now(None)
         is_drawn = isinstance(loads.dataset, OwnSamples)
@@ -329,7 +331,6 @@ class Session:
         self.record.flush()
 
     def _record_order(self, epoch: int, order: Ids) -> None:
-        """Record the order that the script's sampler returned for `epoch`, with which the audit compares the steps."""
         for first, width, indices in pieces(order):
             self.record.append(Order(self.number, epoch, first, width, indices))
         self.record.flush()
@@ -337,7 +338,7 @@ class Session:
     def _recover(
         self, plan: SamplePlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
     ) -> Recover:
-        """Seed the generators for step `start`, and return the event that records the state this rank begins with."""
+        """Seed the random generators for step `start`; return the event that describes this rank's initial state."""
         restored = self.restored
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank

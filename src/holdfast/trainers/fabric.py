@@ -27,8 +27,7 @@ def attach(fabric: Any, **options: Any) -> Run:
     """Return the run of this process, as `holdfast.attach` does; the run replicates the models that Fabric sets up.
 
     Call this function before `fabric.setup`. `options` are those of `holdfast.attach`. Raise BadInput for strategies
-    other than DDP and a single device, because every rank must hold the whole state.
-    """
+    other than DDP and a single device, because every rank must hold the whole state."""
     strategy = fabric.strategy
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):
         raise BadInput(f"a run does not support Fabric's {name}: every worker must hold the whole model. Choose ddp.")

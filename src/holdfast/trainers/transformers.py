@@ -206,9 +206,6 @@ class _Protection:
         return self._prepared
 
     def _batch_samples(self, batches: Iterator[Any], count: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Return the next `count` batches and their number of items, as the Trainer's `get_batch_samples` does.
-
-        Return ([], None) if this step was already trained before the restart."""
         if self._trained:
             self._trained -= 1
             return [], None

@@ -11,7 +11,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric with a single value, or with one value for each label."""
+    """A Prometheus metric: its name, its type (`kind`) and its help text (`about`).
+
+    `values` maps labels such as `rank="0"` to numbers; a metric with a single number has an empty label."""
 
     name: str
     kind: str

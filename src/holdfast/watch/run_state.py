@@ -52,7 +52,9 @@ class Rank:
 
 
 class CurrentState(NamedTuple):
-    """The present state of a run (`trains`, or a word for how it ended), and its goodput in steps per second."""
+    """The present state of a run, and its goodput in steps per second.
+
+    `state` is "trains", or a word that says how the run ended."""
 
     folder: Path
     state: str
@@ -101,7 +103,7 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The number of steps in the last committed state, to which a failure now would return."""
+        """The number of steps in the last committed state, from which the run would resume after a failure."""
         return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property

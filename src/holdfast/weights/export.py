@@ -27,8 +27,7 @@ def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
     """Write a state_dict, or a dict of state_dicts, to the path `to`, whose suffix selects the format.
 
     A `.safetensors` file can hold only one state_dict of tensors. Torch loads a `.pt` or `.pth` file with
-    `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`.
-    """
+    `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`."""
     write = writer_for(to)
     with _replacing(Path(to), force=force) as place:
         write(_plain(state), place)

@@ -41,8 +41,7 @@ def load(run: str | os.PathLike[str], step: int | None = None, name: str | None 
     `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Every byte
     is verified, nothing is unpickled, and the tensors are on the CPU:
 
-        model.load_state_dict(hf.load("runs/a", name="model"))
-    """
+        model.load_state_dict(hf.load("runs/a", name="model"))"""
     loaded = load_states(run, step)
     return dict(loaded.states) if name is None else loaded.state(name)
 

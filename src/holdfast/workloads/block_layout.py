@@ -22,7 +22,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """The positions of the blocks `ids` in arrays that contain only these blocks, in ascending order of their ids."""
+    """The positions of the blocks `ids` in packed arrays, which contain only these blocks in ascending order."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)
@@ -143,7 +143,9 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockSlices:
-    """The positions of the blocks `wanted` in arrays that hold only the blocks `packed`, computed once for reuse."""
+    """The positions of the blocks `wanted` in packed arrays, which hold only the blocks `packed`.
+
+    They are computed once and used for many copies."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.layout = BlockLayout(blocks, packed)
@@ -163,7 +165,9 @@ class BlockSlices:
 
 
 def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
-    """Merge the packed blocks in `pieces`; with `summed`, add up blocks that several pieces contain."""
+    """Merge packed blocks of several `pieces` into one set of arrays.
+
+    If several pieces contain the same block, its values are added up if `summed`; otherwise the last one counts."""
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}

@@ -84,7 +84,10 @@ class ConvolutionalNetwork(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks: whole weights and biases (`partition` "layer"), or their slices along dimension 0 ("shard")."""
+        """The division of the network into blocks.
+
+        If `partition` is "layer", each weight or bias is a block; if it is "shard", each of their slices along
+        dimension 0."""
         state = self.start()
         companions = {name: [f"{name}.{companion}" for companion in COMPANIONS] for name in self.architecture.shapes}
         if self.partition == "layer":

@@ -23,8 +23,7 @@ from holdfast.blocks.division import Ids
 class Architecture:
     """The sizes of a network with two convolutions and three linear layers, for square images of width `side`.
 
-    `kernel` and `stride` are those of the first convolution; the second is 3×3, padded by 1.
-    """
+    `kernel` and `stride` are those of the first convolution; the second is 3×3, padded by 1."""
 
     side: int
     classes: int
@@ -123,7 +122,7 @@ class Convolution:
 
 
 class Network:
-    """Two convolutions and three linear layers with their parameters, for batches of one size."""
+    """A network of two convolutions and three linear layers, with buffers for batches of a fixed size."""
 
     def __init__(self, architecture: Architecture, batch: int) -> None:
         self.parameters, self.gradient = Buffer(architecture.shapes), Buffer(architecture.shapes)

@@ -23,7 +23,9 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class RoundId(NamedTuple):
-    """The identity of a round (update of the model): iteration, number within it, and seed of the run (`stream`)."""
+    """The identity of a round, which is one update of the model by all workers.
+
+    `round` is its index within `iteration`, and `stream` is the random seed of the run."""
 
     iteration: int
     round: int
@@ -38,7 +40,9 @@ class Push(NamedTuple):
 
 
 class DividedWorkload(Workload, Protocol):
-    """A workload that the parameter server can run. Its rounds compute the same result as `advance` in one process."""
+    """A workload that the parameter server can run.
+
+    The server divides an iteration into rounds; their result equals that of `advance` in one process."""
 
     @property
     def rounds(self) -> int:

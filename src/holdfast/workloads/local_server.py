@@ -25,9 +25,10 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """An update of the blocks `ids` on one node; `held` are the positions of these blocks in the arrays of the node.
+    """The update of the blocks `ids` on one node, summed from the pushes of several workers.
 
-    `pieces` tells which workers' pushes contribute: (worker, positions in its push, positions in `ids`)."""
+    `held` are the positions of these blocks in the arrays of the node. `pieces` has an entry for each worker: its
+    number, the positions of the blocks in its push, and their positions in `ids`."""
 
     node: int
     ids: Ids

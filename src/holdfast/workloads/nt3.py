@@ -70,8 +70,7 @@ def generated(
 ) -> tuple[Expression, Expression]:
     """Generate training and test samples from one population; the same arguments always give the same samples.
 
-    The fraction `different` of the genes differs between the classes, by `effect` standard deviations.
-    """
+    The fraction `different` of the genes differs between the classes, by `effect` standard deviations."""
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)

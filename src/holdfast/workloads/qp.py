@@ -13,8 +13,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack
 class QuadraticProgram:
     """Gradient descent on the quadratic function ½xᵀAx − bᵀx; the loss is the distance to the optimum.
 
-    `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures).
-    """
+    `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures)."""
 
     seed: int = 0
     curvatures: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)

@@ -75,10 +75,10 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count how often each of `number` topics occurs in each group of tokens, for every chain (last axis of `topics`).
+    """Count how often each of `number` topics occurs in each group of tokens, separately for every Markov chain.
 
-    Group g has the tokens `tokens[groups[g]:groups[g+1]]`. Return the sum of `table[count + 1]` over these counts for
-    each chain, and the number of tokens of each topic and chain."""
+    The last axis of `topics` is the chain. Group g has the tokens `tokens[groups[g]:groups[g+1]]`. Return the sum of
+    `table[count + 1]` over these counts for each chain, and the number of tokens of each topic and chain."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
     counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)

@@ -117,7 +117,6 @@ def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
 
 
 def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
-    """Yield a remark for each unit of cost: the width of predicted intervals, and the error of predicted values."""
     for unit in ("seconds", "iterations"):
         chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])

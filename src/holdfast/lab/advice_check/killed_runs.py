@@ -110,7 +110,6 @@ def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Se
 
 
 def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
-    """Return for every kill in a run its predicted and measured cost: one case in seconds and one in iterations."""
     cases = []
     for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
         work, where = failure.rework_steps + failure.samples_lost / costs.batch, f"killed in step {failure.step}"

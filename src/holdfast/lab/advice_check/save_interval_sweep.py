@@ -68,9 +68,6 @@ def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed:
 def _useful_share(
     costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator
 ) -> float:
-    """Simulate many failures and return the fraction of time spent on steps that were saved before the next failure.
-
-    There are `every` steps between saves. The seconds of a restart are drawn at random from the measured `restarts`."""
     step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
     durable = costs.durable.value if costs.durable else 0.0
     gaps = rng.exponential(mtbf, RESAMPLED)

@@ -64,7 +64,9 @@ class PanelResults:
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return for each trial the mean relative error of its accuracy over all failures of `strategy` in `phases`."""
+        """Return the mean absolute deviation of each trial's accuracy, over all failures of `strategy` in `phases`.
+
+        The deviation is relative to the accuracy without a failure."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
@@ -76,7 +78,9 @@ class PanelResults:
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return the work that checkpoint-restart repeats after a failure, divided by the overhead of `strategy`."""
+        """Return how many times more work checkpoint-restart repeats after a failure than `strategy` adds.
+
+        Both are measured in mini-batches, and the failure is at the last point of backward."""
         repeated = mean_checkpoint_restart(self.prices, epoch=self.panel.epoch).replay / self.prices.minibatch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)

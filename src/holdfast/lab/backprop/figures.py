@@ -72,7 +72,9 @@ def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
-    """Draw figures 3 and 4 of the lossy-recovery paper: accuracy after a failure and an epoch later, and slowdown."""
+    """Draw figures 3 and 4 of the lossy-recovery paper: accuracy after a failure and an epoch later, and slowdown.
+
+    Only the rows of the network called `panel` are drawn."""
     own = [row for row in rows if row["panel"] == panel]
     drawn = new_figure(13, 9)
     places = drawn.subplots(3, len(PHASES), squeeze=False)
@@ -103,7 +105,9 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Draw bars of column `value` by point of failure, with intervals, and write column `marked` below each bar."""
+    """Draw a bar chart of the column `value`: a group of bars for each point of failure, a bar for each strategy.
+
+    Error bars show the confidence intervals. The value in the column `marked` is written at the foot of each bar."""
     foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}

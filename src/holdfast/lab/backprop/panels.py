@@ -60,7 +60,9 @@ class BackpropPanel:
     note: str = ""
 
     def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        """Return the training task of this panel (model and data set in folder `data`): a small one if `quick`."""
+        """Return the training task of this panel, a model with a data set; a small one if `quick`.
+
+        `data` is the folder of the data set."""
         return self.quick(data) if quick else self.full(data)
 
 

@@ -47,7 +47,9 @@ def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> O
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
-    """Return the mean cost of a failure with a checkpoint every `epoch` mini-batches, plus that of `saves` saves."""
+    """Return the mean cost of a failure if a checkpoint is saved every `epoch` mini-batches.
+
+    The cost of saving `saves` checkpoints is added."""
     return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 

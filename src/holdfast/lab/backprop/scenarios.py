@@ -139,8 +139,7 @@ class Scenarios:
     ) -> None:  # fmt: skip
         """Train mini-batch `failing` from the state `before`, with the failure `cell` during its backward.
 
-        `first` are the precomputed gradients of that mini-batch, and `order` is the order in which workers are lost.
-        """
+        `first` are the precomputed gradients of that mini-batch, and `order` is the order in which workers are lost."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch

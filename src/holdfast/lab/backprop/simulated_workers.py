@@ -146,8 +146,7 @@ def train_minibatch(
     """Train one mini-batch on all workers, with the failure `interruption` if one is given.
 
     If the strategy discards the gradients of the failed try, backward is computed only up to the failure. If `inside`,
-    the optimizer updates each layer during backward; otherwise it steps after backward.
-    """
+    the optimizer updates each layer during backward; otherwise it steps after backward."""
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)
     if interruption and interruption.casualties and interruption.strategy in abandoned:

@@ -33,11 +33,10 @@ START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of each failure case, the seconds of the phases of training (`prices`), and predictions.
+    """The measured slowdown of each failure case, the measured `prices` in seconds, and predictions.
 
-    `predicted` maps points of failure to the slowdown if the mini-batch is repeated. `replayed` has the predicted
-    and the measured seconds to load a checkpoint and train mini-batches again.
-    """
+    `predicted` maps points of failure to the slowdown if the mini-batch is repeated. `replayed` has the predicted and
+    the measured seconds to load a checkpoint and train mini-batches again."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices

@@ -30,7 +30,9 @@ BEYOND = 10  # the optimum is unknown, so the iterate this many times as far as 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """The unperturbed run of a workload, a stand-in for the unknown optimum, and the rate of convergence to it."""
+    """The unperturbed run of a workload, with which perturbed trials are compared.
+
+    `optimum` is an approximation of the optimum by long training, and `rate` the rate of convergence to it."""
 
     workload: LogisticRegression
     run: Trajectory

@@ -76,10 +76,6 @@ def run(options: Options, meter: Meter) -> Result:
 def _perturb_often(
     program: QuadraticProgram, rate: Rate, run: Trajectory, trials: int, rng: np.random.Generator
 ) -> tuple[Floats, list[Arrays]]:
-    """Add random perturbations before each of the first `STEP` iterations of every trial.
-
-    Return the norms of the perturbations and the states after these iterations. The perturbations are scaled by the
-    losses of the unperturbed `run` and its convergence `rate`."""
     scale = run.losses[STEP] / 2 * (1 - rate.c) * 10 ** rng.uniform(-2, 1, size=(trials, 1, 1))
     deltas = scale * rng.normal(size=(trials, STEP, 4))
     stack = stacked([program.start()] * trials)

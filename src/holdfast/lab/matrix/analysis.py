@@ -98,7 +98,7 @@ def gain(suites: Sequence[Floats]) -> Floats:
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return column 0 minus column 1, averaged over the arrays in `suites`, for each row (a bootstrap draw)."""
+    """Return column 0 minus column 1, averaged over the arrays in `suites`; each row is one bootstrap draw."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 

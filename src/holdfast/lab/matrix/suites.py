@@ -81,7 +81,9 @@ def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield all runs of the `chosen` suites; runs to be compared are adjacent, because machine speed changes slowly."""
+    """Yield all runs of the `chosen` suites, with runs to be compared next to each other.
+
+    Adjacent runs are measured under similar conditions, because the speed of a machine changes slowly."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 

@@ -135,7 +135,9 @@ def panel_title(comparison: PanelComparison) -> str:
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Plot the mean costs in `rows` as series `name`, moved right by `shift`; column `over` has the tick labels."""
+    """Plot the mean cost in each of `rows` with its interval, as a series called `name`.
+
+    The column `over` has the tick labels. All points are moved right by `shift`."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]

@@ -156,9 +156,6 @@ def _claims(split: Split) -> Iterator[Claim]:
 
 
 def _remark(split: Split) -> str:
-    """Return a remark on the mean costs of failures before the first full checkpoint, by approach.
-
-    It also says what early saves cost in the trials whose failure came later."""
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."

@@ -56,7 +56,7 @@ class Measurement:
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
-        """Return the costs of `strategy`; equivalent strategies share one measurement."""
+        """Return the costs of `strategy`, or of an equivalent strategy that was measured in its place."""
         return self.strategies[strategy.canonical]
 
 

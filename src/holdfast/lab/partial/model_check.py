@@ -26,7 +26,7 @@ USUAL_INTERVAL = 8  # iterations between two full checkpoints by default
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The problems of a workload (empty if it can be measured), and a one-line summary of the workload."""
+    """The result of checking a workload: a list of problems, empty if it can be measured, and a one-line summary."""
 
     problems: list[str]
     summary: str

@@ -77,9 +77,6 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
-    """Return sentences that explain the measured cost reductions of partial recovery in `panel`.
-
-    They cover a loss of half of the blocks and, if `has_claims`, every reduction below that of the paper."""
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [

@@ -111,7 +111,10 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration of every trial; report trials that converged or reached `limit`, and replace them."""
+        """Run one iteration of every current trial.
+
+        Report the trials that have converged or reached `limit` iterations to `finish`, and start other trials instead.
+        """
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1

@@ -58,8 +58,7 @@ def map_in_processes(
 def exit_if_worker_process() -> None:
     """Exit silently if this process is a worker that is about to start workers of its own.
 
-    Every worker imports the script that started it. Without a main guard, this import would start the work again.
-    """
+    Every worker imports the script that started it. Without a main guard, this import would start the work again."""
     if getattr(current_process(), "_inheriting", False):  # the test that multiprocessing itself uses
         raise SystemExit(1)
 

@@ -56,8 +56,7 @@ def recovered_state(
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
     `states` has the state after each iteration, and `saved_at` the iteration at which each block was last saved. The
-    recovery `fresh` calls `renew`, with random seed `stream`, for new values of blocks that were never saved.
-    """
+    recovery `fresh` calls `renew`, with random seed `stream`, for new values of blocks that were never saved."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):

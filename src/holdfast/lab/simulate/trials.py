@@ -131,9 +131,10 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of all that determines the length of a trial: its start, to the last bit, and its criterion.
+        """Return a digest of everything that determines how many iterations a trial takes, as a key for its result.
 
-        A changed policy, seed or workload therefore never matches an old result."""
+        It covers every bit of the trial's start, and the convergence criterion. So a result is not used again after a
+        change of policy, seed or workload."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())

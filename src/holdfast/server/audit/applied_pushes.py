@@ -162,9 +162,6 @@ def _wrong_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mappi
 
 
 def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
-    """Return a message if `push` was sent to nodes that did not own its blocks during `tenure`, otherwise None.
-
-    A tenure is a period in which no block changes its owner."""
     held, count = tenure.together(tuple({*push.nodes})), push.blocks.count
     if len({*push.nodes}) < len(push.nodes) or not len(push.nodes) <= count <= held.count:
         return f"part {push.part} was pushed for {count} blocks to {len(push.nodes)} nodes that hold {held.count}"

@@ -116,7 +116,7 @@ class ServedLedger:
 
     @cached_property
     def applied(self) -> Mapping[int, Mapping[int, Sequence[events.Applied]]]:
-        """The recorded `Applied` events (a node has applied updates), by round number and node."""
+        """The recorded events of nodes that applied updates, by round number and node number."""
         applied: defaultdict[int, defaultdict[int, list[events.Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
             for what in self._events[writer]:
@@ -126,7 +126,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """All recorded pushes of updates, as (worker number, event), by round number and input part."""
+        """All recorded pushes of updates: for each round number and input part, pairs of worker number and event."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:

@@ -47,8 +47,7 @@ class Heartbeats:
     def update(self, counts: Mapping[str, int], now: float) -> None:
         """Record the heartbeat `counts` of all supervisors at time `now`.
 
-        After a long pause between two calls, the time of the pause does not count as silence.
-        """
+        After a long pause between two calls, the time of the pause does not count as silence."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -67,7 +66,9 @@ class Heartbeats:
 
 
 def silent_nodes(members: Mapping[str, int], heartbeats: Heartbeats, lost_after: float, now: float) -> list[int]:
-    """Return the nodes in `members` (node number by supervisor) without a heartbeat for `lost_after` seconds."""
+    """Return the nodes that have sent no heartbeat for `lost_after` seconds, in ascending order.
+
+    `members` maps the unique name of each supervisor to the number of its node."""
     return sorted(node for who, node in members.items() if heartbeats.silence(who, now) >= lost_after)
 
 
@@ -139,10 +140,6 @@ class RoundCloser:
     def _starting(
         self, greetings: Sequence[NodeRegistration], last: Peers, heard: Heartbeats
     ) -> list[NodeRegistration]:
-        """Return the registrations of the nodes that start now, sorted by node; [] if more nodes must register first.
-
-        `greetings` are all registrations of this round. `last` has the nodes of the round before, and `heard` the times
-        of the nodes' heartbeats."""
         arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
         node = self._node
         limits = {"of": node.of, "least": node.least}
@@ -151,10 +148,10 @@ class RoundCloser:
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
-        """Return the term (numbered group) in which `nodes` start: the term of `last` if it has the same nodes.
+        """Return the term in which `nodes` start, or None if other nodes have already claimed its number.
 
-        Otherwise claim the next term number, and return None if other nodes have already claimed it.
-        """
+        A term is a numbered group of nodes that start together. If the nodes are those of `last`, the term stays the
+        same; otherwise the next number is claimed."""
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)

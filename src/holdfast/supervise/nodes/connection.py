@@ -32,8 +32,7 @@ class NodeRegistration(TypedDict):
     """The message with which a node registers for the next start of the workers.
 
     `of` is the number of all nodes, `who` the unique name of the supervisor, `where` the address of its own store, and
-    `wrong` the reason why it cannot use the checkpoints. `command` has the settings that all nodes must share.
-    """
+    `wrong` the reason why it cannot use the checkpoints. `command` has the settings that all nodes must share."""
 
     node: int
     of: int

@@ -75,10 +75,6 @@ class HostFinder:
         return [*places, *((where, None) for where in (last.term.where, *others))]
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
-        """Return a connection to the store at `where` in which nodes meet; None if there is no such store.
-
-        With a `token`, the store must also belong to the term (group of nodes that started together) with this unique
-        id."""
         if where != self._own and not is_listening(where):
             return None
         connection = Connection(where, self._who, self._node.lost_after)

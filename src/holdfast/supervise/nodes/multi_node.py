@@ -229,8 +229,7 @@ class MultiNodeRendezvous(Rendezvous):
         """Raise BadInput if the nodes that met cannot start together.
 
         At a first start, one node writes a term (a record of this group of nodes) to the checkpoint store. Every other
-        node must find it there, because otherwise the nodes would save to different places.
-        """
+        node must find it there, because otherwise the nodes would save to different places."""
         if answer["refused"]:
             raise BadInput(answer["refused"])
         if all(node["term"] for node in answer["nodes"]):
@@ -312,11 +311,11 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-    """Return the number of the rendezvous round that this node waits for, and the round's result once it is closed.
+    """Return the number of the rendezvous round for which this node waits, and the result of that round or None.
 
-    `awaited` is that number, or 0 to register for the next round with `greeting`. This function must not change any
-    object, because it may still run in its thread after the caller has timed out.
-    """
+    If `awaited` is 0, first register for the next round with the message `greeting`; otherwise it is the number of the
+    round. This function must not change any object, because it may still run in its thread after the caller has timed
+    out."""
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())
     if not awaited:

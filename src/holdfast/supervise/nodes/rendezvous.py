@@ -212,8 +212,7 @@ class Peers:
 
     `round` is the unique name of the rendezvous round. `server` is the store of its workers, if this node hosts it.
     `term` is the numbered group of nodes that started together. `members` maps their supervisors to node numbers, and
-    `where` maps node numbers to the addresses of the nodes' own stores.
-    """
+    `where` maps node numbers to the addresses of the nodes' own stores."""
 
     term: Term | None = None
     members: Mapping[str, int] = {}

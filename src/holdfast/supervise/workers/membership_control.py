@@ -92,8 +92,7 @@ class Members:
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
         """Choose, adopt and return the next membership (group of training workers), or None if none is due.
 
-        `broken` is True if a connection between members broke although no member was lost.
-        """
+        `broken` is True if a connection between members broke although no member was lost."""
         present = {worker.seat: worker for worker in workers}
         self._numbers |= {worker.seat: worker.number for worker in workers if worker.number is not None}
         known = {**self._leaving, **self._seats}
@@ -107,10 +106,6 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Publish and return a training group that consists of the members `inside`, without the lost ones.
-
-        `inside` maps the number of each surviving member to its process, and `present` has the status of all live
-        processes. With the strategy "replay", return None until every lost member has a replacement."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), inside, present)
@@ -159,8 +154,7 @@ class Stranded(Exception):
 class MembershipController:
     """The controller of the workers that train together in one attempt, which begins with the rendezvous `round`.
 
-    `wanted` is the number of workers that should train; None for all.
-    """
+    `wanted` is the number of workers that should train; None for all."""
 
     def __init__(
         self,

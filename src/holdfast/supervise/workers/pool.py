@@ -70,8 +70,7 @@ class WorkerPool:
     ) -> None:
         """Fork a worker process with the unique number `seat`, which is its rank unless it `joins` the others later.
 
-        `rank` is the rank that a joining worker has for life; None for a spare, whose rank is not known yet.
-        """
+        `rank` is the rank that a joining worker has for life; None for a spare, whose rank is not known yet."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"

@@ -229,8 +229,7 @@ def cpu_seconds(group: int) -> float | None:
     """Return the CPU seconds that all processes of a process group used or spent ready to run; None without /proc.
 
     Time spent waiting for a CPU counts, because on a busy machine a worker is slow, not hung. This waiting time is
-    counted for main threads only: other threads may poll now and then, and would seem to wait most of the time.
-    """
+    counted for main threads only: other threads may poll now and then, and would seem to wait most of the time."""
     if not _PROC.exists():
         return None
     seconds = 0.0

@@ -163,8 +163,7 @@ def _context(given: Any) -> Any:
 class _Serve:
     """A worker_init_fn that makes a loader process ignore stop signals and die with the training process.
 
-    Then it calls `then`, the script's own worker_init_fn, which finds the script's own dataset in get_worker_info().
-    """
+    Then it calls `then`, the script's own worker_init_fn, which finds the script's own dataset in get_worker_info()."""
 
     def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
         self._worker, self._dataset, self._then = worker, dataset, then

@@ -50,10 +50,10 @@ class LoadRequests:
 def requests(
     geometry: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None
 ) -> Iterator[LoadRequest]:
-    """Yield the requests for the samples of `rank` among `world` ranks, one per step from step `start` on.
+    """Yield the requests to load the samples of `rank` among `world` ranks, one for each step from `start` on.
 
-    If a sampler determines the order, rank 0 calls `record` with each epoch and its order, before the epoch's requests.
-    """
+    `geometry` is the sample plan. If a sampler determines the order, rank 0 calls `record` with each epoch and its
+    order, before the requests of the epoch."""
     if geometry.orders and rank == 0 and record:
         yield from _recorded_requests(geometry, geometry.orders, start, world, record)
         return

@@ -126,11 +126,10 @@ class LoaderBatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """A source that takes the next `parts` batches of this rank's loader for every step.
+    """A source of batches that takes the next `parts` batches from this rank's own loader for every step.
 
     The random generators are seeded before loading, because the loader may draw from them. They are seeded again before
-    training, because a restored loader draws other numbers than one that was not interrupted.
-    """
+    training, because a restored loader draws other numbers than one that was not interrupted."""
 
     dataset: OwnSamples
     parts: int
@@ -150,8 +149,7 @@ def _check_sampler(loader: Any) -> None:
     """Raise BadInput if the loader's sampler would not continue in the same order after a restart.
 
     PyTorch's random samplers do not save their position. If loader and sampler share a generator, a restored loader
-    draws one number less from it, so the next epoch would differ. torchdata detects neither case.
-    """
+    draws one number less from it, so the next epoch would differ. torchdata detects neither case."""
     if not isinstance(loader, DataLoader):
         return
     batches = loader.batch_sampler

@@ -18,7 +18,9 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill of `rank` before `step` in a rehearsal; the run then resumes from the snapshot of step `saved`."""
+    """A kill of `rank` before `step` in a rehearsal; the run then resumes from the snapshot of step `saved`.
+
+    `why` says why the rehearsal kills there, for example at the end of an epoch."""
 
     step: int
     saved: int

@@ -130,7 +130,6 @@ def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_
 
 
 def _kind(place: _Place, search: _Search) -> str | None:
-    """Return the kind of the value at `place`, such as "tensor", if the run does not save it, otherwise None."""
     value = place.value
     if isinstance(value, GENERATORS):
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these

@@ -19,7 +19,9 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """Return a short text for `value`, equal only for equal values. If `cheap`, large tensors are only sampled."""
+    """Return a short text that is equal for equal values, and different for different ones, to compare states of runs.
+
+    If `cheap`, only some elements of a large tensor or array are compared."""
     if isinstance(value, torch.Tensor):
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):
@@ -32,7 +34,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """Return a mark (a short text, equal only for equal values) for every leaf of the nested `state`, by path."""
+    """Return a short text for every leaf of the nested `state`, by path; see `mark`."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 

@@ -135,7 +135,9 @@ class AttemptContext:
             )
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records the commit of the newest snapshot, which must be that of `step`."""
+        """Return True if the history records the commit of the snapshot of `step`.
+
+        `step` must be that of the newest snapshot."""
         return has_commit(self.folder, step)
 
     @property

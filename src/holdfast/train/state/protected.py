@@ -167,7 +167,6 @@ class Protected:
 
     @property
     def _is_opaque(self) -> bool:
-        """True if a protected object is of an unknown class, which may contain any other object."""
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, PlainState)
         return not all(isinstance(thing, known) for thing in self.things.values())
 

@@ -41,8 +41,7 @@ class RestoredState:
     """Facts about the restored snapshot. `step` is None if there was none. `passed_over` are damaged newer snapshots.
 
     `loaded` is the digest of the state as read, and `committed` the digest that the history recorded for it. `weights`
-    is the digest of the weights from --init-from.
-    """
+    is the digest of the weights from --init-from."""
 
     step: int | None = None
     world: int = 0

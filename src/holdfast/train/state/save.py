@@ -100,7 +100,9 @@ class Saves(Protocol):
         `stops` is True if the run stops after this save, and is recorded in the snapshot."""
 
     def regroup(self, settled: int | None) -> None:
-        """Adapt to a changed set of ranks. Do not save before step `settled`, since some ranks may already train it."""
+        """Adapt to a changed set of ranks.
+
+        Do not save before step `settled`, since some ranks may already be training this step."""
 
     def collect(self) -> None:
         """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
@@ -227,9 +229,6 @@ class CheckpointSaver:
             self.ranks.gather(f"save/{step}", part)
 
     def _record_handed_over(self, *, waits: bool = False) -> None:
-        """Record the completed saves among those that this process began while it was rank 0.
-
-        If `waits` is True, first wait until all of these saves have ended."""
         while self._handed_over and (waits or self._handed_over[0].done()):
             self._record(self._handed_over.pop(0).result())
 
@@ -264,9 +263,6 @@ class CheckpointSaver:
         )
 
     def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        """Return the entries of a snapshot that have one value per rank, such as the states of random generators.
-
-        `parts[i]` has the values of rank i, as JSON text."""
         generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
         if any(stops):
             self._stops.add(step)
@@ -278,7 +274,6 @@ class CheckpointSaver:
         }
 
     def _sync_history(self, step: int, peers: Ranks) -> None:
-        """Sync this rank's history to disk and tell rank 0, in a thread because a disk may be slow."""
         self.attempt.record.sync()
         peers.post(f"on-record/{step}/{peers.rank}", "")
 
