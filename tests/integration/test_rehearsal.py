@@ -15,8 +15,12 @@ WITHIN = 240.0
 TASKS: dict[str, dict[str, Any]] = {
     **{
         name: {}
-        for name in ("grouped", "prefetched", "scheduled", "generated", "normed", "clocked", "entropic", "alone")
+        for name in (
+            *("grouped", "prefetched", "scheduled", "generated", "normed", "clocked", "entropic", "alone", "averaged"),
+            "enumerated",
+        )
     },
+    "forgotten": {"script": str(SCRIPTS / "averaged.py"), "args": ["weights"]},
     "exact": {"workers": 2},
     "epochs": {},
     "plain": {"script": str(SCRIPTS / "scheduled.py"), "args": ["plain"]},
@@ -60,7 +64,10 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
     [
         ("grouped", "work after the boundary", "does not resume exactly"),
         ("prefetched", "refused", "the second batch was asked for before anything was done with the first"),
-        ("scheduled", "not protected", "schedule in main(), a CosineAnnealingLR, is not protected"),
+        ("scheduled", "not protected", "schedule.steps in main(), an int, is not protected"),
+        ("averaged", "not protected", "centre in main(), a Tensor, is not protected: it started over after a kill"),
+        ("forgotten", "refused", "ema in main() (AveragedModel) changes in training and is not protected"),
+        ("enumerated", "loop counter", "instead: write enumerate(epoch, epoch.initial)"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),
         ("normed", "not protected", "model.mean, a tensor of a module that its state_dict leaves out"),
     ],
@@ -79,6 +86,14 @@ def test_a_difference_is_named_by_object_and_tensor(rehearsed: dict[str, dict[st
         line for line in rehearsed["scheduled"]["lines"] if line.startswith("  optimizer: param_groups/0/lr is ")
     )
     assert rate.endswith("in the reference")
+
+
+def test_a_loop_counter_is_compared_at_the_same_step_and_buffers_alone_are_noticed(
+    rehearsed: dict[str, dict[str, Any]],
+) -> None:
+    found = "\n".join(rehearsed["enumerated"]["lines"])
+    assert "at the end of step 3, i in main() is 1, and 3 in the reference" in found
+    assert "only buffers differ (model/1.running_mean, model/1.running_var, model/1.num_batches_tracked)" in found
 
 
 def test_a_refused_script_is_reported(rehearsed: dict[str, dict[str, Any]]) -> None:

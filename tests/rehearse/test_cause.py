@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
-from holdfast.rehearse.cause import Cause, DivergenceCase, of_a_killed_run, of_unkilled_runs
+from holdfast.rehearse.case import Cause, DivergenceCase
+from holdfast.rehearse.cause import of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, divergence, first_steps, left_behind, unmatched, unstable
+from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed, lines
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, line, parse
@@ -268,3 +270,95 @@ def test_a_difference_is_printed_with_its_kill_and_cause() -> None:
     assert said[1:3] == ["  model: tensor w differs", "  scheduler: lr is 0.2, and 0.1 in the reference"]
     assert said[3].startswith("likely cause: no cause was found")
     assert said[-1].startswith("instead: ")
+
+
+# Lost without an effect on the protected state
+
+
+def test_a_tensor_that_is_computed_from_its_lost_value_decides() -> None:
+    reference = holding("centre", "tensor", [f"tensor float32[6] {step}" for step in range(6)])
+    wrong = {"centre": held("tensor", "tensor float32[6] x")}
+    run = [*reference[:3], window(3, attempt=2, held=wrong, kept={"centre": held("tensor", "tensor float32[6] y")})]
+    forgotten = left_behind(reference, run, ())
+    found = cause_of(forgotten, reference, run)
+    assert found is not None
+    assert found.word == "not protected"
+    assert found.why.startswith("centre, a Thing, is not protected")
+
+
+@pytest.mark.parametrize("mark", ["tensor float32[] ", "tensor float32[1] ", "tensor numpy float64[] ", ""])
+def test_a_single_number_that_was_lost_is_only_noted(mark: str) -> None:
+    kind = "tensor" if mark else "value"
+    reference = holding("total", kind, [f"{mark}{step}" for step in range(6)])
+    kept = {"total": held(kind, f"{mark}1")}
+    run = [*reference[:3], window(3, attempt=2, held={"total": held(kind, f"{mark}0")}, kept=kept)]
+    forgotten = left_behind(reference, run, ())
+    assert list(forgotten) == ["total"]
+    assert cause_of(forgotten, reference, run) is None
+
+
+def test_a_lost_tensor_that_nothing_reads_is_only_noted() -> None:
+    reference = holding("last", "tensor", ["tensor float32[6] 0"] * 6)
+    reference[5] = replace(reference[5], kept=reference[5].held)
+    wrong = {"last": held("tensor", "tensor float32[6] x")}
+    run = [*reference[:3], window(3, attempt=2, held=wrong, kept=wrong)]
+    assert cause_of(left_behind(reference, run, ()), reference, run) is None
+
+
+# A counter of the loop
+
+
+def counted(epochs: int, *, restarts: bool) -> list[Window]:
+    """A run of six steps in whose loop `enumerate` counts, from 0 in every epoch or from 0 once."""
+    size = 6 // epochs
+    return [
+        replace(
+            each, epoch=each.step // size, kept={"i": held("value", str(each.step % size if restarts else each.step))}
+        )
+        for each in REFERENCE
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        (counted(2, restarts=True), "write enumerate(epoch, epoch.initial), or use batch.step"),
+        (counted(2, restarts=False), "write enumerate(batches, batches.initial), or use batch.step"),
+        (
+            counted(1, restarts=False),
+            "write enumerate(epoch, epoch.initial), or enumerate(batches, batches.initial) in",
+        ),
+    ],
+)
+def test_a_counter_that_starts_again_after_a_kill_is_named_with_the_loop_to_write(
+    reference: list[Window], says: str
+) -> None:
+    other = resumed(1, kept={"i": held("value", "0")})
+    found = judged(reference, [*reference[:2], other])
+    assert found.word == "loop counter"
+    assert says in found.instead
+    assert "at the end of step 1, i is 0, and 1 in the reference" in found.evidence
+
+
+def test_a_divergence_of_buffers_alone_is_noticed() -> None:
+    after = {"model/w": "tensor w2", "scheduler/lr": "0.1", "model/1.running_mean": "tensor a"}
+    reference = [replace(each, after=after) for each in counted(1, restarts=False)]
+    other = window(1, attempt=2, kept={"i": held("value", "0")}, after={**after, "model/1.running_mean": "tensor b"})
+    found = judged(reference, [*reference[:2], other])
+    assert any(line.startswith("only buffers differ (model/1.running_mean)") for line in found.evidence)
+
+
+def test_a_lost_value_is_named_before_a_counter_of_the_loop() -> None:
+    reference = [
+        replace(
+            each,
+            held={"it": held("value", str(each.step))},
+            kept={**each.kept, "it": held("value", str(each.step + 1))},
+        )
+        for each in counted(1, restarts=False)
+    ]
+    values = {"it": held("value", "0")}
+    other = resumed(1, held=values, kept={"i": held("value", "0"), "it": held("value", "1")})
+    found = judged(reference, [*reference[:2], other])
+    assert found.why.startswith("it, a Thing, is not protected")
+    assert "at the end of step 1, i is 0, and 1 in the reference" in found.evidence

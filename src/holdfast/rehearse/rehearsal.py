@@ -20,8 +20,9 @@ from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
-from holdfast.rehearse.cause import Cause, DivergenceCase
+from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.compare import divergence, first_steps, left_behind, unmatched, unstable
+from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import read_error
@@ -95,12 +96,14 @@ def _compare_killed(
         why = f"{len(kills)} kills were planned, and the run was restarted {len(began)} times: nothing is proved"
     if why:
         return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=why))
+    forgotten = left_behind(reference, killed, ignored)
     return Rehearsed(
         run=KILLED,
         steps=trained,
         kills=kills,
         began=began,
-        forgotten=left_behind(reference, killed, ignored),
+        cause=cause_of(forgotten, reference, killed),
+        forgotten=forgotten,
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
 

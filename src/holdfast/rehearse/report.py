@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.rehearse.cause import Cause
+from holdfast.rehearse.case import Cause
 from holdfast.rehearse.compare import Divergence
 from holdfast.train.observe.observations import Kill, UnprotectedValue, is_tensor
 

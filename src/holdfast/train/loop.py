@@ -30,6 +30,8 @@ from holdfast.train.data.loader import SampleSource, divided
 from holdfast.train.data.requests import share_key
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Batch, EpochStart, Turns
+from holdfast.train.observe.script_state import frames_of_script
+from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import Recorder
@@ -302,6 +304,7 @@ class Loop:
     steps: StepRecorder
     keeper: StateKeeper
     first_batch: FirstBatchCheck | None
+    unprotected: UnprotectedStateCheck | None
     pid: int = field(default_factory=os.getpid)
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
@@ -310,6 +313,7 @@ class Loop:
         opened, step = None, self.start
         try:
             step, at = self.boundary.begin(self.start)
+            self._look_for_unprotected(step)
             while step < self.boundary.end:
                 try:
                     stall = self.boundary.cross(step, at)
@@ -372,8 +376,14 @@ class Loop:
                 "forked process with os._exit()."
             )
         self.steps.end()
+        self._look_for_unprotected(step + 1)
         if step == 0:
             self.boundary.saves.prepare()  # again: optimizers have made their moments in the first step
+
+    def _look_for_unprotected(self, step: int) -> None:
+        check, stepped = self.unprotected, self.steps.work.stepped
+        if check and stepped >= check.next:
+            check.look(frames_of_script(sys._getframe()), stepped, step - self.start)
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):

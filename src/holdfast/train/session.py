@@ -45,6 +45,7 @@ from holdfast.train.iterators import WAY, Turns
 from holdfast.train.loop import Boundary, FirstBatchCheck, Loop, StateKeeper
 from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
+from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng, sharded
 from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, begin
@@ -220,6 +221,7 @@ class Session:
             steps=steps,
             keeper=StateKeeper(protected, fingerprints, self._restore_again),
             first_batch=FirstBatchCheck(fingerprints, work) if self.attempt else None,
+            unprotected=self._make_unprotected_check(protected),
             boundary=Boundary(
                 plan=plan,
                 end=self._rehearsal.end(plan) if self._rehearsal else plan.steps,
@@ -387,6 +389,11 @@ class Session:
             injected=injection.strike_in_save,
             saved=self.restored.step,
         )
+
+    def _make_unprotected_check(self, protected: Protected) -> UnprotectedStateCheck | None:
+        if protected.is_of_trainer:
+            return None
+        return UnprotectedStateCheck(protected, has_resumed=self._is_joining or self.restored.step is not None)
 
     def _make_observer(self, protected: Protected, dataset: MapDataset) -> StepObserver | None:
         if self._rehearsal is None:

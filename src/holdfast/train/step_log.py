@@ -261,6 +261,11 @@ class WorkDone:
         return self._stepped > self._before[2]
 
     @property
+    def stepped(self) -> int:
+        """The number of optimizer steps so far."""
+        return self._stepped
+
+    @property
     def is_idle(self) -> bool:
         """True if there was no backward and no optimizer step since the last `take`, and no gradients exist."""
         passes = sum(replica.reduced + replica.held for replica in self._replicas)

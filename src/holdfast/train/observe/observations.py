@@ -67,7 +67,7 @@ Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 class UnprotectedValue:
     """A value in the script's memory that is not protected, so a restart loses it. `mark` is a digest of it."""
 
-    kind: str  # generator, scheduler, optimizer, buffer, tensor or value
+    kind: str  # generator, scheduler, optimizer, scaler, module, buffer, tensor or value
     type: str
     mark: str
 

@@ -1,10 +1,10 @@
-"""Search for the state of a script that is not protected (saved and restored), for a rehearsal to compare.
+"""Search for the state of a script that is not protected (saved and restored).
 
-The search starts from the variables of the script's running functions, its modules, its dataset and its protected
-objects.
+The search starts from the variables of the script's running functions and modules, and from objects that are named.
 """
 
 import functools
+import inspect
 import random
 import sys
 import sysconfig
@@ -29,12 +29,13 @@ from holdfast.train.observe.observations import UnprotectedValue
 DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, values, and entries of one container that are searched
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+CONTAINERS = (Mapping, list, tuple, set, frozenset, deque, FunctionType, MethodType, GeneratorType, functools.partial)
 _HOLDFAST = str(Path(__file__).parents[2])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class Place:
     """A value that the search has found, and the path of names that leads to it.
 
     `where` is the function that has the value in a variable; a `foreign` value is inside a library's object."""
@@ -45,36 +46,39 @@ class _Place:
     depth: int = 0
     foreign: bool = False  # inside an object of a library
     in_module: bool = False
+    inside: "Place | None" = None  # the nearest object around it that is not a container
 
-    def parts(self) -> Iterator["_Place"]:
+    @property
+    def name(self) -> str:
+        """The path, with the function whose variable it begins with, such as `ema.module in main()`."""
+        return f"{self.path} in {self.where}()" if self.where else self.path
+
+    def parts(self) -> Iterator["Place"]:
+        """Yield the places of the values inside this one, without running code of the script."""
         foreign = self.foreign or _is_foreign(self.value)
         in_module = isinstance(self.value, nn.Module)
+        inside = self.inside if isinstance(self.value, CONTAINERS) else self
         for key, value in _parts(self.value):
             path = self.path if key is None else f"{self.path}.{key}" if isinstance(key, str) else f"{self.path}[{key}]"
-            yield _Place(value, path, self.where, self.depth + 1, foreign, in_module)
+            yield Place(value, path, self.where, self.depth + 1, foreign, in_module, inside)
 
 
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return the values in the script's memory that a restart would lose, by the path at which they were found.
-
-    The search covers the variables of `frames` and of the script's modules, and the named objects in `roots`. It also
-    covers the `protected` objects, because some of their attributes may not be part of their saved state."""
-    search = _Search(protected)
+    """Search `frames`, `roots` and `protected` for unprotected values, which a restart loses; return them by path."""
+    memory = saved_memory({name: thing.state_dict() for name, thing in protected.items()})
+    things = {id(thing) for thing in protected.values()}
     found: dict[str, UnprotectedValue] = {}
-    waiting = deque(_starts(frames, {**protected, **roots}))
-    while waiting and search.count < MOST:
-        place = waiting.popleft()
+    search = Search(starts(frames, {**protected, **roots}))
+    for place in search:
         with suppress(Exception):  # a script may hold anything, such as a proxy of an object that does not exist yet
-            if search.is_known(place.value):
-                continue
-            if kind := _kind(place, search):
+            if kind := _kind(place, memory, things):
                 if kind != "value" or not place.foreign or place.in_module:
                     value = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
-                    found.setdefault(f"{place.path} in {place.where}()" if place.where else place.path, value)
-            elif place.depth < DEEPEST:
-                waiting.extend(place.parts())
+                    found.setdefault(place.name, value)
+            else:
+                search.expand(place)
     return found
 
 
@@ -88,21 +92,37 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-class _Search:
-    """The progress of a search for values that the script holds: visited objects, and memory of the saved tensors."""
+def saved_memory(state: object) -> set[int]:
+    """Return the addresses of all tensors in the nested `state`, to tell whether another tensor shares their memory."""
+    tensors = (value for _, value in value_digests.leaves(state) if isinstance(value, torch.Tensor))
+    return {tensor.data_ptr() for tensor in tensors if tensor.numel()}
 
-    def __init__(self, protected: Mapping[str, Any]) -> None:
-        self.things = {id(thing) for thing in protected.values()}
-        states = {name: thing.state_dict() for name, thing in protected.items()}
-        tensors = [value for _, value in value_digests.leaves(states) if isinstance(value, torch.Tensor)]
-        self.memory = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+
+class Search:
+    """A breadth-first search: an iterator over places, each object once, to which `expand` adds the parts of a place."""
+
+    def __init__(self, starts: Iterable[Place]) -> None:
+        self._waiting = deque(starts)
         self._ids: set[int] = set()
         self._kept: list[object] = []  # otherwise an id may be reused
-        self.count = 0
+        self._count = 0
 
-    def is_known(self, value: object) -> bool:
+    def __iter__(self) -> Iterator[Place]:
+        while self._waiting and self._count < MOST:
+            place = self._waiting.popleft()
+            with suppress(Exception):
+                if self._is_known(place.value):
+                    continue
+            yield place
+
+    def expand(self, place: Place) -> None:
+        """Search the parts of `place` later, unless it is too deep."""
+        if place.depth < DEEPEST:
+            self._waiting.extend(place.parts())
+
+    def _is_known(self, value: object) -> bool:
         """Remember the object, and return True if it was visited before. Plain values always count as new."""
-        self.count += 1
+        self._count += 1
         if isinstance(value, PLAIN):
             return False
         if id(value) in self._ids:
@@ -112,41 +132,62 @@ class _Search:
         return False
 
 
-def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_Place]:
+def starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[Place]:
+    """Yield the places where a search begins: `roots`, the variables of `frames`, and those of the script's modules."""
     for name, value in roots.items():
-        yield _Place(value, name)
+        yield Place(value, name)
     spaces: dict[int, Mapping[str, Any]] = {}
     for frame in frames:
-        function = frame.f_code.co_name
-        if function != "<module>":
-            yield from (_Place(value, name, function) for name, value in frame.f_locals.items())
+        if (function := frame.f_code.co_name) != "<module>":
+            yield from (Place(value, name, function) for name, value in _local_variables(frame).items())
         spaces[id(frame.f_globals)] = frame.f_globals
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and not _is_of_library(file) and isinstance(module, ModuleType):
             spaces.setdefault(id(vars(module)), vars(module))
     for space in spaces.values():
-        yield from (_Place(value, name) for name, value in list(space.items()) if not name.startswith("__"))
+        yield from (Place(value, name) for name, value in list(space.items()) if not name.startswith("__"))
 
 
-def _kind(place: _Place, search: _Search) -> str | None:
+def _local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of the local variables, and make the frame forget its own copy, which would keep tensors alive."""
+    variables = dict(frame.f_locals)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(frame.f_locals) is dict:  # not so since Python 3.13
+        frame.f_locals.clear()
+    return variables
+
+
+def _kind(place: Place, memory: set[int], things: set[int]) -> str | None:
+    """Return the kind of a value that the run does not save, such as "tensor"; None if nothing of it is lost."""
     value = place.value
     if isinstance(value, GENERATORS):
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
         return None if any(value is generator for generator in keyed) else "generator"
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in search.memory:
+        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in memory:
             return None
-        return "buffer" if place.in_module else "tensor"
-    if isinstance(value, LRScheduler | Optimizer) and id(value) not in search.things:
+        if place.in_module:
+            return "module" if _is_in_state_dict(place) else "buffer"
+        return "tensor"
+    if isinstance(value, torch.amp.GradScaler):
+        return None if id(value) in things else "scaler"
+    if isinstance(value, LRScheduler | Optimizer) and id(value) not in things:
         return "scheduler" if isinstance(value, LRScheduler) else "optimizer"
     return "value" if isinstance(value, PLAIN) else None
+
+
+def _is_in_state_dict(place: Place) -> bool:
+    """Return True if the tensor at `place`, inside a module, would be saved if the module were protected."""
+    module, name = place.inside.value if place.inside else None, place.path.rpartition(".")[2]
+    if not isinstance(module, nn.Module):
+        return False
+    return name in module._parameters or (name in module._buffers and name not in module._non_persistent_buffers_set)
 
 
 def _mark(value: Any, kind: str) -> str:
     if kind == "generator":
         return value_digests.of_generator(value)
-    if kind in ("scheduler", "optimizer"):
+    if kind in ("scheduler", "optimizer", "scaler"):
         state = value_digests.marks(value.state_dict(), cheap=True)
         return f"at step {state['last_epoch']}" if "last_epoch" in state else value_digests.mark(state)
     return value_digests.mark(value, cheap=True)
@@ -207,7 +248,7 @@ _MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _is_foreign(value: Any) -> bool:
-    if isinstance(value, Mapping | list | tuple | set | frozenset | deque | FunctionType | MethodType | GeneratorType):
+    if isinstance(value, CONTAINERS) and not isinstance(value, functools.partial):
         return False
     module = sys.modules.get(type(value).__module__)
     file = getattr(module, "__file__", None)

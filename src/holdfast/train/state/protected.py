@@ -82,7 +82,7 @@ class Protected:
     @property
     def has_values_of_script(self) -> bool:
         """True if plain values or objects of the user's own classes are protected: the script computes their values."""
-        return self.has_plain_values or self._is_opaque
+        return self.has_plain_values or bool(self.own_objects)
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
         """Restore this rank's plain values from `saved`, the result of `own`; return the decoded values by name."""
@@ -134,7 +134,7 @@ class Protected:
         """Raise BadInput if `optimizer` trains a protected model but is not itself protected (saved and restored)."""
         trained = {id(parameter) for model in self.models for parameter in model.parameters()}
         covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
-        if not self._is_opaque and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
+        if not self.own_objects and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
             raise BadInput(
                 f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
                 "protect(model=model, optimizer=optimizer), or it would lose its state after a failure."
@@ -159,16 +159,22 @@ class Protected:
         for name, thing in self.things.items():
             # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
             scheduled = isinstance(thing, torch.optim.Optimizer) and hasattr(thing.step, "_wrapped_by_lr_sched")
-            if scheduled and id(thing) not in covered and not self._is_opaque:
+            if scheduled and id(thing) not in covered and not self.own_objects:
                 raise BadInput(
                     f"{name} has a learning-rate scheduler that is not protected: name it in protect(), as in "
                     "protect(..., scheduler=scheduler), or it would lose its state after a failure."
                 )
 
     @property
-    def _is_opaque(self) -> bool:
+    def own_objects(self) -> dict[str, Protectable]:
+        """The protected objects of the user's own classes, which may contain any other object."""
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, PlainState)
-        return not all(isinstance(thing, known) for thing in self.things.values())
+        return {name: thing for name, thing in self.things.items() if not isinstance(thing, known)}
+
+    @property
+    def is_of_trainer(self) -> bool:
+        """True if an adapter of `holdfast.trainers` protects a trainer, and with it all that the trainer would save."""
+        return any(type(thing).__module__.startswith("holdfast.") for thing in self.own_objects.values())
 
     @property
     def is_scaled(self) -> bool:

@@ -1,0 +1,95 @@
+"""Detection of state that a script trains but does not protect, so that a restart would lose it without a word.
+
+The check looks at the script's variables in the first steps, and at doubling intervals after that. It reports what
+changes from one look to the next: modules, gradient scalers, schedulers, optimizers, and averages of a protected model
+that a class or dict of the script's own holds. What does not change is not reported, such as a frozen teacher; nor is
+a copy of a protected model that the script refreshes, nor a metric.
+"""
+
+import logging
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from holdfast.errors import BadInput
+from holdfast.train.observe.script_state import Place, starts
+from holdfast.train.observe.unprotected_objects import ProtectedValues, UnprotectedObject, unprotected_objects
+from holdfast.train.state.protected import Protected
+
+FIRST_STEPS = 100  # in which a run is refused; later it has too much to lose, and the user is only warned
+AFTER_RESUMING = 64  # optimizer steps
+CONSECUTIVE = 2  # looks after the first, each after one more step in which an optimizer stepped
+logger = logging.getLogger(__name__)
+
+
+class UnprotectedStateCheck:
+    """A check of the script's variables for state that changes in training and is not protected.
+
+    If the run `has_resumed`, the check begins later: a restart should not wait for it, and the script was checked."""
+
+    def __init__(self, protected: Protected, *, has_resumed: bool = False) -> None:
+        self.next = AFTER_RESUMING if has_resumed else 0  # the number of optimizer steps after which to look again
+        self._protected = protected
+        self._looks = 0
+        self._seen: dict[int, _Seen] = {}
+        self._before: ProtectedValues | None = None
+        self._warned: set[str] = set()
+
+    def look(self, frames: Iterable[FrameType], stepped: int, steps: int) -> None:
+        """Compare the variables of `frames` with the last look; raise BadInput, or warn after the first steps.
+
+        `stepped` counts the optimizer steps and `steps` the steps of this attempt."""
+        self.next = max(1, 2 * stepped)
+        now = ProtectedValues(self._protected)
+        objects = unprotected_objects(starts(frames, {}), now, self._before, averages=self._looks <= CONSECUTIVE)
+        lost = [found for found in objects if stepped and (found.is_averaged_model or self._has_changed(found))]
+        self._seen = {id(found.kept): _Seen(_reference(found.kept), found.values) for found in objects}
+        self._before, self._looks = now, self._looks + 1
+        if lost and steps <= FIRST_STEPS:
+            raise BadInput(_line(lost))
+        for found in lost:
+            if found.place.name not in self._warned:
+                self._warned.add(found.place.name)
+                logger.warning("holdfast: %s", _line([found]))
+
+    def _has_changed(self, now: UnprotectedObject) -> bool:
+        before = self._seen.get(id(now.kept))
+        is_same = before is not None and before.reference() is now.kept
+        return before is not None and is_same and before.values != now.values and not now.is_copy
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An object of the last look, if it still exists, and its values at that time."""
+
+    reference: Callable[[], object]
+    values: bytes
+
+
+def _reference(value: object) -> Callable[[], object]:
+    """Return a function that returns `value` while it exists, without keeping it alive."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
+
+
+def _line(lost: Sequence[UnprotectedObject]) -> str:
+    is_one = len(lost) == 1
+    named = ", ".join(f"{found.place.name} ({type(found.place.value).__name__})" for found in lost)
+    without = sorted({type(found.place.value).__name__ for found in lost if not found.can_be_protected})
+    first = f"give {' and '.join(without)} the methods state_dict and load_state_dict, and " if without else ""
+    changes, it = ("changes in training and is", "it") if is_one else ("change in training and are", "they")
+    return (
+        f"{named} {changes} not protected: {first}name {'it' if is_one else 'them'} in protect(), as in "
+        f"protect(..., {', '.join(_argument(found.place) for found in lost)}), or {it} would start again from the initial "
+        "state after a failure."
+    )
+
+
+def _argument(place: Place) -> str:
+    """Return the argument of `protect` that would name the object, such as `ema=self.ema`."""
+    names = re.findall(r"[A-Za-z_]\w*", place.path)
+    return f"{names[-1] if names else 'state'}={place.path}"
