@@ -154,9 +154,8 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` names the function that orders the blocks by urgency, or a Python file of the user (see `own_policy`). `saves` names the schedule of the first saves, a
-    key of `SAVES`.
-    """
+    `ranking` names the function that orders the blocks by urgency, or a Python file of the user (see `own_policy`).
+    `saves` names the schedule of the first saves, a key of `SAVES`."""
 
     ranking: str
     interval: int

@@ -40,9 +40,9 @@ def why_not(backend: str) -> str | None:
 
 
 def link_for(backend: str, device: torch.device) -> Link:
-    """Return a new `Link` (connections to the other workers) for `backend`: it uses only gloo if that is "gloo".
+    """Return a new `Link`, which connects this worker to the others.
 
-    For NCCL, the link all-reduces on `device` with NCCL and does everything else with gloo."""
+    For the `backend` "gloo" it uses only gloo. Otherwise it sums on `device` with NCCL and does all else with gloo."""
     return Link() if backend == "gloo" else DeviceLink(device)
 
 

@@ -176,8 +176,9 @@ class LiveRecovery:
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
         """Recover from lost members and let new workers join, at the boundary (between two steps) before `step`.
 
-        At the `last` boundary, after the final step, no worker joins. Return True if the samples are now divided among
-        other members than before, and the last step in which members recovered (None without a recovery)."""
+        At the `last` boundary, after the final step, no worker joins. The first result is True if the samples are now
+        divided among other members than before. The second is the last step in which members recovered, or None without
+        a recovery."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)

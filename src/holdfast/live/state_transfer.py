@@ -95,7 +95,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The model buffers that this rank last received from rank 0; `synced` counts how often it did so in this step."""
+    """The model buffers that this rank last received from rank 0; `synced` counts the broadcasts of this step."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)

@@ -79,7 +79,7 @@ def run_from_history(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique name for each folder, with characters that do not print escaped: its own, with parents if needed."""
+    """Return a unique printable name for each folder: its own name, preceded by parent folders if necessary."""
     absolute = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in absolute) + 1):
         candidates = [printable("/".join(path.parts[-parts:])) for path in absolute]

@@ -46,9 +46,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the process that should print, log and upload.
-
-        It never changes during the life of a process."""
+        """True on rank 0, the process that should print, log and upload. The value never changes in a process."""
         return self.rank == 0
 
     @property

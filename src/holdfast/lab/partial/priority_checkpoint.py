@@ -108,7 +108,8 @@ def figure(
 ) -> "Figure":
     """Draw, for each workload (panel), the mean cost of a failure against the frequency of checkpoints.
 
-    `interval` is the number of iterations between full checkpoints. If `paper`, the paper's results are added."""
+    `interval` is the number of iterations between full checkpoints. The rankings `others` are drawn at the highest
+    frequency only. If `paper`, the paper's results are added."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):
