@@ -279,3 +279,26 @@ def test_if_all_workers_are_suspended_the_user_has_more_time_to_resume_them() ->
     assert clock.look(members(1001)[0], *stopped[1:]) is None  # one after the other goes on
     assert clock.look(*members(1001, 1001), stopped[2]) is None
     assert clock.until(*members(1001, 1001, 1001), most=STOPPED) is None
+
+
+def test_a_silent_worker_without_a_loop_is_given_up_sooner_once_a_peer_has_ended() -> None:
+    alone, left = Clock(), Clock()
+    assert alone.until(WorkerLook(seat=0), most=LEAST + 10) is None
+    assert left.until(WorkerLook(seat=0, has_done_peers=True), most=LEAST + 10) == (LEAST + 0.25, 0)
+    busy = Clock(busy=1.0)
+    assert busy.until(WorkerLook(seat=0, has_done_peers=True)) is None
+
+
+@pytest.mark.parametrize(("phase", "within"), [(Phase.TRAINING, 60.0), (Phase.SAVING, 360.0), (Phase.CLOSING, 360.0)])
+def test_a_worker_that_was_asked_to_stop_is_late_after_a_minute_of_silence_and_later_if_it_saves(
+    phase: Phase, within: float
+) -> None:
+    clock, worker = Clock(busy=1.0), WorkerLook(seat=0, phase=phase)
+    for _ in range(2000):
+        clock.look(worker)
+    clock.detector.begin_stop()
+    silent = 0.0
+    while not clock.detector.is_late_to_stop(worker) and silent < 1000:
+        clock.look(worker)
+        silent += 0.25
+    assert silent == within + 0.25

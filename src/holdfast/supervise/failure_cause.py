@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,6 +128,10 @@ class FirstFailure:
         """True if a worker ran into a limit of its machine, such as the number of open files or the memory."""
         return self.kind == "error" and bool(_SYSTEM_LIMIT.search(self.message))
 
+    def with_stacks(self, log: str) -> "FirstFailure":
+        """Return this failure with a message that names `log`, which contains the stacks of the worker's threads."""
+        return replace(self, message=f"{self.message}; {_STACKS}{log}") if log else self
+
     @property
     def is_mistake(self) -> bool:
         """True if only a mistake in the program, such as an undefined name, can cause this error."""
@@ -172,6 +176,7 @@ def lost_peer(message: str, rank: int = -1) -> FirstFailure:
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
+_STACKS = "the stacks of its threads are in "
 # C++ aborts on an exception that is not caught, such as a lost connection: mostly a consequence.
 _ORDER = ("hang", "signal", "storage", "error", "exit", "abort", "peer")
 _Cause = Literal["exit", "signal", "hang", "error", "storage", "peer", "abort"]
@@ -208,7 +213,7 @@ def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
 def _message(worker: WorkerExit, cause: _Cause) -> str:
     if cause == "hang":
         why = worker.hung or f"made no progress for {worker.idle:.0f} s, and its peers gave up waiting for it"
-        return f"{why}; the stacks of its threads are in {worker.log}" if worker.log else why
+        return f"{why}; {_STACKS}{worker.log}" if worker.log else why
     if worker.raised:
         text = " ".join(worker.raised.message.split())
         if worker.raised.origin == "peer":

@@ -20,6 +20,7 @@ from holdfast.progress import Phase
 LEAST, TIMES = 300.0, 20.0  # the learned deadline of a step: TIMES the longest one, at least LEAST seconds
 GENEROUS = 6.0  # factor for starts, restores and saves, and for a worker that computes
 STOPPED = 30.0
+STOP_WITHIN = 60.0  # seconds without progress that a worker has after a stop signal
 SOON = 1.5  # with live recovery: for suspended workers, and for idle ones that others wait for
 FOUND_WITHIN = 30.0  # seconds for members to recover, or a worker to join, while nothing moves
 BUSY = 0.05  # of one core
@@ -48,6 +49,7 @@ class WorkerLook:
     stopped: bool = False  # suspended by a signal
     asleep: bool = True  # neither computes, nor waits for a processor or a disk
     is_member: bool = True  # others train with it, or are about to; otherwise it is in reserve
+    has_done_peers: bool = False  # another worker of its attempt has ended in order
 
     @property
     def place(self) -> Place:
@@ -136,6 +138,19 @@ class HangDetector:
     def begin(self) -> None:
         """Forget the workers of the last attempt, but not the learned step times."""
         self._watches = {}
+
+    def begin_stop(self) -> None:
+        """Count the silence of every worker from now on, because all were asked to save and stop."""
+        for watch in self._watches.values():
+            watch.idle = 0.0
+
+    def is_late_to_stop(self, worker: WorkerLook) -> bool:
+        """Return True if `worker`, which was asked to stop, has made no progress for longer than it may take to stop.
+
+        It has time for two of the longest steps; if it saves, for slow storage.
+        """
+        within = max(STOP_WITHIN, 2 * self._longest)
+        return self.idle(worker.seat) > within * (GENEROUS if worker.phase in _SAVING else 1.0)
 
     def reset_waits(self) -> None:
         """Set the time that peers have waited for each worker back to 0, because the training group has changed."""
@@ -231,12 +246,16 @@ class HangDetector:
             return self.step
         if self._timeout is not None:
             return self.step * GENEROUS
+        if worker.phase is Phase.STARTING and worker.has_done_peers:
+            return self.step  # it may hang at its end, waiting for a peer that has gone
         # After the loop a script may evaluate or upload, and nothing that was trained can be lost any more.
         return self.step * {Phase.DONE: GENEROUS**2, Phase.ENDED: 1.0}.get(worker.phase, GENEROUS)
 
     def _why(self, worker: WorkerLook) -> str:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.seat].idle
+        if worker.phase is Phase.STARTING and worker.has_done_peers:
+            doing = "neither computed nor ended after its peers had ended"
         return f"{doing} for {idle:.0f} s (deadline {self._idle_deadline(worker):.3g} s; change it with --hang-timeout)"
 
     def _why_soon(self, worker: WorkerLook) -> str:
@@ -252,6 +271,7 @@ def _is_settled(worker: WorkerLook) -> bool:
     return worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED
 
 
+_SAVING = (Phase.SAVING, Phase.CLOSING)
 _BEFORE = (Phase.STARTING, Phase.RESTORING, Phase.JOINING)
 _TOGETHER = (Phase.RECOVERING, Phase.JOINING)
 _DOING = {

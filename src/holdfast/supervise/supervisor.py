@@ -46,6 +46,7 @@ from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.verdict import RunVerdict, Word, done_before, done_elsewhere
 from holdfast.supervise.workers.membership_control import MembershipController, Stranded
 from holdfast.supervise.workers.pool import WorkerPool, output_files
+from holdfast.supervise.workers.process import WorkerProcess
 from holdfast.supervise.workers.rank_log import RankLog
 from holdfast.supervise.workers.scaler import Scaler
 
@@ -246,6 +247,8 @@ class _Supervisor:
         self._pool.poll()
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
         self._pool.poll_dying()
+        if stop_signals.count and (late := self._pool.late_to_stop(self._membership.members.is_member)):
+            return self._end_late_stop(late)
         have_finished = self._pool.finish_in_order(others_are_ending=self._nodes.peers.is_ending())
         has_failed = bool(self._pool.failed)
         if self._folder.is_gone(now=has_failed or have_finished):
@@ -266,10 +269,21 @@ class _Supervisor:
             self._pool.kill()
             return self._verdict("preempted", f"{SECOND_SIGNAL}; the newest snapshot stands")
         self._journal.append(Preempt(self._attempt))
+        self._pool.hangs.begin_stop()
         for worker in self._pool.running:
             worker.send_signal(signal.SIGTERM)
         self._display.say("asked the workers to save and stop; a second signal kills them")
         return None
+
+    def _end_late_stop(self, late: list[WorkerProcess]) -> RunVerdict:
+        """Kill the workers because `late` ones, asked to save and stop, have not stopped; return the verdict."""
+        self._display.output.copy(last=True)  # what follows is stacks
+        self._pool.kill(stacks=True)
+        logs = [log for worker in late if (log := self._pool.log_with_stacks(worker.rank))]
+        where = f" (stacks of their threads: {', '.join(logs)})" if logs else ""
+        ranks = f"rank{'s' * (len(late) > 1)} {', '.join(str(worker.rank) for worker in late)}"
+        slow = f"{ranks} did not stop and made no progress after the signal{where}, so all workers were killed"
+        return self._verdict("preempted", f"{slow}; the newest snapshot stands")
 
     def _continue_without_failed(self) -> RunVerdict | None:
         """Let the surviving workers continue and start replacements; return a verdict after too many failures."""
@@ -329,6 +343,8 @@ class _Supervisor:
         if has_hang:
             self._display.output.copy(last=True)  # what follows is stacks, which belong in the logs
         self._pool.kill(stacks=has_hang)
+        if has_hang:
+            failure = failure.with_stacks(self._pool.log_with_stacks(failure.rank))
         self._display.output.copy(last=True)
         for worker in self._pool.running:
             worker.append_error_to_log()  # after the last copy: the journal shows the error that counts

@@ -24,7 +24,7 @@ from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds
 
 REAPED_WITHIN = 60.0
-STACKS_WITHIN = 2.0
+STACKS_WITHIN = 5.0
 STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a second unless the machine is overloaded
 
 
@@ -162,7 +162,18 @@ class WorkerPool:
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
         """Return the progress of every running worker; `is_member(seat)` is True if process `seat` may train."""
-        return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
+        is_one_done = any(worker.exit in IN_ORDER for worker in self.running)
+        return [
+            worker.look(is_member(worker.seat), has_done_peers=is_one_done)
+            for worker in self.running
+            if worker.exit is None
+        ]
+
+    def late_to_stop(self, is_member: Callable[[int], bool]) -> list[WorkerProcess]:
+        """Return the workers that were asked to stop, and have neither stopped nor made progress since."""
+        members = (look for look in self.looks(is_member) if look.is_member)  # spares wait for nothing else
+        late = {look.seat for look in members if self.hangs.is_late_to_stop(look)}
+        return [worker for worker in self.running if worker.seat in late]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
         """Mark the workers that hang, and kill processes that do not exit after their script has ended."""
@@ -187,11 +198,15 @@ class WorkerPool:
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
+    def log_with_stacks(self, rank: int) -> str:
+        """Return the path of the log with the stacks of a killed worker, relative to the run; empty if it has none."""
+        return next((report.log for report in self.exit_reports() if report.rank == rank), "")
+
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:
         """Kill the workers that have failed and stop watching them; return the process number and report of each."""
         failed = self.failed
-        reports = [(w.seat, w.exit_report(self.hangs.idle(w.seat), self._out)) for w in failed]
         self._print_stacks([worker for worker in failed if worker.hung], STACKS_SOON)
+        reports = [(w.seat, w.exit_report(self.hangs.idle(w.seat), self._out)) for w in failed]
         for worker in failed:
             worker.kill()
         self._wait_for(failed, lambda worker: worker.exit is not None)

@@ -22,6 +22,7 @@ from holdfast.supervise.workers.entry import Task
 _PROC = Path("/proc")
 _EXIT = 49  # index of the exit status in /proc/PID/stat, counted from the state
 UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only on an overloaded machine
+STACK_TITLE = b"(most recent call first)"  # printed by faulthandler
 STACK_WITHIN, STACK_BYTES = 0.2, 1 << 16
 NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 for no limit
 
@@ -35,6 +36,7 @@ class WorkerProcess:
         """The reason why the worker counts as hung, or an empty text."""
         self.exit: int | None = None
         """The exit status at the last poll, or minus the signal that killed the worker; None while it runs."""
+        self._log_size: int | None = None  # of the stderr log, before the worker was told to print its stacks
         self._process = self._fork()
         self.pid = int(self._process.pid or 0)
 
@@ -140,8 +142,11 @@ class WorkerProcess:
         """True if the worker has nothing left to train, or has exited."""
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
-    def look(self, is_member: bool) -> WorkerLook:
-        """Return the worker's progress; `is_member` is True once it was told to train, even if it has not begun."""
+    def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
+        """Return the worker's progress; `is_member` is True once it was told to train, even if it has not begun.
+
+        `has_done_peers` is True if another worker has ended in order.
+        """
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -154,6 +159,7 @@ class WorkerProcess:
             stopped=state in ("T", "t"),  # suspended, or traced
             asleep=state == "S",
             is_member=is_member or not self.is_in_reserve,
+            has_done_peers=has_done_peers,
         )
 
     def send_signal(self, number: int) -> None:
@@ -176,10 +182,22 @@ class WorkerProcess:
         """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""
         self.poll()
         if self.exit is None:
+            with suppress(OSError):  # a log may be missing
+                self._log_size = self.task.stderr.stat().st_size
             with suppress(OSError):  # it may have ended meanwhile
                 resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
                 os.kill(self.pid, signal.SIGABRT)
                 os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def has_printed_stacks(self) -> bool:
+        """True if `abort` was called, and the stacks of the worker's threads are in its stderr log."""
+        with suppress(OSError):
+            if self._log_size is not None:
+                with self.task.stderr.open("rb") as log:
+                    log.seek(self._log_size)
+                    return STACK_TITLE in log.read()
+        return False
 
     def kill(self) -> None:
         """Kill the worker, if it runs, and all processes that it started."""
@@ -199,7 +217,10 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker exited, or that it hung for `idle` seconds; the log path is relative to `out`."""
+        """Return how the worker exited, or that it hung for `idle` seconds. Name the log if it contains its stacks.
+
+        The path of the log is relative to the folder `out`.
+        """
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -211,7 +232,7 @@ class WorkerProcess:
             step=progress.step,
             place=(progress.boundaries, progress.posted),
             idle=idle,
-            log=str(self.task.stderr.relative_to(out)),
+            log=str(self.task.stderr.relative_to(out)) if self.has_printed_stacks else "",
         )
 
 
