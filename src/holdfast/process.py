@@ -47,6 +47,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
+def set_title(title: str) -> None:
+    """Set the name under which `ps` and `top` show this process, cut to 15 bytes (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(15, title.encode())  # 15 is PR_SET_NAME
+
+
 def outlast() -> None:
     """Ignore stop signals in a helper process of a worker; the worker itself handles them and ends its helpers."""
     for number in SIGNALS:

@@ -32,7 +32,7 @@ def test_the_advice_comes_first_then_prices_reasons_and_what_is_not_known(run: P
     assert lines[0].startswith("advice: --recovery ")
     for recovery in ("restart", "replay", "forward", "skip"):
         assert any(line.split()[:1] == [recovery] for line in lines)
-    assert any("every 4 h" in line for line in lines)
+    assert any("every 4 h (given)." in line for line in lines)
     assert "This history does not show:" in lines
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from holdfast.runs.logs import logs
+from holdfast.runs.logs import find_logs
 from holdfast.runs.status import foreign_files
 from supervisor_process import SUPPORT, Start
 
@@ -31,7 +31,7 @@ def test_the_output_of_the_present_rank_0_is_shown_and_in_the_logs(start: Start,
         assert missing == set(), job.stderr
     else:  # no worker is rank 0 until the replacement has joined
         assert {9, 24} <= missing <= {*range(9, 24), *range(24, STEPS - 1)}, job.stderr
-    assert [log.path.name for log in logs(job.out, rank=0)[1] if log.stream == "out"] == WERE_RANK_0
+    assert [log.path.name for log in find_logs(job.out, rank=0) if log.stream == "out"] == WERE_RANK_0
     lines = "".join((job.out / LOG / name).read_text() for name in WERE_RANK_0)
     assert sorted(lines.splitlines()) == sorted(job.stdout.splitlines())
     assert foreign_files(job.out) == []

@@ -42,6 +42,15 @@ def test_a_script_that_protects_and_trains_with_its_own_loader_is_told_so(start:
     assert "supervised only: the workers ended normally" in said
 
 
+def test_failures_injected_into_a_script_that_is_only_supervised_are_said_to_have_no_effect(
+    start: Start, tmp_path: Path
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN_LOOP)
+    job = start(script=script, workers=1, failures=[{"step": 3, "kind": "kill"}])
+    assert job.result()["because"].endswith("--inject had no effect: failures strike in run.batches()")
+
+
 def test_a_script_that_never_attaches_is_told_so_and_what_it_raised_is_in_its_log(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(FAILS_ONCE)

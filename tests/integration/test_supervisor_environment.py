@@ -77,6 +77,8 @@ def test_a_killed_supervisor_leaves_no_process_behind(start: Start, tmp_path: Pa
     wait_until(lambda: len(job.events("step", "rank-0")) > 3, "a few steps")
     processes = descendants(job.pid)
     assert len(processes) == 4
+    titles = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in processes}
+    assert {"hf-rank-0", "hf-rank-1"} <= titles  # as ps and top show them
     job.signal(signal.SIGKILL)
     wait_until(lambda: not any(map(alive, processes)), "all to die")
 

@@ -19,7 +19,7 @@ from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seco
 from holdfast.history.log import HistoryWriter
 from holdfast.runs import lock
 from holdfast.runs.config import RunConfig
-from holdfast.runs.logs import RANKS, logs
+from holdfast.runs.logs import RANKS, find_logs
 from holdfast.runs.status import run_status, runs_in
 from holdfast.sampler.digest import Samples
 from holdfast.supervise.display import LONGEST, Display, Tail, WorkersOutput
@@ -252,8 +252,12 @@ def printed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_logs_are_those_of_the_last_attempt_or_of_one_rank(printed: Path, monkeypatch: Any, capfd: Any) -> None:
-    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed)
+def test_logs_are_those_of_all_attempts_of_one_attempt_or_of_one_rank(
+    printed: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 1)
+    assert [line for line in out.splitlines() if line.startswith("hello")] == ["hello of 1 in 1", "hello of 1 in 2"]
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--attempt", 2)
     assert code == 0
     lines = [line for line in out.splitlines() if not line.startswith("==")]
     assert lines == ["hello of 0 in 2", "hello of 1 in 2", "100%|##|", "red \\x07 bell"]
@@ -268,7 +272,7 @@ def test_logs_are_those_of_the_last_attempt_or_of_one_rank(printed: Path, monkey
         code, _, err = holdfast(monkeypatch, capfd, "logs", printed, *arguments)
         assert (code, says in err) == (2, True)
     assert holdfast(monkeypatch, capfd, "logs", printed / "logs")[0] == 2
-    assert [log.who for log in logs(printed)[1]][:2] == ["rank 0", "rank 0"]
+    assert [log.who for log in find_logs(printed)][:2] == ["rank 0", "rank 0"]
 
 
 def test_logs_of_a_rank_are_those_of_every_worker_that_had_it(printed: Path, monkeypatch: Any, capfd: Any) -> None:
@@ -276,7 +280,7 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_had_it(printed: Path, mon
     (folder / "worker-12.out").write_text("hello of its successor\n")
     became = [(0, "rank-1"), (1, "rank-10"), (0, "worker-12"), (1, "rank-1"), (10, "worker-99")]
     (folder / RANKS).write_text("".join(f"{json.dumps(change)}\n" for change in became) + '[0, "work')
-    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0)
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0, "--attempt", 2)
     assert code == 0
     titles = [line.partition(": ")[0] for line in out.splitlines() if line.startswith("==")]
     assert titles == [
@@ -285,9 +289,38 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_had_it(printed: Path, mon
         "== worker 12, later rank 0, attempt 2, stdout",
     ]
     assert [line for line in out.splitlines() if line.startswith("hello")][-1] == "hello of its successor"
-    found = [log.path.stem for log in logs(printed, rank=1)[1] if log.stream == "out"]
+    found = [log.path.stem for log in find_logs(printed, 2, rank=1) if log.stream == "out"]
     assert found == ["rank-1", "rank-10"]
-    assert "rank 10 of attempt 2 printed nothing" in holdfast(monkeypatch, capfd, "logs", printed, "--rank", 10)[1]
+    nothing = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 10, "--attempt", 2)[1]
+    assert "rank 10 of attempt 2 printed nothing" in nothing
+
+
+def test_logs_show_the_last_lines_or_only_stderr(printed: Path, monkeypatch: Any, capfd: Any) -> None:
+    folder = printed / "logs" / "attempt-0002"
+    (folder / "rank-0.out").write_text("first\nsecond\nthird\n")
+    (folder / "rank-0.err").write_text("a warning\n")
+    how = ("logs", printed, "--rank", 0, "--attempt", 2)
+    out = holdfast(monkeypatch, capfd, *how, "--tail", 2)[1]
+    assert [line for line in out.splitlines() if not line.startswith("==")] == ["second", "third", "a warning"]
+    out = holdfast(monkeypatch, capfd, *how, "--err")[1]
+    assert [line for line in out.splitlines() if not line.startswith("==")] == ["a warning"]
+    assert holdfast(monkeypatch, capfd, *how, "--tail", -1)[0] == 2
+
+
+def test_logs_are_followed_until_the_run_ends(printed: Path, monkeypatch: Any, capfd: Any) -> None:
+    file = printed / "logs" / "attempt-0002" / "rank-0.out"
+
+    def pause(_: float) -> None:
+        with file.open("a") as log:
+            log.write("new line\nnot")
+        trains.pop()
+
+    trains = [True, True]
+    monkeypatch.setattr("holdfast.runs.status.is_training", lambda _: bool(trains))
+    monkeypatch.setattr(time, "sleep", pause)
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0, "--tail", 1, "--follow")
+    assert code == 0
+    assert out.splitlines()[-3:] == ["hello of 0 in 2", "new line", "notnew line"]
 
 
 def test_the_output_of_a_replacement_is_shown_once_beside_the_others(tmp_path: Path) -> None:

@@ -141,17 +141,18 @@ def test_weights_are_found_however_a_file_wraps_them(wrap: Any) -> None:
     assert all(torch.equal(found.values[key], value) for key, value in state.items())
 
 
-def test_a_partial_source_gives_what_fits_and_names_the_rest(before: Path, caplog: Any) -> None:
+def test_a_partial_source_gives_what_fits_and_names_the_rest(before: Path, caplog: Any, capsys: Any) -> None:
     model = network(TASK)
     model[5] = nn.Linear(20, CLASSES + 1)  # type: ignore[index, operator]
     protected = Protected({"model": model})
     with pytest.raises(BadInput, match=r"5.bias has shape \[5\], not \[6\]; 5.weight has shape"):
         load_initial_weights(source(before / "w.safetensors"), protected)
     head = model[5].weight.clone()  # type: ignore[index]
-    load_initial_weights(source(before / "w.safetensors", partial=True), protected, warns=True)
+    load_initial_weights(source(before / "w.safetensors", partial=True), protected, reports=True)
     assert torch.equal(model[5].weight, head)  # type: ignore[index]
     assert torch.equal(model[0].weight, hf.load(before / "run", name="model")["0.weight"])  # type: ignore[index]
     assert "model starts with 4 of its 6 tensors" in caplog.text
+    assert capsys.readouterr().err == f"holdfast: loaded model from {before / 'w.safetensors'}\n"
 
 
 def test_of_several_models_each_takes_its_own_or_one_is_named(before: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _reasons(
     outlook, interval = outlook_of[best], outlook_of[best].interval
     waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items())
     return [
-        f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
+        f"A failure is expected every {in_words(mtbf.value)}{_range(mtbf, in_words, mtbf.basis)}.",
         f"A step takes {_with_range(costs.step)}. A save delays training by {_with_range(save_delay(costs, question))}"
         f"{waits and f', of which training waits {waits}'}.",
         *([_converges(costs.losses)] if costs.losses else []),
@@ -157,12 +157,13 @@ def _priced(price: Price) -> str:
     if iterations.high == 0:
         work = "no step is repeated"
     else:
-        work = f"{iterations.value:.3g} iterations ({_range(iterations, '{:.3g}'.format)})"
+        noun = "iteration" if f"{iterations.value:.3g}" == "1" else "iterations"
+        work = f"{iterations.value:.3g} {noun}{_range(iterations, '{:.3g}'.format)}"
     if price.recovery == "restart":
         work += " since the last save, with the present save interval"
     return (
-        f"Under {price.recovery} a failure costs {in_words(price.seconds.value)} ({_range(price.seconds, in_words)}; "
-        f"{price.seconds.basis}) and {work}; {PROMISES[price.recovery]}."
+        f"Under {price.recovery} a failure costs {in_words(price.seconds.value)}"
+        f"{_range(price.seconds, in_words, price.seconds.basis)} and {work}; {PROMISES[price.recovery]}."
     )
 
 
@@ -187,7 +188,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
     if costs.restart is None and question.restart is None:
         restart = restart_time(costs, question)
         lines.append(
-            f"The time of a restart: this run had none, so {in_words(restart.value)} ({_range(restart, in_words)}) is "
+            f"The time of a restart: this run had none, so {_with_range(restart)} is "
             f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
     if not live_recovery_time(costs, question).is_seen:
@@ -206,8 +207,11 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
 
 
 def _with_range(estimate: Estimate) -> str:
-    return f"{in_words(estimate.value)} ({_range(estimate, in_words)})"
+    return f"{in_words(estimate.value)}{_range(estimate, in_words)}"
 
 
-def _range(estimate: Estimate, words: Callable[[float], str]) -> str:
-    return f"{words(estimate.low)} to {words(estimate.high)}"
+def _range(estimate: Estimate, words: Callable[[float], str], basis: str = "") -> str:
+    """Return the interval of `estimate`, unless it is a single number, and its `basis`, in parentheses."""
+    low, high = words(estimate.low), words(estimate.high)
+    known = "; ".join(filter(None, ("" if low == high else f"{low} to {high}", basis)))
+    return f" ({known})" if known else ""

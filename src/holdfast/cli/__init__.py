@@ -13,10 +13,11 @@ from holdfast.cli.cost import cost
 from holdfast.cli.demo import demo
 from holdfast.cli.export import export
 from holdfast.cli.lab import lab
+from holdfast.cli.logs import logs
 from holdfast.cli.rehearse import rehearse
 from holdfast.cli.report import report
 from holdfast.cli.run import run
-from holdfast.cli.runs import logs, runs
+from holdfast.cli.runs import runs
 from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
 from holdfast.cli.store import store

@@ -1,4 +1,4 @@
-"""`holdfast runs` and `holdfast logs`: list and remove runs, and show what their workers printed."""
+"""`holdfast runs`: list and remove runs."""
 
 import sys
 import time
@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from holdfast.cli.console import LOOK, cell, complain, say, size
+from holdfast.cli.console import cell, complain, say, size
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.printable import printable
 
 if TYPE_CHECKING:
     from holdfast.runs.status import RunStatus
@@ -33,7 +32,6 @@ class _ListsByDefault(TyperGroup):
 
 
 runs = typer.Typer(cls=_ListsByDefault, help="List runs; remove them (rm, prune). Example: holdfast runs")
-logs = typer.Typer()
 
 
 @runs.command("list")
@@ -88,31 +86,6 @@ def runs_prune(
     removed = _remove(removable, yes=yes) if removable else []
     say(f"removed {len(removed)} of {len(unwanted)}, {size(sum(run.size for run in removed))}")
     raise typer.Exit(0 if len(removed) == len(unwanted) else 1)
-
-
-@logs.command("logs", rich_help_panel=LOOK)
-def show_logs(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    rank: Annotated[
-        int | None, typer.Option(help="Show only workers that had this rank at some time.", show_default="all ranks")
-    ] = None,
-    attempt: Annotated[int | None, typer.Option(help="Number of the attempt.", show_default="the last")] = None,
-) -> None:
-    """Show what the workers of a RUN printed. Example: holdfast logs runs/a --rank 1 --attempt 2"""
-    from holdfast.runs.logs import logs
-
-    number, found = logs(run, attempt, rank)
-    shown = 0
-    for log in found:
-        later = f", later rank {', '.join(map(str, log.later))}" if log.later else ""
-        title = f"== {log.who}{later}, attempt {number}, {'stdout' if log.stream == 'out' else 'stderr'}: {log.path}"
-        for line in log.lines():
-            if title:
-                say(title)
-                title, shown = "", shown + 1
-            sys.stdout.write(printable(line) + "\n")
-    if not shown:
-        say(f"{'the workers' if rank is None else f'rank {rank}'} of attempt {number} printed nothing")
 
 
 def _statuses(where: Path) -> list["RunStatus"]:

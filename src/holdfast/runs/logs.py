@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,14 @@ class WorkerLog:
     path: Path
     who: str
     stream: str
+    attempt: int
     later: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The worker, its attempt and the stream, as one line of text."""
+        later = f", later rank {', '.join(map(str, self.later))}" if self.later else ""
+        return f"{self.who}{later}, attempt {self.attempt}, {'stdout' if self.stream == 'out' else 'stderr'}"
 
     @property
     def order(self) -> tuple[str, int, bool]:
@@ -33,15 +39,24 @@ class WorkerLog:
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines as plain text; for a line that was redrawn, such as a progress bar, only its final text."""
-        with self.path.open(errors="replace", newline="\n") as file:
-            for line in file:
-                yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()
+    def read(self, start: int = 0) -> tuple[list[str], int]:
+        """Return the lines after byte `start` as plain text, and the byte after them; an unfinished line is left out.
+
+        For a line that was redrawn, such as a progress bar, only its final text is returned."""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+        text = data[: data.rfind(b"\n") + 1] if start else data  # an unfinished line is shown at the first look
+        lines = text.decode(errors="replace").removesuffix("\n").split("\n") if text else []
+        return [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).expandtabs() for line in lines], start + len(
+            text
+        )
 
 
-def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[WorkerLog]]:
-    """Return the number of an attempt, by default the last one, and the logs of its workers.
+def find_logs(
+    run: Path, attempt: int | None = None, rank: int | None = None, *, only_err: bool = False
+) -> list[WorkerLog]:
+    """Return the logs of the workers of an attempt, by default of all attempts in order.
 
     With `rank`, return the logs of all workers that had this rank, in the order in which they had it."""
     folders = {
@@ -51,17 +66,33 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
     }
     if not folders:
         raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")
-    number = max(folders) if attempt is None else attempt
-    if number not in folders:
-        raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_list_numbers(sorted(folders))}.")
-    changes = read_rank_changes(folders[number])
+    if attempt is not None and attempt not in folders:
+        raise BadInput(f"{run} has no logs of attempt {attempt}: it has those of {_list_numbers(sorted(folders))}.")
+    found: list[WorkerLog] = []
+    ranks: set[int] = set()
+    for number in sorted(folders) if attempt is None else [attempt]:
+        changes = read_rank_changes(folders[number])
+        logs = _logs_of_attempt(folders[number], number, changes)
+        ranks |= {log.order[1] for log in logs if log.who.startswith("rank")} | {became for became, _ in changes}
+        found += logs if rank is None else _logs_of_rank(logs, changes, rank)
+    if rank is not None and not found:
+        where = run if attempt is None else f"attempt {attempt}"
+        raise BadInput(f"{where} has no logs of rank {rank}: it has those of {_list_numbers(sorted(ranks))}.")
+    return [log for log in found if log.stream == "err" or not only_err]
+
+
+def _logs_of_attempt(folder: Path, attempt: int, changes: list[tuple[int, str]]) -> list[WorkerLog]:
     found = []
-    for path in folders[number].iterdir():
+    for path in folder.iterdir():
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
             became = dict.fromkeys(rank for rank, name in changes if name == path.stem != f"rank-{rank}")
-            found.append(WorkerLog(path, f"{match[1]} {match[2]}", match[3], tuple(became)))
-    found.sort(key=lambda log: log.order)
-    return number, found if rank is None else _logs_of_rank(found, changes, number, rank)
+            found.append(WorkerLog(path, f"{match[1]} {match[2]}", match[3], attempt, tuple(became)))
+    return sorted(found, key=lambda log: log.order)
+
+
+def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], rank: int) -> list[WorkerLog]:
+    names = [f"rank-{rank}", *(name for became, name in changes if became == rank)]
+    return sorted((log for log in found if log.path.stem in names), key=lambda log: names.index(log.path.stem))
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
@@ -72,16 +103,6 @@ def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
             rank, name = json.loads(line)
             changes.append((int(rank), str(name)))
     return changes
-
-
-def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], attempt: int, rank: int) -> list[WorkerLog]:
-    names = [f"rank-{rank}", *(name for became, name in changes if became == rank)]
-    matching = sorted((log for log in found if log.path.stem in names), key=lambda log: names.index(log.path.stem))
-    if not matching:
-        began = [log.order[1] for log in found if log.who.startswith("rank")]
-        known = sorted({*began, *(became for became, _ in changes)})
-        raise BadInput(f"attempt {attempt} has no logs of rank {rank}: it has those of {_list_numbers(known)}.")
-    return matching
 
 
 def _list_numbers(numbers: list[int]) -> str:

@@ -216,8 +216,9 @@ def _reasons(
     ]
     for name, price in prices.items():
         counted = price.iterations
+        noun = "iteration" if f"{counted.value:.3g}" == "1" else "iterations"
         lines.append(
-            f"With --restore {name} a failure costs {counted.value:.3g} iterations ({counted.low:.3g} to {counted.high:.3g}) and "
+            f"With --restore {name} a failure costs {counted.value:.3g} {noun} ({counted.low:.3g} to {counted.high:.3g}) and "
             f"{in_words(price.seconds.value)} ({in_words(price.seconds.low)} to {in_words(price.seconds.high)})."
         )
     lines.append(

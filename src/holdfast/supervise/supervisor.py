@@ -437,6 +437,8 @@ class _Supervisor:
         why = f"{end}" if end and end.stopped else "all workers have finished"
         is_checked = any(worker.task.progress.is_checked for worker in self._pool.running)
         note = "" if is_checked else f"; {SUPERVISED_ONLY}"  # the script does not run the loop of holdfast
+        if self._config.failures and not is_checked:
+            note += ", and --inject had no effect: failures strike in run.batches()"
         return self._verdict("completed", f"{why}{note}")
 
     def _verdict(self, word: Word, because: str) -> RunVerdict:

@@ -129,7 +129,7 @@ class Session:
             if self.config.source and self.restored.step is None:
                 from holdfast.weights.initial import load_initial_weights  # few runs need it
 
-                weights = load_initial_weights(self.config.source, self.protected, warns=self.ranks.rank == 0)
+                weights = load_initial_weights(self.config.source, self.protected, reports=self.ranks.rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         if self.ranks.rank == 0:
             self._writer = _writer_for(self.config, self.attempt, self.ranks)

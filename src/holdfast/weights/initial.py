@@ -6,6 +6,7 @@ before the first step, unless it restored a snapshot.
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,10 +152,10 @@ def _shape(value: Any) -> object:
     return list(value.shape) if isinstance(value, torch.Tensor) else f"of a {type(value).__name__}"
 
 
-def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: bool = False) -> str:
+def load_initial_weights(source: WeightsSource, protected: Protected, *, reports: bool = False) -> str:
     """Load the initial states of the protected objects from `source`; return the digest of the content of `source`.
 
-    With `warns`, log a warning if `source` allows partial weights and does not match all keys of a model."""
+    With `reports`, say on stderr what was loaded, and which keys of a model `source` does not match, if it may differ."""
     content = read_source(source)
     if content.digest != source.digest:
         why = "has changed since this run started from it"
@@ -168,13 +169,15 @@ def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: 
         alone = Protected({name: protected.things[name]})
         states = _content_for(name, names, content, source)
         if isinstance(protected.things[name], nn.Module):
-            _load_model(name, protected.things[name], states, source, warns=warns)
+            _load_model(name, protected.things[name], states, source, reports=reports)
             continue
         if not content.of_a_run:
             raise BadInput(f"{name} is not a model, and only a run has other states: leave it out of --init-names.")
         if differences := alone.differences(states):
             raise BadInput(f"{name} cannot take its state from {source.place} ({listed(differences)}).")
         alone.restore(states)
+    if reports:
+        sys.stderr.write(f"holdfast: loaded {', '.join(names)} from {source.place}\n")
     return content.digest
 
 
@@ -190,7 +193,7 @@ def _content_for(name: str, names: tuple[str, ...], content: SourceContent, sour
     )
 
 
-def _load_model(name: str, model: Any, states: Mapping[str, Any], source: WeightsSource, *, warns: bool) -> None:
+def _load_model(name: str, model: Any, states: Mapping[str, Any], source: WeightsSource, *, reports: bool) -> None:
     before = model.state_dict()
     matched = match(name, before, states)
     if matched.differences and not (source.partial and matched.values):
@@ -199,7 +202,7 @@ def _load_model(name: str, model: Any, states: Mapping[str, Any], source: Weight
             "same model, or give --init-partial to load the ones that match."
         )
     model.load_state_dict({**before, **matched.values})
-    if matched.differences and warns:
+    if matched.differences and reports:
         count, total = len(matched.values), len(matched.values) + len(matched.missing) + len(matched.misshapen)
         text = "%s starts with %d of its %d tensors from %s: %s"
         logger.warning(text, name, count, total, source.place, listed(matched.differences))

@@ -55,6 +55,7 @@ def main(task: Task) -> NoReturn:
     """Run the script of `task` in this process, which was forked for it, and exit."""
     die_with(task.supervisor)
     _take_resolver_lock()
+    process.set_title(f"hf-{task.stdout.stem}")
     task.progress.set_up()
     _redirect_output(task.stdout, task.stderr, task.stack)
     os.environ.update(task.environment)

@@ -30,7 +30,7 @@ def size(dataset: MapDataset) -> int:
         return len(dataset)
     except TypeError as error:
         raise BadInput(
-            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
+            f"this {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
             "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict."
         ) from error
 
