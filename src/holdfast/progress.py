@@ -49,7 +49,7 @@ def _unless_zero(number: int) -> int | None:
 
 
 class Progress:
-    """Numbers about one worker in shared memory: written by the worker, read by its supervisor."""
+    """Shared memory with numbers about the progress of one worker, which writes them for its supervisor to read."""
 
     boundaries = _Number(0, int)
     """The number of step boundaries that this process has passed."""

@@ -190,7 +190,7 @@ class Memberships:
         return steps
 
     def world_sizes_of_save(self, step: int) -> set[int]:
-        """Return the world sizes possible when `step` was saved: before and after a change of members at that step."""
+        """Return the possible world sizes of the snapshot of `step`; there are two if members changed at that step."""
         sizes = [(0, self.world), *((change.step, len(change.members)) for change in self.changes)]
         before = [size for at, size in sizes if at < step or at == 0]
         return {before[-1], *(size for at, size in sizes if at == step)}

@@ -46,7 +46,7 @@ def shared_part(state: str) -> int:
 
 
 class _Column:
-    """A descriptor that returns a private `array`, such as `_step` for `step`, as a NumPy array."""
+    """A column of `StepColumns`: a descriptor for `step` returns the `array` stored in `_step` as a NumPy array."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._array = f"_{name}"

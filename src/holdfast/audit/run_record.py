@@ -151,12 +151,12 @@ class RunRecord:
 
     @cached_property
     def sessions(self) -> Mapping[str, Sequence[RankSession]]:
-        """The sessions (events of one worker process each), oldest first, by writer name such as "rank-0"."""
+        """The events of every worker process, by writer name such as "rank-0"; the oldest process comes first."""
         return {who: self._sessions[who] for who in sorted(self._sessions, key=lambda who: rank_of(who) or 0)}
 
     @cached_property
     def attempts(self) -> Mapping[int, Sequence[RankSession]]:
-        """The sessions (events of one worker process) of each attempt, by attempt number, sorted by rank."""
+        """The sessions of each attempt, by attempt number. A session has the events of one worker process of a rank."""
         attempts: defaultdict[int, list[RankSession]] = defaultdict(list)
         for sessions in self.sessions.values():
             for session in sessions:
@@ -306,7 +306,7 @@ class RunRecord:
         return world
 
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return the first ranks of `attempt` that have no event file, such as "rank-3", at most `SHOWN` of them."""
+        """Return the names of ranks without an event file in `attempt`, such as "rank-3"; at most the first `SHOWN`."""
         world = self.world(attempt)
         if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
             return []

@@ -126,7 +126,9 @@ class BufferPool:
 
 
 class StateCapture:
-    """A copier of states into images (host memory for snapshots), which reuses the file layout if tensors match."""
+    """A copier of training states into images, which are host buffers that each hold one snapshot.
+
+    The file layout is used again as long as the shapes and types of the tensors stay the same."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()

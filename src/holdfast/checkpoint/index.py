@@ -91,7 +91,7 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name in the store of segment (file of saved blocks) number `sequence` of the process `writer`."""
+    """Return the name in the store of segment number `sequence`, a file of blocks that the process `writer` saved."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

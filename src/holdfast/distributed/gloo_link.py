@@ -129,7 +129,9 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Build a new group of `size` members, who must all call this; raise GroupBroken if `outdated` returns True."""
+        """Build a new group of `size` members, in which this process is `rank`. All members must call this.
+
+        Raise GroupBroken if `outdated` returns True meanwhile."""
         _free_later(self._group)
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())

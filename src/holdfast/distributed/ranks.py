@@ -35,7 +35,7 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def ours(token: str, node: int) -> str:
-    """Return the store key that marks `node` as part of the term (group of nodes) with the unique id `token`."""
+    """Return the store key that marks `node` as a member of the term, a group of nodes, with the unique id `token`."""
     return f"term/{token}/{node}"
 
 

@@ -140,7 +140,9 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Event: blocks (parts of the model) moved unchanged between two nodes; the partition map has `version`."""
+    """Event: blocks of the model moved from node `source` to node `target` without a change of their values.
+
+    `version` is the version of the partition map after the move."""
 
     iteration: int
     source: int

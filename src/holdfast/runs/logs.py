@@ -35,7 +35,7 @@ class WorkerLog:
 
     @property
     def order(self) -> tuple[str, int, bool]:
-        """A sort key: workers of the first start by rank, then workers that joined later; stdout before stderr."""
+        """A sort key: workers of the first group by rank, then workers that joined later; stdout before stderr."""
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
@@ -96,7 +96,9 @@ def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], rank: 
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return the rank changes recorded in a log folder, oldest first, as (new rank, name of the worker's log files)."""
+    """Return the changes of ranks recorded in a log folder, oldest first.
+
+    Each is a pair: the new rank, and the name of the log files of the worker that got it."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours

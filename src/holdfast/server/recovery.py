@@ -198,9 +198,9 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return the partition map (owner by block) of the blocks that nodes hold, and True if some blocks have no owner.
+    """Return a partition map in which each block belongs to the node that holds it, and True if some have no owner.
 
-    Blocks without an owner are assigned to the node number `missing`."""
+    `held` has the blocks of each node. Blocks without an owner are assigned to the node number `missing`."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

@@ -38,7 +38,7 @@ class RankingRange(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The index (0 to 2) of the component of a ranking position that must lie in `low`..`high`."""
+        """The component (0 to 2) of a ranking position to which `low` and `high` apply."""
         return len(self.prefix)
 
     def contains(self, other: "RankingRange") -> bool:

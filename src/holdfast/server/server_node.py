@@ -130,7 +130,7 @@ class ServerNode:
 
     @_exclusive
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
-        """Apply the updates of round `when` that were buffered for the input parts `parts`; return the seconds it took.
+        """Apply the updates that were buffered for the round `when` and the input parts `parts`; return the seconds.
 
         The call is refused if `map_version`, the caller's version of the partition map, is outdated."""
         began = time.perf_counter()

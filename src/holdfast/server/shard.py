@@ -182,7 +182,7 @@ class Shard:
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return the data by which the save policy `ranking` ranks this node's blocks; data it does not use are 0."""
+        """Return the properties of this node's blocks that the save policy `ranking` needs; the others are set to 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if is_file(ranking) or ranking in MEASURED else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}

@@ -72,7 +72,7 @@ class Tail:
 
 
 class WorkersOutput:
-    """The output of all workers of an attempt; `out` and `err` are called with new text of their stdout and stderr."""
+    """The output of all workers of an attempt; `out` and `err` are called with new text of stdout and stderr."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err

@@ -114,7 +114,7 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in an iteration: one, in which workers use the topic counts from its beginning."""
+        """The number of rounds in an iteration, which is 1; all workers use the topic counts from before the round."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:

@@ -111,11 +111,11 @@ class LogisticRegression(DividedDefaults):
         return parts
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the features (as block numbers) that are nonzero in some of the worker's samples of this round."""
+        """Return the block numbers of the features that are nonzero in any of the worker's samples of this round."""
         return part.pulls[round]
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient for the worker's samples in this round; features that are not pulled have gradient 0."""
+        """Return the gradient for the worker's samples in round `when`; features not in `pulled` have gradient 0."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 

@@ -233,9 +233,6 @@ class _Reader:
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
     ) -> tuple[Any, ...]:
-        """Return the list `given[key]`; raise BadInput if an entry repeats or if `fits` is False for one.
-
-        The message calls the entries `what`, and refers to the line of `key` in the `nth` TOML table called `table`."""
         values = given[key]
         if not isinstance(values, list) or not values or not all(fits(value) for value in values):
             self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)

@@ -41,8 +41,8 @@ class Costs:
 class Measurement:
     """The costs of each strategy; trial i fails after iteration `steps[i]` of a run that needs `lengths[i]` iterations.
 
-    `rate` is the convergence rate. `concentration` is the part of the squared movement of all blocks, from 0 to 1, that
-    the few blocks that moved most account for."""
+    `rate` is the convergence rate. `concentration` is a fraction from 0 to 1: how much of the squared movement of all
+    blocks is due to the few blocks that moved most."""
 
     lengths: Ids
     steps: Ids

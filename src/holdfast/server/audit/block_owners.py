@@ -40,7 +40,7 @@ class Tenure:
 class Ownership:
     """The node that owns each block, while the history of a parameter-server run is replayed.
 
-    Changes of owners become a new `Tenure` (period of ownership) only when `close` is called, before the run continues.
+    Several changes of owners are collected until `close` is called, which begins a new `Tenure`, a period of ownership.
     """
 
     def __init__(self, blocks: int) -> None:

@@ -68,9 +68,10 @@ class WorkerPool:
     def start(
         self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool = False, rank: int | None = None
     ) -> None:
-        """Fork a worker process with the unique number `seat`, which is its rank unless it `joins` the others later.
+        """Fork a worker process with the unique number `seat`; in an attempt's first group, `seat` is also its rank.
 
-        `rank` is the rank that a joining worker has for life; None for a spare, whose rank is not known yet."""
+        A worker that `joins` waits to be added to the group later. Then `rank` is the rank that it will have for life,
+        or None for a spare, whose rank is not known yet."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"

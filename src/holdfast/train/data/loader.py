@@ -102,7 +102,9 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """A loader to run in a loader process: it returns the samples with the random generator states after loading."""
+    """A wrapper of the loader `shares` for use in a loader process of torch's DataLoader.
+
+    It also returns the states of the random generators after loading, if loading drew from them."""
 
     shares: ShareLoader
 
