@@ -57,8 +57,7 @@ class DividedWorkload(Workload, Protocol):
         If `round` equals `rounds`, return the blocks needed to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of its blocks, such as counts; it may be empty. Workers get the sum over all
-        nodes."""
+        """Return a node's summary of its blocks, such as counts; it may be empty. Workers get the sum of all nodes."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return a worker's update in the round `when`, computed from its input `part`.
