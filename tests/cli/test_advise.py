@@ -27,13 +27,13 @@ def advised(*arguments: object) -> str:
     return ran.output
 
 
-def test_the_advice_comes_first_then_prices_reasons_and_what_is_not_known(run: Path) -> None:
+def test_the_advice_comes_first_then_assumptions_prices_and_reasons(run: Path) -> None:
     lines = advised(run, "--mtbf", "4h").splitlines()
     assert lines[0].startswith("advice: --recovery ")
     for recovery in ("restart", "replay", "forward", "skip"):
         assert any(line.split()[:1] == [recovery] for line in lines)
     assert any("every 4 h (given)." in line for line in lines)
-    assert "This history does not show:" in lines
+    assert lines[1] == "Assumed, because this history does not show it:"
 
 
 def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -
 
 def test_a_large_job_is_simulated_beside_those_that_were_published(run: Path) -> None:
     shown = advised(run, "--workers", 16384, "--mtbf-per-worker", "5.8y", "--restart", "10m")
-    assert "The same job with 16384 workers, simulated:" in shown
+    assert "The same job with 16384 workers, simulated. Assumptions:" in shown
     assert "Assumptions:" in shown
     assert "Llama 3" in shown
 

@@ -86,7 +86,7 @@ def test_partial_recovery_is_advised_unless_all_is_lost() -> None:
 
 
 def test_a_smaller_loss_is_a_reason_to_save_less_often() -> None:
-    costs = replace(served_costs(told(*contracting())), interval=8)
+    costs = replace(served_costs(told(*contracting())), interval=8, iterations=10_000)
     some = served_prices(costs, Fraction(1, 8), 3600.0)
     assert some["partial"].interval.best > some["full"].interval.best
 
@@ -107,3 +107,10 @@ def test_any_run_gives_an_advice_or_is_too_short(seed: int) -> None:
 def test_the_workers_option_is_refused_for_a_server_run() -> None:
     with pytest.raises(BadInput, match="--workers"):
         advise_served(told(*contracting()), Question(workers=16))
+
+
+def test_the_advised_interval_of_a_short_run_lets_it_save() -> None:
+    """A run of 61 iterations was told to save every 11,832."""
+    advice = advise_served(told(*contracting()), Question(mtbf=1e9))
+    assert advice.interval <= advice.costs.iterations
+    assert any(f"present --interval {advice.costs.interval}" in reason for reason in advice.reasons)

@@ -10,15 +10,16 @@ from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large_job import LargeJob, simulate_large_job
 from holdfast.advice.prices import (
     EXACT,
-    LARGE,
     PROMISES,
     Outlook,
     Price,
+    is_larger,
     live_recovery_time,
     outlooks,
     prices,
     restart_time,
     save_delay,
+    saving_of,
 )
 from holdfast.advice.question import Question, in_words
 from holdfast.advice.run_costs import RunCosts, run_costs
@@ -139,7 +140,8 @@ def _reasons(
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
         f"{outlook.effective:.2%} of the wall clock trains. With the present interval of {costs.save_every} steps it is "
         f"{outlook.as_it_is:.2%}. Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
-        f"Young's formula gives {interval.young} steps, Daly's {interval.daly}. The advice minimises the expected run time, "
+        f"For a failure that returns to a save every {in_words(saving_of(costs, question, mtbf.value, best).mtbf)}, Young's "
+        f"formula gives {interval.young} steps, Daly's {interval.daly}. The advice minimises the expected run time, "
         "including the restart and the time until a save is durable.",
     ]
 
@@ -192,7 +194,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
             f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
     if not live_recovery_time(costs, question).is_seen:
-        source = "at_scale" if (question.workers or costs.workers) > LARGE else "regroup"
+        source = "at_scale" if is_larger(costs, question) else "regroup"
         lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES[source]}.")
     if mtbf.basis not in (GIVEN, MEASURED):
         injected = " (injected failures do not count)" if costs.struck else ""

@@ -133,7 +133,8 @@ SOURCES = {
     "mtbf": "Kokolis et al. 2024 (arXiv 2410.21680): 1.8 h at 16,384 GPUs, 7.9 h measured at 1,024; Llama 3 (arXiv "
     "2407.21783): 419 unexpected interruptions in 54 days on 16,384 GPUs",
     "notice": "benchmarks/restart: a failed worker is seen within 20 ms, new ones have started after 0.13 to 0.5 s",
-    "at_scale": "the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs",
+    "at_scale": "assumed to grow with the number of workers, to the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for "
+    "O(100K) GPUs",
     "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on CPUs, 0.03 to 0.33 s on a GPU, from the kill to the next step",
     "falls_back": "benchmarks/live-recovery: 8 of 322 random strikes fell back to a restart",
     "stall": "benchmarks/checkpoint: 0.003 s on a GPU to 1 s with torch.save",

@@ -18,8 +18,11 @@ PROMISES = {
     "forward": "the samples of lost workers are left out of one step, and declared",
     "skip": "one step is dropped, and declared",
 }
-LARGE = 1000  # workers; beyond, our benchmarks with a few workers do not apply to live recovery
-AT_SCALE = Estimate(180.0, 60.0, 600.0, PUBLISHED)  # FT-HSDP (arXiv 2602.00277): 3 minutes at O(100K) GPUs
+# FT-HSDP (arXiv 2602.00277): at O(100K) GPUs survivors continue after 3 minutes, and a restart takes 10 minutes.
+# Both are assumed to grow in proportion to the number of workers.
+PUBLISHED_WORKERS = 100_000
+LIVE_AT_SCALE = Estimate(180.0, 60.0, 600.0, PUBLISHED)
+RESTART_AT_SCALE = Estimate(600.0, 300.0, 1200.0, PUBLISHED)
 SOONER = 0.75  # benchmarks/live-recovery: replay took 0.73, 0.74 and 0.93 of what a restart took
 UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
@@ -49,7 +52,7 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     price_of = {"restart": Price("restart", restart, restart + redone, repeated, PROMISES["restart"])}
     if workers < 2 or lost == 1:
         return price_of  # no worker survives
-    replay = costs.live.get("replay") or _replacement_time(costs, question)
+    replay = replay_time(costs, question)
     none = Estimate.exact(0.0, replay.basis)
     part = float(lost)
     missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, live.basis)
@@ -84,18 +87,46 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     if costs.restart is not None:
-        return costs.restart
+        return _at_scale(costs.restart, RESTART_AT_SCALE, costs, question)
     if costs.start is None:
-        return NOTICE + UNKNOWN_START
+        return _at_scale(NOTICE + UNKNOWN_START, RESTART_AT_SCALE, costs, question)
     read = costs.durable.value if costs.durable else 0.0  # reading a snapshot takes about as long as writing it
-    return NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
+    restart = NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
+    return _at_scale(restart, RESTART_AT_SCALE, costs, question)
 
 
 def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds for which training pauses until the surviving workers have formed a new group."""
-    if (question.workers or costs.workers) > LARGE:
-        return AT_SCALE
-    return costs.live.get("forward") or costs.live.get("skip") or REGROUP
+    live = costs.live.get("forward") or costs.live.get("skip")
+    if live is None:
+        live = REGROUP
+        if (replay := costs.live.get("replay")) is not None:  # it forms a new group too, and then does more
+            live = Estimate(
+                min(live.value, replay.value), min(live.low, replay.low), min(live.high, replay.high), live.basis
+            )
+    return _at_scale(live, LIVE_AT_SCALE, costs, question)
+
+
+def replay_time(costs: RunCosts, question: Question) -> Estimate:
+    """Estimate the seconds until training continues with a replacement; never less than a live recovery without one."""
+    if (seen := costs.live.get("replay")) is not None:
+        return _at_scale(seen, LIVE_AT_SCALE, costs, question)
+    live, new = live_recovery_time(costs, question), _replacement_time(costs, question)
+    if is_larger(costs, question):
+        return live + new
+    return Estimate(max(live.value, new.value), max(live.low, new.low), max(live.high, new.high), new.basis)
+
+
+def is_larger(costs: RunCosts, question: Question) -> bool:
+    """Return True if `question` is about a job with more workers than the run had."""
+    return question.workers is not None and question.workers > costs.workers
+
+
+def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Question) -> Estimate:
+    """Return `time`, plus the share of the `published` time that a larger job has by its number of workers."""
+    if not is_larger(costs, question):
+        return time
+    return time + published.times((question.workers or 0) / PUBLISHED_WORKERS)
 
 
 def save_delay(costs: RunCosts, question: Question) -> Estimate:
@@ -146,7 +177,7 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
 
 def _outlook(costs: RunCosts, question: Question, mtbf: float, price: Price) -> Outlook:
     saving = saving_of(costs, question, mtbf, price.recovery)
-    interval = best_interval(saving)
+    interval = best_interval(saving, None if question.workers else costs.length)
     live = 1.0
     if price.recovery != "restart":
         without = float(lost_part(costs, question)) * restart_time(costs, question).value

@@ -30,6 +30,7 @@ class RunCosts:
     writer: str
     save_every: int
     trained: int
+    length: int | None  # the planned number of steps; None if the script draws its own samples
     wall: float
     device: bool
     step: Estimate
@@ -75,6 +76,7 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         writer=plan.writer if plan else "overlapped",
         save_every=plan.save_every if plan else 50,
         trained=cost.trained,
+        length=_planned_steps(plan) if plan else None,
         wall=cost.wall,
         device=cost.device,
         step=step,
@@ -90,6 +92,12 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         losses=convergence(noted),
         noted=len(noted),
     )
+
+
+def _planned_steps(plan: Plan) -> int | None:
+    if plan.limit is not None:
+        return plan.limit
+    return None if plan.own or not plan.batch else plan.epochs * max(1, plan.samples // plan.batch)
 
 
 def restart_seconds(failure: FailureCost) -> float | None:

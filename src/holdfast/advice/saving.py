@@ -73,10 +73,10 @@ def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
         return np.asarray(-mean * np.expm1(-cycle / mean) * again / work)
 
 
-def best_interval(saving: SaveCosts) -> SaveInterval:
-    """Return the number of steps between saves that minimizes the expected run time."""
+def best_interval(saving: SaveCosts, length: int | None = None) -> SaveInterval:
+    """Return the number of steps between saves that minimizes the expected run time; at most `length`, if given."""
     first = max(1, math.ceil((saving.durable - saving.stall) / saving.step))  # a save is durable before the next begins
-    last = max(first + 1, min(MOST, math.ceil(20 * saving.mtbf / saving.step)))
+    last = max(first + 1, min(length or MOST, MOST, math.ceil(20 * saving.mtbf / saving.step)))
     grid = np.unique(np.round(np.geomspace(first, last, FINE)).astype(np.int64))
     place = int(np.argmin(slowdown(grid, saving)))
     low, high = int(grid[max(0, place - 1)]), int(grid[min(len(grid) - 1, place + 1)])

@@ -105,7 +105,12 @@ def _print(advice: "AnyAdvice") -> None:
     from holdfast.advice.question import in_words
 
     say(advice.line)
-    table = Table("a failure costs", "seconds", "9 of 10 cases", "iterations", "9 of 10 cases", box=None)
+    if advice.unknown:
+        say("Assumed, because this history does not show it:")
+        for line in advice.unknown:
+            say(f"- {line}")
+    now = f"every {advice.costs.save_every}" if isinstance(advice, Advice) else f"--interval {advice.costs.interval}"
+    table = Table(f"a failure costs, saving {now}", "seconds", "9 of 10 cases", "iterations", "9 of 10 cases", box=None)
     for name, price in advice.prices.items():
         seconds, iterations = price.seconds, price.iterations
         table.add_row(
@@ -118,10 +123,6 @@ def _print(advice: "AnyAdvice") -> None:
     Console().print(table)
     for reason in advice.reasons:
         say(f"- {reason}")
-    if advice.unknown:
-        say("This history does not show:")
-        for line in advice.unknown:
-            say(f"- {line}")
     if isinstance(advice, Advice) and advice.large:
         _print_large(advice.large)
 
@@ -129,14 +130,13 @@ def _print(advice: "AnyAdvice") -> None:
 def _print_large(large: "LargeJob") -> None:
     from holdfast.advice.large_job import simulate_published_jobs
 
-    say(f"\nThe same job with {large.workers} workers, simulated:")
+    say(f"\nThe same job with {large.workers} workers, simulated. Assumptions:")
+    for line in large.assumed:
+        say(f"- {line}")
     table = Table("recovery", "share of time that trains", "9 of 10 cases", "save every", box=None)
     for name, share in large.shares.items():
         table.add_row(name, f"{share.value:.1%}", _interval(share), f"{large.every[name]} steps")
     Console().print(table)
-    say("Assumptions:")
-    for line in large.assumed:
-        say(f"- {line}")
     say("\nThe same simulation of published jobs:")
     table = Table("job", "published", "simulated", "9 of 10 cases", box=None)
     jobs = simulate_published_jobs()

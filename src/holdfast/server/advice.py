@@ -108,7 +108,7 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
         work = Estimate(iterations.value * costs.step.value, low, high, INFERRED)
         step, stall, back = costs.step.value, costs.stall.value, min(1.0, iterations.value / whole)
         saving = SaveCosts(step=step, stall=stall, mtbf=mtbf, restart=outage.value, back=back)
-        prices[name] = ServedPrice(name, iterations, outage + work, saving, best_interval(saving))
+        prices[name] = ServedPrice(name, iterations, outage + work, saving, best_interval(saving, costs.iterations))
     return prices
 
 
@@ -207,7 +207,7 @@ def advise_served(history: Sequence[Event], question: Question | None = None) ->
 def _reasons(
     costs: ServedCosts, lost: Fraction, mtbf: Estimate, prices: Mapping[str, ServedPrice], best: str
 ) -> list[str]:
-    interval = prices[best].interval
+    interval, part = prices[best].interval, float(lost) if best == "partial" else 1.0
     rate = "" if costs.rate is None else f"; it converges by a factor of {costs.rate:.4g} per iteration"
     lines = [
         f"A failure is expected every {in_words(mtbf.value)} ({mtbf.basis}), and takes {lost} of the blocks.",
@@ -218,7 +218,8 @@ def _reasons(
         counted = price.iterations
         noun = "iteration" if f"{counted.value:.3g}" == "1" else "iterations"
         lines.append(
-            f"With --restore {name} a failure costs {counted.value:.3g} {noun} ({counted.low:.3g} to {counted.high:.3g}) and "
+            f"With --restore {name} and the present --interval {costs.interval} a failure costs {counted.value:.3g} {noun} "
+            f"({counted.low:.3g} to {counted.high:.3g}) and "
             f"{in_words(price.seconds.value)} ({in_words(price.seconds.low)} to {in_words(price.seconds.high)})."
         )
     lines.append(
@@ -227,8 +228,9 @@ def _reasons(
         else "All blocks are lost at once, so --restore partial could keep nothing."
     )
     lines.append(
-        f"Save as much as the whole state every {interval.best} iterations; by Young's formula every {interval.young}, by "
-        f"Daly's {interval.daly}, for a failure that undoes everything. Every {interval.low} to {interval.high} iterations the "
+        f"Save as much as the whole state every {interval.best} of the run's {costs.iterations} iterations, where a failure "
+        f"costs {iterations_lost(interval.best, part, costs.rate, costs.noise).value:.3g} iterations; by Young's formula every "
+        f"{interval.young}, by Daly's {interval.daly}, for a failure every {in_words(mtbf.value)} that undoes everything. Every {interval.low} to {interval.high} iterations the "
         "run takes at most 1 % longer than at best."
     )
     return lines
