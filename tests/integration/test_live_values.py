@@ -51,3 +51,29 @@ def test_a_run_without_failures_has_the_same_bits_with_every_recovery_though_sha
     for run in runs:
         assert run.result().get("verdict") == "completed", run.stderr
     assert [different(one.out, other.out) for one, other in itertools.pairwise(runs)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["end", "plain"], ""),
+        (["backward", "plain"], "protected state had changed since the step began"),
+        (["end", "norm"], "rank 0 is lost, and its buffers with it"),
+    ],
+    ids=str,
+)
+def test_a_step_is_replayed_only_if_a_survivor_still_has_the_state_in_which_it_began(
+    start: Start, args: list[str], why: str
+) -> None:
+    how = {**HOW, "script": SUPPORT / "meter_script.py", "args": args}
+    reference = start(out="reference", **how)
+    job = start(failures=[{"step": 13, "kind": "kill", "targets": [0], "point": "backward=0"}], **how)
+    for run in (reference, job):
+        assert run.result().get("verdict") == "completed", run.stderr
+    assert different(reference.out, job.out) == []
+    # Each rank has its own batch-norm buffers, and a snapshot those of rank 0: the audit sees that after any restart.
+    assert [failed.partition(":")[0] for failed in failed_checks(job.out)] == (
+        ["repeated_steps_agree"] if "norm" in args else []
+    )
+    assert len(events(job.out, "restart")) == bool(why), job.stderr
+    assert why in job.stderr, job.stderr

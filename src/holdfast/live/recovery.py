@@ -31,6 +31,7 @@ from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
+from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues, kept_values
 from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, WindowState, settle
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
@@ -72,6 +73,7 @@ class LiveRecovery:
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
     _averages: Copies = field(default_factory=list, init=False)  # of a dropped step, which is not to change them
+    _marks: BoundaryMarks | None = field(default=None, init=False)  # of a run that replays
     _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
 
     def connect(self) -> None:
@@ -87,6 +89,7 @@ class LiveRecovery:
         """Enable recovery, now that the training loop is built. A worker lost before this makes the run restart."""
         self._hooks = hooks
         self._values = kept_values(self.strategy, self.coordination, hooks.protected)
+        self._marks = BoundaryMarks(hooks.protected) if self.strategy == "replay" else None
         if not self.is_joining:
             self._set_weight(self.window.basis)
 
@@ -147,7 +150,9 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def reach_boundary(self, step: int) -> None:
-        """Keep the plain values that this rank has before `step`, for a worker that may have to replace this one."""
+        """Keep the plain values that this rank has before `step`, for a worker that may replace it, and mark the state."""
+        if self._marks:
+            self._marks.take(self.buffers.ids)
         if self._values:
             self._values.keep(self.member, step)
 
@@ -378,6 +383,7 @@ class LiveRecovery:
         if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
             raise restart_needed("rank 0 is lost, and its buffers with it")
         if self.member == plan.giver:
+            self._check_marks(is_first_lost=first in plan.joining)
             self._training.record_steps()  # a joining worker may survive this one, and needs the steps before it recorded
         state = self._transfer(plan.giver, plan.joining, protected.capture)
         state_transfer.meet(self.link)
@@ -387,6 +393,13 @@ class LiveRecovery:
             giver = reports[plan.giver]
             progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
             self.window = self.window._replace(basis=())
+
+    def _check_marks(self, *, is_first_lost: bool) -> None:
+        """Make the run restart if this rank's state differs from what the lost member had when the step began."""
+        if self._marks and is_first_lost and self._marks.has_own_buffers(self.buffers.ids):
+            raise restart_needed("rank 0 is lost, and its buffers with it")
+        if self._marks and self._marks.have_changed(self.buffers.ids):
+            raise restart_needed("protected state had changed since the step began, before its gradients were summed")
 
     def _take_values(self, plan: RecoveryPlan) -> None:
         """Give this worker, which replays the step of a lost member, the plain values of that member."""

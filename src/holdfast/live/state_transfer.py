@@ -99,6 +99,7 @@ class Buffers:
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)
+    ids: set[int] = field(default_factory=set)  # of the script's buffer tensors
     _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
@@ -120,6 +121,7 @@ class Buffers:
             torch._foreach_copy_(self.values, buffers)
         else:
             self.values = [buffer.clone() for buffer in buffers]
+            self.ids.update(map(id, buffers))
         self.synced += 1
 
     def use(self, values: list[torch.Tensor]) -> None:
