@@ -131,6 +131,7 @@ def run_script(
     ] = None,
 ) -> None:
     """Train SCRIPT to its end, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
+    from holdfast.supervise import start_up
     from holdfast.supervise.stop_signals import stop_signals
 
     _fill_standard_files()
@@ -164,7 +165,8 @@ def run_script(
             extend=extend,
         )
         config.check_world(nnodes)  # before the supervisor is imported, which needs torch
-        from holdfast.supervise.supervisor import supervise
+        with start_up.importing_torch():
+            from holdfast.supervise.supervisor import supervise
 
         verdict = supervise(
             config,

@@ -181,6 +181,12 @@ class Display:
         self.say(title, style="bold red")
         self._print_err(text.rstrip("\n"))
 
+    def show_status(self, line: str) -> None:
+        """Show `line` in place of the status line, if this is a terminal, until the next refresh."""
+        if live := self._live:
+            text = Text(f"holdfast: {line}", style="cyan", no_wrap=True, overflow="ellipsis")
+            self._try("err", lambda: live.update(text, refresh=True))
+
     def refresh(self, *, now: bool = False) -> None:
         """Show new output of the workers; redraw the status line if enough time has passed, or if `now` is set."""
         self.output.copy()

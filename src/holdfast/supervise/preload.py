@@ -18,7 +18,6 @@ from holdfast.errors import BadInput
 MODULES = (
     "torch",
     "torch.distributed",
-    "torch.distributed.optim",
     "torch.nn.parallel.distributed",
     "torch.optim.lr_scheduler",
     "torch.utils.data",

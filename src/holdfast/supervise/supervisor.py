@@ -22,6 +22,7 @@ from holdfast.process import PREEMPTED
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import FolderWatch
+from holdfast.supervise import start_up
 from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full_place, local_folder
 from holdfast.supervise.display import Display, Journal, last_attempt
 from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
@@ -113,9 +114,14 @@ def supervise(
         display = Display(console or Console(stderr=True), history, who, policy)
         with Journal(history, who, display) as journal, display:  # importing counts as the run's time
             if not stop_signals.count:
-                warm(preload or (), import_folder(config))
-                if preload is None and (names := import_heavy(script)):
+                with start_up.part("import its compiler", display.show_status):
+                    warm(preload or (), import_folder(config))
+                with start_up.part("import libraries of the script", display.show_status):
+                    names = import_heavy(script) if preload is None else []
+                if names:
                     display.say(f"imported {', '.join(names)} once for all workers (--preload none turns this off)")
+            if summary := start_up.take_summary():
+                display.say(summary)
             nodes: Rendezvous = SingleNodeRendezvous(attempt)
             if nnodes > 1:
                 command = config.identity | {"script": script.name}  # its folder may differ from node to node
