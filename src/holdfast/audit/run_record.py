@@ -305,6 +305,12 @@ class RunRecord:
             raise CannotTell(f"the history does not say how many ranks attempt {attempt} had")
         return world
 
+    @cached_property
+    def absent_nodes(self) -> list[int]:
+        """The nodes of the run whose supervisor has no event file; their ranks' files are probably missing, too."""
+        nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
+        return [node for node in range(nodes) if f"supervisor-{node}" not in self.writers] if nodes > 1 else []
+
     def absent_ranks(self, attempt: int) -> list[str]:
         """Return the names of ranks without an event file in `attempt`, such as "rank-3"; at most the first `SHOWN`."""
         world = self.world(attempt)

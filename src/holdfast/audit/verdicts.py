@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, training_checks
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
-from holdfast.finding import CannotTell, Verdict, counted
+from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.history.log import TornLine, Where, stream_history
 from holdfast.runs.histories import RunFacts, read_facts
 
@@ -34,6 +34,17 @@ CHECKS: Mapping[str, Callable[[RunRecord], tuple[Verdict, str]]] = {
         training_checks.repeated_steps_agree,
     )
 }
+# Checks that fail if the events of a node are missing.
+_NEED_ALL_NODES = (
+    "restores_only_committed",
+    "restored_states_agree",
+    "generators_restored",
+    "losses_are_declared",
+    "reached_the_end",
+    "every_step_follows_the_last",
+    "all_ranks_report_every_step",
+    "every_sample_trained_once",
+)
 _TRAINING_WRITER = re.compile(r"(rank|supervisor|injected)\b.*")
 
 
@@ -75,7 +86,7 @@ def audit_files(
         return findings
     for file, event in others:
         record.add(event, file)
-    findings = _run_checks(CHECKS, record)
+    findings = _excused(_run_checks(CHECKS, record), record.absent_nodes)
     if record.has_trained:
         return findings
     # Every check would say the same in its own words; but an error is an error.
@@ -98,6 +109,24 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:
+    """Return `findings`, with failures that the histories of `absent` nodes may explain as unknown."""
+    if not absent:
+        return findings
+    nodes = ", ".join(map(str, absent[:SHOWN])) + (", ..." if len(absent) > SHOWN else "")
+    one = len(absent) == 1
+    bring = (
+        f"the history of {'node' if one else 'nodes'} {nodes} is absent: name {'its folder' if one else 'each folder'}"
+    )
+    bring += " with --node-folder, or audit where the checkpoint store can be reached"
+    return tuple(
+        Finding(finding.check, "unknown", f"{bring}. Without it: {finding.because}")
+        if finding.verdict == "fail" and finding.check in _NEED_ALL_NODES
+        else finding
+        for finding in findings
+    )
 
 
 def _server_findings(

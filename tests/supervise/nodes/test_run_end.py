@@ -88,4 +88,8 @@ def test_without_a_shared_folder_the_end_is_found_at_the_place_of_the_checkpoint
     assert "this run is done, all workers have finished" in str(watch.look())
     again = checkpoints.try_out(alone=False)
     assert again == PlaceContents(None, 2, COMPLETED)
-    assert RunEndWatch(here, checkpoints, again, extends=False).look() is None  # it may have been another run's
+    returned = RunEndWatch(here, checkpoints, again, extends=False).look()
+    assert returned is not None, "a node that took part and returns later waited for nodes that have ended"
+    assert RunEndWatch(here, checkpoints, again, extends=True).look() is None
+    stranger = RunEndWatch(tmp_path / "new", checkpoints, again, extends=False)
+    assert stranger.look() is None  # it may have been another run's

@@ -58,19 +58,20 @@ class RunEndWatch:
     that supervisors upload beside the checkpoints when they exit.
 
     An end that was recorded before this command is ignored in three cases: the run is extended; the script is only
-    supervised, so that every command trains it again; or the end was found beside the checkpoints, where it may belong
-    to another run."""
+    supervised, so that every command trains it again; or the end was found beside the checkpoints by a node that has
+    not taken part in the run, so that it may belong to another run."""
 
     def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
         self._history, self._checkpoints = out / "history", checkpoints
         self.verdict: RunVerdict | None = None
         """The verdict of the other nodes, once `look` has found it."""
-        before = _completion(self._history)
-        self._known: set[Finish | Judged | None] = {None, contents.completed}
+        before, takes_part = _completion(self._history), _has_launched(self._history)
+        self._known: set[Finish | Judged | None] = {None}
         if extends:
-            self._known |= {finish(self._history), before}
-        elif before and SUPERVISED_ONLY in before.because:
-            self._known.add(before)
+            self._known |= {finish(self._history), before, contents.completed}
+        if not takes_part:
+            self._known.add(contents.completed)
+        self._known |= {end for end in (before, contents.completed) if end and SUPERVISED_ONLY in end.because}
 
     def look(self) -> RunVerdict | None:
         """Return the verdict if other nodes have completed the run, else None. Read errors do not count as an end."""
@@ -92,6 +93,12 @@ def _completion(history: Path) -> Judged | None:
     with suppress(HoldfastError):  # the audit reports damage
         return completion(event.what for file in files for event in recall(file, "launch", "restart", "verdict"))
     return None
+
+
+def _has_launched(history: Path) -> bool:
+    with suppress(HoldfastError):
+        return any(True for file in history.glob("supervisor-*.jsonl") for _ in recall(file, "launch"))
+    return False
 
 
 class MultiNodeRendezvous(Rendezvous):
