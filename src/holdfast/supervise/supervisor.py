@@ -24,6 +24,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import FolderWatch
 from holdfast.supervise import start_up
 from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full_place, local_folder
+from holdfast.supervise.disk_space import DiskSpace
 from holdfast.supervise.display import Display, Journal, last_attempt
 from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
 from holdfast.supervise.hang_detection import RemoteProgress
@@ -166,6 +167,10 @@ class _Supervisor:
         self._membership = self._controller(RoundInfo(attempt=0, round="", address="", workers=(config.workers,)))
         self._remote = RemoteProgress()
         self._start_watch = StartWatch(config.script, time.monotonic())
+        self._space = DiskSpace(
+            (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
+        )
+        self._first_loss: FirstFailure | None = None  # of this attempt, if the others continued after it
         self._is_live = config.recovery != "restart"
         self._restarts = self._signals_passed_on = 0
         self._newest = newest  # the step of the newest snapshot
@@ -220,6 +225,7 @@ class _Supervisor:
         self._membership = self._controller(round)
         self._membership.start()
         self._start_watch = StartWatch(self._config.script, time.monotonic())
+        self._first_loss = None
         left = self._policy.left(self._newest)
         if self._restarts:
             self._journal.append(Restart(self._attempt, workers, newest=self._newest, left=left))
@@ -251,6 +257,8 @@ class _Supervisor:
         for line in self._start_watch.report(self._pool.running, time.monotonic()):
             self._display.say(line, style="yellow")
         self._pool.poll()
+        if not stop_signals.count and self._space.is_awaited(self._pool.failure_messages(), time.monotonic()):
+            return self._look_at_nodes(have_finished=False)
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
         self._pool.poll_dying()
         if stop_signals.count and (late := self._pool.late_to_stop(self._membership.members.is_member)):
@@ -298,6 +306,7 @@ class _Supervisor:
         was_member = self._membership.members.was_member
         members = [first_failure([report]) for seat, report in reports if was_member(seat)]
         spares = [first_failure([report]) for seat, report in reports if not was_member(seat)]
+        self._first_loss = self._first_loss or (members or spares)[0]
         end = self._policy.after((members or spares)[0], self._pool.reached)  # every step counts as progress
         if not end:
             self._membership.update()  # first: the survivors wait for it
@@ -366,7 +375,8 @@ class _Supervisor:
             return self._verdict("script-error", f"{after}. The part of a script after its loop is not tried again")
         self._newest = self._checkpoints.newest()
         if verdict := self._policy.after(failure, self._newest):
-            return self._verdict(*verdict)
+            cause = self._first_loss if failure.kind == "peer" else None  # what the others could not recover from
+            return self._verdict(verdict[0], f"{cause.line}; after that, {verdict[1]}" if cause else verdict[1])
         self._pool.kill()
         self._restarts += 1
         return self._launch()

@@ -16,7 +16,7 @@ from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import LOG_FOLDER
-from holdfast.supervise.failure_cause import WorkerExit
+from holdfast.supervise.failure_cause import WorkerExit, read_error
 from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, WorkerLook
 from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
 from holdfast.supervise.workers import entry
@@ -198,6 +198,11 @@ class WorkerPool:
         """Return a report on each worker: how it ended, or that it still runs."""
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
+
+    def failure_messages(self) -> list[str]:
+        """Return the messages of the exceptions that failed workers have raised."""
+        raised = (read_error(worker.task.error, worker.task.progress) for worker in self.failed)
+        return [error.message for error in raised if error]
 
     def log_with_stacks(self, rank: int) -> str:
         """Return the path of the log with the stacks of a killed worker, relative to the run; empty if it has none."""

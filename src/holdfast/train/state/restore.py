@@ -12,7 +12,7 @@ from typing import Any
 from holdfast import progress
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.payload import FlatState, flatten, unflatten
-from holdfast.checkpoint.snapshot import Snapshot
+from holdfast.checkpoint.snapshot import PassedOver, Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, Corrupt, StorageFailed
@@ -184,8 +184,21 @@ def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
             f"{attempt.store} is empty, and this run has saved there before: check that it is mounted, or name another "
             "--out to start a new run."
         )
+    else:
+        _warn_of_new_start(attempt, passed_over)
     retention.tidy(attempt.store, attempt.keep_last, trusted=step)
     return found, json.dumps({"step": step, "passed_over": [asdict(damaged) for damaged in passed_over]})
+
+
+def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, ...]) -> None:
+    """Warn that a run which has saved before starts again at step 0, because none of its snapshots can be used."""
+    if passed_over:
+        logger.warning(
+            "holdfast: no snapshot in %s can be used (%s): training starts again at step 0, and the steps trained so far are "
+            "repeated. Unusable snapshots are kept there as set-aside-*.",
+            attempt.store,
+            "; ".join(f"{damaged.name.rstrip('/')}: {damaged.why}" for damaged in passed_over),
+        )
 
 
 def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:

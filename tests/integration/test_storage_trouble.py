@@ -1,0 +1,81 @@
+"""Trouble with the storage is named, waited for where that helps, and never passed over in silence."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from finished_run import events, failed_checks
+from supervisor_process import SUPPORT, Start, wait_until
+
+LOOP = SUPPORT / "training_script.py"
+BROKEN = f"""
+import errno, os, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from pathlib import Path
+from training_script import Task, train
+from holdfast.checkpoint import store
+from holdfast.train.attach import attach
+
+write, error, marker = store._write_file, int(sys.argv[1]), Path(sys.argv[2])
+
+def refuse(path, parts):
+    if marker.exists() and "step-" in path and "step-00000000" not in path:
+        raise OSError(error, os.strerror(error))
+    write(path, parts)
+
+store._write_file = refuse
+train(attach(), Task(epochs=4, model="normed"))
+"""
+FULL = """
+import sys
+from pathlib import Path
+from holdfast.supervise import disk_space
+disk_space.has_room = lambda folder, size: not Path(sys.argv[-1]).exists()
+from holdfast.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_run_whose_only_snapshot_is_damaged_says_that_it_starts_again(start: Start, tmp_path: Path) -> None:
+    marker = tmp_path / "fast"
+    task = {"epochs": 4, "pause": 0.2, "until": str(marker)}
+    first = start(task, script=LOOP, workers=1, save_every=1000, keep_last=1)
+    wait_until(lambda: bool(first.events("step", "rank-0")), "a step")
+    first.signal(signal.SIGTERM)
+    assert first.result()["verdict"] == "preempted", first.stderr
+    (state,) = (first.out / "checkpoints").glob("step-*/state.safetensors")
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    marker.touch()
+    again = start(task, script=LOOP, workers=1, save_every=1000, keep_last=1)
+    assert again.result()["verdict"] == "completed", again.stderr
+    assert "training starts again at step 0" in again.stderr
+    assert f"can be used ({state.parent.name}: " in again.stderr
+
+
+def test_a_full_disk_is_waited_for_without_using_up_restarts(tmp_path: Path) -> None:
+    script, marker, out = tmp_path / "broken.py", tmp_path / "full", tmp_path / "out"
+    script.write_text(BROKEN)
+    marker.touch()
+    command = [sys.executable, "-c", FULL, "run", "--workers", "2", "--save-every", "5", "--max-restarts", "1"]
+    command += ["--out", str(out), str(script), "--", "28", str(marker)]
+    output = tmp_path / "output"
+    with output.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as run:
+        try:
+            wait_until(lambda: "the disk is full: waiting up to 10 minutes" in output.read_text(), "the wait")
+            marker.unlink()
+            assert run.wait(120) == 0, output.read_text()
+        finally:
+            run.kill()
+    assert len(events(out, "restart")) == 1
+    assert failed_checks(out) == []
+
+
+def test_a_read_only_file_system_is_named_where_live_recovery_ends_because_of_it(start: Start, tmp_path: Path) -> None:
+    script, marker = tmp_path / "broken.py", tmp_path / "read-only"
+    script.write_text(BROKEN)
+    marker.touch()
+    job = start(script=script, workers=2, args=["30", str(marker)], recovery="replay", save_every=5, max_restarts=1)
+    result = job.result()
+    assert result["verdict"] == "gave-up", (result, job.stderr)
+    assert "Read-only file system" in result["because"]
