@@ -226,7 +226,8 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
 
     Only attempts with the same members and script arguments are compared."""
     found = _Comparison()
-    earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
+    earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
+    numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session
     past: Past = ()
     commands = _commands(record)
     reached = 0
@@ -236,13 +237,16 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
             past = tuple(item for item in past if item[0] < first)  # what remains after a restore of step `first`
             if not past or past[-1][1] != (what, commands[attempt]):
                 past = (*past, (first, (what, commands[attempt])))
+            number = numbers.setdefault(past, len(numbers))
             for session in sessions:
                 void = record.memberships(attempt).void_step(session)
                 last = min(end, session.reached if void is None else void)
                 steps = _StepRange(session, max(first, session.first_step), last)
-                for other in earlier[past, session.rank]:
+                if steps.first >= steps.end:
+                    continue
+                for other in earlier[number, session.rank]:
                     compared |= _compare(other, steps, found)
-                earlier[past, session.rank] = _add_range(earlier[past, session.rank], steps)
+                earlier[number, session.rank] = _add_range(earlier[number, session.rank], steps)
         again = {step for session in sessions for step in session.steps.step[session.steps.step < reached].tolist()}
         found.not_comparable |= again - compared
         reached = max([reached, *(session.reached for session in sessions if len(session.steps))])
@@ -268,7 +272,7 @@ def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, obj
 
 
 def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
-    if not len(added.session.steps) or added.first >= added.end:
+    if not len(added.session.steps):
         return list(ranges)
     return [*(steps for steps in ranges if steps.first < added.first or steps.end > added.end), added]
 
