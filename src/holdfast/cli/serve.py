@@ -40,7 +40,7 @@ def train(
         ),
     ] = "priority",
     fraction: Annotated[str, typer.Option(help="Fraction of the state in each save.")] = "1/4",
-    interval: Annotated[int, typer.Option(help="Number of iterations in which saves add up to the whole state.")] = 4,
+    interval: Annotated[int, typer.Option(help="Number of iterations in which saves add up to the whole state.")] = 8,
     saves: Annotated[
         str,
         typer.Option(

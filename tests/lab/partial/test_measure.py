@@ -1,5 +1,6 @@
 """Measuring strategies: costs of the same failures, in a journal that survives a kill, whatever the number of jobs."""
 
+import csv
 import json
 import resource
 from contextlib import closing
@@ -14,10 +15,11 @@ from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import priority_checkpoint
 from holdfast.lab.partial.measure import Measurement, concentration, measure
-from holdfast.lab.partial.panels import chosen_panels
+from holdfast.lab.partial.panels import chosen_panels, distinct_panels, quick_notes
 from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
+from holdfast.lab.simulate.strategy import lost_in_trial
 from holdfast.lab.simulate.trajectory import Trajectory
 from holdfast.lab.trial_log import TrialLog
 from holdfast.workloads.mlr import mlr
@@ -156,3 +158,20 @@ def test_a_claim_whose_interval_spans_the_border_is_not_resolved() -> None:
     assert (claim(0.55, 0.4, 0.7).holds, claim(0.55, 0.4, 0.7).resolved) == (True, False)
     assert (claim(0.3, 0.2, 0.4).holds, claim(0.3, 0.2, 0.4).resolved) == (False, True)
     assert claim(0.7, 0.4, 0.95).resolved is False
+
+
+def test_a_trial_can_be_reproduced_from_the_files_of_its_result(tmp_path: Path) -> None:
+    priority_checkpoint.run(Options(quick=True, trials=5, seed=3, panels=("mlr-mnist",), out=tmp_path), silent)
+    trials = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+    losses = list(csv.DictReader((tmp_path / "lost_blocks.csv").read_text().splitlines()))
+    assert [loss["step"] for loss in losses] == [trial["step"] for trial in trials[:5]]
+    for loss, trial in zip(losses, trials[:5], strict=True):
+        lost = sorted(map(int, loss["order"].split()[: int(trial["lost_blocks"])]))
+        assert lost == lost_in_trial(3, int(trial["trial"]), 64, Fraction(1, 2)).tolist()
+
+
+def test_a_quick_run_uses_each_small_data_set_once() -> None:
+    names = [panel.name for panel in distinct_panels((), quick=True)]
+    assert names == ["mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-layer", "cnn-mnist-shard"]
+    assert len(distinct_panels((), quick=False)) == 8
+    assert "mf-jester" in quick_notes(())[0]

@@ -10,9 +10,9 @@ from itertools import groupby
 from holdfast.lab import confidence
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.measure import Measurement, measure
-from holdfast.lab.partial.panels import Panel, chosen_panels
+from holdfast.lab.partial.panels import Panel, distinct_panels
 from holdfast.lab.result import Row
-from holdfast.lab.simulate.strategy import Strategy, lost_in_trial
+from holdfast.lab.simulate.strategy import Strategy, loss_order, lost_count
 from holdfast.report.files import prepare, replace_text
 
 
@@ -49,7 +49,7 @@ def compare_strategies(
     `early`."""
     folder = prepare(options.out)
     is_quick = options.quick and options.workload is None
-    chosen = chosen_panels(options.panels)
+    chosen = distinct_panels(options.panels, quick=is_quick)
     if (own := options.workload) is not None:
         chosen = [Panel(own.name, own.name, own.name, lambda data: own, lambda: own)]
     loaded = ((panel, panel.workload(options.data, quick=is_quick)) for panel in chosen)
@@ -76,6 +76,7 @@ def compare_strategies(
                 )
             )
     replace_text(folder / "trials.csv", _csv(comparisons, strategies))
+    replace_text(folder / "lost_blocks.csv", _lost_csv(comparisons, options.seed))
     return comparisons
 
 
@@ -114,7 +115,7 @@ def strategy_columns(strategy: Strategy) -> Row:
 def _csv(comparisons: Sequence[PanelComparison], strategies: Sequence[Strategy]) -> str:
     """Return a CSV text with a line for each trial: its failure, number of lost blocks, perturbation, bound and cost.
 
-    The ids of the lost blocks follow from the seed (see `lost_in_trial`). A trial that did not converge costs infinity.
+    The ids of the lost blocks are in `lost_blocks.csv`. A trial that did not converge costs infinity.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -123,8 +124,20 @@ def _csv(comparisons: Sequence[PanelComparison], strategies: Sequence[Strategy])
     for comparison in comparisons:
         for strategy in strategies:
             costs = comparison.measurement.costs_of(strategy)
-            lost = len(lost_in_trial(0, 0, comparison.blocks, strategy.lost))
+            lost = lost_count(comparison.blocks, strategy.lost)
             for trial, step in enumerate(comparison.measurement.steps):
                 numbers = (f"{values[trial]:.6g}" for values in (costs.size, costs.bound, costs.cost, costs.whole))
                 table.writerow([comparison.panel, *strategy_columns(strategy).values(), trial, step, lost, *numbers])
+    return text.getvalue()
+
+
+def _lost_csv(comparisons: Sequence[PanelComparison], seed: int) -> str:
+    """Return a CSV text with the order in which each trial loses blocks; a failure takes the first `lost_blocks`."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["panel", "trial", "step", "order"])
+    for comparison in comparisons:
+        for trial, step in enumerate(comparison.measurement.steps):
+            order = " ".join(map(str, loss_order(seed, trial, comparison.blocks)))
+            table.writerow([comparison.panel, trial, step, order])
     return text.getvalue()

@@ -10,7 +10,7 @@ from holdfast.lab import confidence
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import PanelComparison
 from holdfast.lab.partial.measure import LIMIT
-from holdfast.lab.partial.panels import panel_notes
+from holdfast.lab.partial.panels import panel_notes, quick_notes
 from holdfast.lab.plot_style import BAND, colour_of, legend, new_figure, style_name
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
@@ -75,8 +75,10 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on how the chosen panels differ from the SCAR paper's; none for quick runs or the user's model."""
-    return [] if options.quick or options.workload is not None else panel_notes(options.panels)
+    """Return notes on where the panels differ from the paper's, or are left out; none for the user's own model."""
+    if options.workload is not None:
+        return []
+    return quick_notes(options.panels) if options.quick else panel_notes(options.panels)
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:

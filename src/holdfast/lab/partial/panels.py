@@ -37,6 +37,19 @@ def chosen_panels(names: Sequence[str]) -> list[Panel]:
     return [panel for name, panel in PANELS.items() if not names or name in names]
 
 
+def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
+    """Return the chosen panels; if `quick`, only the first of those that use the same small data."""
+    chosen = chosen_panels(names)
+    return list({panel.small: panel for panel in reversed(chosen)}.values())[::-1] if quick else chosen
+
+
+def quick_notes(names: Sequence[str]) -> list[str]:
+    """Return a note on the chosen panels that a quick run leaves out, because others use the same small data."""
+    kept = distinct_panels(names, quick=True)
+    left_out = [panel.name for panel in chosen_panels(names) if panel not in kept]
+    return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []
+
+
 def _named(name: str) -> "partial[Workload]":
     return partial(load_for_lab, name)
 

@@ -39,7 +39,7 @@ def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
 
 def run(options: Options, meter: Meter) -> Result:
     """Run the experiment: compare full with partial recovery. For the user's own model, the result has no claims."""
-    trials, interval = options.trial_count(full=100, quick=20), options.interval
+    trials, interval = options.trial_count(full=100, quick=8), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
     has_claims, claims = options.workload is None, []

@@ -115,10 +115,19 @@ def trial_stream(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def loss_order(seed: int, number: int, blocks: int) -> Ids:
+    """Return the ids of all `blocks` in the order in which trial `number` loses them, chosen uniformly at random."""
+    return np.random.default_rng((seed, number)).permutation(blocks)
+
+
+def lost_count(blocks: int, fraction: Fraction) -> int:
+    """Return how many of `blocks` a failure loses that takes `fraction` of them: at least one."""
+    return max(1, round(fraction * blocks))
+
+
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
     """Return the ids of the blocks that trial `number` loses: a superset of those for any smaller `fraction`."""
-    order = np.random.default_rng((seed, number)).permutation(blocks)
-    return np.sort(order[: max(1, round(fraction * blocks))])
+    return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 
 class CheckpointedRun:
