@@ -22,6 +22,8 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "forgotten": {"script": str(SCRIPTS / "averaged.py"), "args": ["weights"]},
     "exact": {"workers": 2},
+    "replayed": {"script": str(SCRIPTS / "exact.py"), "workers": 2, "recovery": "replay"},
+    "counted": {"workers": 2, "recovery": "replay"},
     "epochs": {},
     "plain": {"script": str(SCRIPTS / "scheduled.py"), "args": ["plain"]},
     "digits": {"script": str(EXAMPLES / "digits.py"), "steps": 3, "preload": ["sklearn.datasets"]},
@@ -38,7 +40,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
     return {found.pop("name"): found for found in map(json.loads, ran.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", ["exact", "epochs", "digits"])
+@pytest.mark.parametrize("name", ["exact", "replayed", "epochs", "digits"])
 def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, dict[str, Any]]) -> None:
     found = rehearsed[name]
     assert found["word"] is None, found["lines"]
@@ -50,6 +52,14 @@ def test_kills_strike_as_printed_and_the_run_continues_from_the_saves(rehearsed:
         "  killed before step 1 (in an epoch), continued from step 1",
         "  killed before step 2 (the end of an epoch), continued from step 2",
         "  killed before step 4 (near the last step), continued from step 2",
+    ]
+
+
+def test_under_replay_a_replacement_continues_with_the_step_of_the_kill(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert rehearsed["replayed"]["lines"][1:4] == [
+        "  killed before step 1 (in an epoch), continued from step 1",
+        "  killed before step 2 (the end of an epoch), continued from step 2",
+        "  killed before step 4 (near the last step), continued from step 4",
     ]
 
 
@@ -67,6 +77,7 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
         ("scheduled", "not protected", "schedule.steps in main(), an int, is not protected"),
         ("averaged", "not protected", "centre in main(), a Tensor, is not protected: it started over after a kill"),
         ("forgotten", "refused", "ema in main() (AveragedModel) changes in training and is not protected"),
+        ("counted", "not protected", "steps in main(), an int, is not protected: it started over after the kill"),
         ("enumerated", "loop counter", "instead: write enumerate(epoch, epoch.initial)"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),
         ("normed", "not protected", "model.mean, a tensor of a module that its state_dict leaves out"),

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from holdfast.errors import Corrupt
 from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.cause import of_a_killed_run, of_unkilled_runs
-from holdfast.rehearse.compare import Divergence, divergence, first_steps, left_behind, unmatched, unstable
+from holdfast.rehearse.compare import (
+    Divergence,
+    divergence,
+    first_steps,
+    left_behind,
+    live_divergence,
+    unmatched,
+    unstable,
+)
 from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed, lines
 from holdfast.train.observe import observations
@@ -119,6 +127,17 @@ def test_the_first_different_window_is_found_with_its_kill() -> None:
     assert found is not None
     assert (found.run.step, found.began, found.before) == (3, 2, 4)
     assert found.paths == ["model/w"]
+
+
+def test_in_a_live_run_the_replacement_that_differs_is_named_before_the_survivors() -> None:
+    reference = [*REFERENCE, *(window(step, rank=1) for step in range(6))]
+    survivor = [*REFERENCE[:3], *(window(step, "tensor other") for step in range(3, 6))]
+    run = [*survivor, *(window(step, rank=1) for step in range(3)), resumed(3, rank=1)]
+    found = live_divergence(reference, run, [1, 3, 5])
+    assert found is not None
+    assert (found.run.step, found.run.rank, found.run.attempt) == (3, 1, 2)
+    assert (found.began, found.before) == (3, 3)
+    assert live_divergence(reference, reference, [3]) is None
 
 
 def test_tensors_are_named_before_plain_values() -> None:

@@ -37,6 +37,9 @@ def rehearse_script(
         ),
     ] = "random=3",
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    recovery: Annotated[
+        str, typer.Option(help="restart, or replay (with 2 workers or more): how the run recovers from the kills.")
+    ] = "restart",
     seed: Annotated[int, typer.Option(help="As for `holdfast run`.")] = 0,
     preload: Annotated[str, typer.Option(help="Modules to import once, before workers start.")] = "",
     out: Annotated[
@@ -60,7 +63,9 @@ def rehearse_script(
         from holdfast.runs.config import RunConfig
         from holdfast.supervise.script_file import script_file
 
-        config = RunConfig(script=script, module=module, args=tuple(args or ()), workers=workers, seed=seed)
+        config = RunConfig(
+            script=script, module=module, args=tuple(args or ()), workers=workers, recovery=recovery, seed=seed
+        )
         script_file(config)  # before torch is imported, which takes seconds
         _print_line(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
         modules = tuple(name for name in preload.split(",") if name)

@@ -48,6 +48,23 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
     return None
 
 
+def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kills: Iterable[int]) -> Divergence | None:
+    """Return the divergence at the first step in which a rank of `run`, a run with live recovery, had another result.
+
+    `kills` are the steps before which a worker was killed. If a replacement diverged in that step, it is named."""
+    expected = by_step(reference)
+    wrong = [
+        (other, window)
+        for window in windows(run)
+        if (other := expected.get((window.step, window.rank))) and window.after != other.after
+    ]
+    if not wrong:
+        return None
+    right, window = min(wrong, key=lambda pair: (pair[1].step, -pair[1].attempt))
+    before = max((step for step in kills if step <= window.step), default=None)
+    return Divergence(reference=right, run=window, began=before or 0, before=before)
+
+
 def first_steps(run: Iterable[Observed]) -> tuple[int, ...]:
     """Return the first step that each attempt of `run` trained, where every restart begins a new attempt."""
     first: dict[int, int] = {}

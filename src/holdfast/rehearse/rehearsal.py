@@ -21,7 +21,7 @@ from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
 from holdfast.rehearse.case import Cause, DivergenceCase
-from holdfast.rehearse.compare import divergence, first_steps, left_behind, unmatched, unstable
+from holdfast.rehearse.compare import divergence, first_steps, left_behind, live_divergence, unmatched, unstable
 from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
@@ -53,7 +53,9 @@ def rehearse(
 
     Train `steps` steps, or a default number. The script is killed at ends of epochs, at saves, and at `at_random` more
     steps, which are drawn with `seed`."""
-    runner = _Runner(replace(config, writer="blocking", recovery="restart"), out, steps, preload, print_line)
+    if config.recovery not in ("restart", "replay"):
+        raise BadInput(f"--recovery {config.recovery} does not keep the bits: rehearse restart or replay.")
+    runner = _Runner(replace(config, writer="blocking"), out, steps, preload, print_line)
     warm(preload)
     reference = runner.run(REFERENCE)
     if isinstance(reference, Rehearsed):
@@ -85,7 +87,11 @@ def _compare_killed(
     if isinstance(killed, Rehearsed):
         return replace(killed, kills=kills)
     ignored = frozenset(unstable(reference, again))
-    if difference := divergence(reference, killed):
+    is_live = runner.config.recovery != "restart"
+    difference = (
+        live_divergence(reference, killed, [kill.step for kill in kills]) if is_live else divergence(reference, killed)
+    )
+    if difference:
         case = DivergenceCase(divergence=difference, reference=reference, run=killed, unstable=ignored)
         # A run that differs before its first kill differs for another reason than the kill.
         find_cause = cause.of_unkilled_runs if difference.before is None else cause.of_a_killed_run

@@ -207,7 +207,7 @@ class Session:
         fingerprints = Fingerprints(protected if self.attempt else None)
         log = StepLog(self.record, fingerprints, self.number, place)
         work = WorkDone(self._replicas, protected)
-        watcher = self._make_observer(protected, loads.dataset)
+        watcher = self._make_observer(protected, loads.dataset, place)
         steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
         source = SampleSource(loads, plan, options, self._record_order)
         if self.live:
@@ -395,10 +395,12 @@ class Session:
             return None
         return UnprotectedStateCheck(protected, has_resumed=self._is_joining or self.restored.step is not None)
 
-    def _make_observer(self, protected: Protected, dataset: MapDataset) -> StepObserver | None:
+    def _make_observer(self, protected: Protected, dataset: MapDataset, place: RankPlacement) -> StepObserver | None:
         if self._rehearsal is None:
             return None
-        return StepObserver(self._rehearsal, protected, dataset, self.ranks.rank, self.number)
+        live = self.live
+        joined = (lambda: live.coordination.number) if live and live.is_joining else (lambda: 0)
+        return StepObserver(self._rehearsal, protected, dataset, lambda: place.rank, self.number, joined)
 
 
 def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:

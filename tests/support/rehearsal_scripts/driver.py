@@ -16,7 +16,8 @@ from holdfast.runs.config import RunConfig
 
 def found(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     """What the rehearsal of one script found."""
-    config = RunConfig(script=task["script"], args=tuple(task.get("args", ())), workers=task.get("workers", 1))
+    options = {"workers": task.get("workers", 1), "recovery": task.get("recovery", "restart")}
+    config = RunConfig(script=task["script"], args=tuple(task.get("args", ())), **options)
     how = {"steps": task.get("steps", 5), "preload": tuple(task.get("preload", ())), "at_random": 0}
     try:
         result = rehearse(config, folder, **how)

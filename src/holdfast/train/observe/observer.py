@@ -7,7 +7,7 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.train.state.protected import Protected
 from holdfast.train.state.save import CheckpointSaver
 
 REHEARSAL = "HOLDFAST_REHEARSAL"
+LIVES = 1000  # memberships of one attempt, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,26 @@ class SavingAt(CheckpointSaver):
 
 
 class StepObserver:
-    """An observer that writes digests of the state of one rank's script to a file, for every step."""
+    """An observer that writes digests of the state of one rank's script to a file, for every step.
 
-    def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
+    `rank` returns the present rank, and `joined` the number of the membership with which a worker that replaces a lost
+    one has joined (0 for the others). A replacement counts as a further attempt."""
+
+    def __init__(
+        self,
+        rehearsal: Rehearsal,
+        protected: Protected,
+        dataset: Any,
+        rank: Callable[[], int],
+        attempt: int,
+        joined: Callable[[], int],
+    ) -> None:
         self._protected, self._dataset, self._rank, self._attempt = protected, dataset, rank, attempt
+        self._joined = joined
+        self._life: int | None = None  # the attempt, or a later number for a replacement
         folder = Path(rehearsal.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank-{rank}.jsonl").open("a")
+        self._file = (folder / f"rank-{os.getpid()}.jsonl").open("a")
         self._observed: dict[str, Any] = {}
         self._backwards = self._stepped = 0
         self._midway: dict[str, str] | None = None
@@ -85,9 +99,11 @@ class StepObserver:
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
         """Observe the state before `step`, which trains the samples `ids`; `parts` are its micro-batches."""
+        if self._life is None:
+            self._life = 1 + (self._attempt - 1) * LIVES + self._joined()
         self._observed = {
-            "rank": self._rank,
-            "attempt": self._attempt,
+            "rank": self._rank(),
+            "attempt": self._life,
             "step": step,
             "epoch": epoch,
             "ids": value_digests.mark(ids),
@@ -123,7 +139,11 @@ class StepObserver:
         self._stepped += 1
 
     def _leave(self) -> None:
-        self._write(Ending(rank=self._rank, attempt=self._attempt, backwards=self._backwards, stepped=self._stepped))
+        self._write(
+            Ending(
+                rank=self._rank(), attempt=self._life or self._attempt, backwards=self._backwards, stepped=self._stepped
+            )
+        )
 
     def _write(self, observed: Observed) -> None:
         self._file.write(line(observed))
