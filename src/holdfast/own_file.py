@@ -13,11 +13,11 @@ _contents: dict[Path, bytes] = {}  # the files that were imported here, and what
 
 def import_file(path: Path) -> ModuleType:
     """Import and return the Python file `path`, with its folder first on `sys.path`; changed files are loaded again."""
-    path = path.absolute()
+    given, path = path, path.absolute()
     name = f"holdfast_own_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadInput(f"There is no Python file {path}: give the path of a file that exists.")
+        raise BadInput(f"There is no Python file {given}: give the path of a file that exists.")
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))  # not removed again: functions may import when they are called
     _forget_other_versions({file: file.read_bytes() for file in source_files(path)})
@@ -25,7 +25,7 @@ def import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise BadInput(f"{path} cannot be imported: {in_one_line(error)}") from error
+        raise BadInput(f"{given} cannot be imported: {in_one_line(error)}") from error
     return module
 
 
