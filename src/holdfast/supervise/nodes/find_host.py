@@ -17,6 +17,7 @@ from holdfast.supervise.nodes.rendezvous import Node, Peers
 
 _COMES_UP_WITHIN = 60.0  # seconds for the first node to start
 _SOON = 5.0
+_RESTS = 4  # looks in which a store that did not answer is left alone: each would take seconds, and delay the others
 
 
 class HostFinder:
@@ -27,6 +28,7 @@ class HostFinder:
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
         self._seen: tuple[float, Term | None] = (0.0, None)  # time of the last look for terms, and its result
+        self._failed: dict[str, float] = {}  # by address of a store: when it did not answer
         self.look_every = min(_SOON, node.lost_after / 2)  # seconds
 
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
@@ -48,11 +50,14 @@ class HostFinder:
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
         """Return a connection to a better store for the rendezvous than the one at `here`, or None if there is none.
 
-        Stores are tried in the order in which all nodes prefer them, up to `here`. `last` are the nodes of the last
-        start."""
+        Stores are tried in the order in which all nodes prefer them, up to `here`, except those that did not answer
+        lately. `last` are the nodes of the last start."""
+        lately = time.monotonic() - _RESTS * self.look_every
         for where, token in self._places(last):
             if where == here:
                 return None
+            if self._failed.get(where, lately) > lately:
+                continue
             if connection := self._connect(where, token):
                 return connection
         return None
@@ -72,15 +77,17 @@ class HostFinder:
         if last.term is None:
             return [*places, (join_address(*self._node.meets_at), None)]
         others = (last.where[node] for node in sorted(last.where))
-        return [*places, *((where, None) for where in (last.term.where, *others))]
+        return [*places, *((where, None) for where in dict.fromkeys((last.term.where, *others)))]
 
     def _connect(self, where: str, token: str | None) -> Connection | None:
         if where != self._own and not is_listening(where):
             return None
         connection = Connection(where, self._who, self._node.lost_after)
         keys = ["rendezvous", *([f"token/{token}"] if token else ())]
-        with suppress(Unreachable):
+        try:
             if connection.ask(lambda store: store.check(keys), 2 * CONNECTS_WITHIN):
                 return connection
+        except Unreachable:
+            self._failed[where] = time.monotonic()
         connection.end()
         return None
