@@ -980,7 +980,11 @@ states = st.sampled_from([None, "a" * 32, "b" * 32])
 whats: st.SearchStrategy[What] = st.one_of(
     st.builds(Open, small),
     st.builds(Attempt, small, small, small, small),
-    st.builds(Plan, small, st.sampled_from([0, 9, 83]), small, small, small, small, st.just("w"), st.just("c")),
+    st.builds(
+        Plan,
+        *(small, st.sampled_from([0, 9, 83]), small, small, small, small, st.just("w"), st.just("c")),
+        later_phases=st.sampled_from([(), ({"samples": 9, "batch": 2, "epochs": 1, "seed": 0},)]),
+    ),
     st.tuples(small, st.none() | small, small, small, st.sampled_from(["keyed", "restored"])).map(
         lambda said: Recover(*said, 0.0)
     ),

@@ -15,6 +15,7 @@ from holdfast.live import state_transfer
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import LossEffects, MemberReport, RecoveryPlan, WindowState
 from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 ALL = (0, 1, 2)
 LEFT = (1, 2)
@@ -57,7 +58,7 @@ def live(record: FakeRecord) -> LiveRecovery:
     recovery.start(
         TrainingHooks(
             **hooks,
-            losses=LossEffects("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0)),
+            losses=LossEffects("skip", RunPlan((SamplePlan(samples=90, batch=9, epochs=1, seed=0),))),
             attempt=1,
             record_steps=lambda: None,
             inject=lambda step: None,

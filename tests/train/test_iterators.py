@@ -178,8 +178,8 @@ def test_a_next_epoch_is_not_handed_out_before_this_one_is_trained(tmp_path: Pat
 def test_a_second_loop_is_refused_with_the_way_to_write_it() -> None:
     run, *_ = protected()
     batches = run.batches(Pushed(), global_batch=BATCH, num_epochs=1)
-    with pytest.raises(BadInput, match=r"has one loop.*for epoch in run\.epochs"):
-        run.batches(Pushed(), global_batch=BATCH, num_epochs=1)
     assert len(list(batches)) == WINDOWS
+    with pytest.raises(BadInput, match=r"after the run had begun to train.*for epoch in run\.epochs"):
+        run.batches(Pushed(), global_batch=BATCH, num_epochs=1)
     with pytest.raises(BadInput, match=r"come once: write for epoch in run\.epochs"):
         iter(batches)

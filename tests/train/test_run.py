@@ -299,8 +299,10 @@ def test_calls_out_of_order_are_refused() -> None:
     run.protect(model=nn.Linear(1, 1))
     with pytest.raises(BadInput, match=r"protect\(\) was called before"):
         run.protect(model=nn.Linear(1, 1))
-    run.batches(Points(augment=False), global_batch=16, num_epochs=1)
-    with pytest.raises(BadInput, match=r"batches\(\) was called before"):
+    with pytest.raises(BadInput, match=r"stop\(\) ends the loop of this run, and it has not begun"):
+        run.stop()
+    next(run.batches(Points(augment=False), global_batch=16, num_epochs=1))
+    with pytest.raises(BadInput, match="made after the run had begun to train"):
         run.batches(Points(augment=False), global_batch=16, num_epochs=1)
 
 

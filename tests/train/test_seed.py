@@ -77,7 +77,7 @@ def test_a_seed_after_attach_is_said_to_come_late(caplog: pytest.LogCaptureFixtu
     run = attach()
     torch.manual_seed(5)
     run.protect(model=nn.Linear(1, 1))
-    run.batches(torch.zeros(8, 1), global_batch=2, num_epochs=1)  # type: ignore[arg-type]
+    next(run.batches(torch.zeros(8, 1), global_batch=2, num_epochs=1))  # type: ignore[arg-type]
     assert "torch.manual_seed(5) after attach() has no effect on the order of samples" in caplog.text
     assert "nothing is saved" in caplog.text
 

@@ -6,7 +6,8 @@ from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Commit, Done, Launch, Plan, Stopped
 from holdfast.finding import SHOWN, Verdict, counted
-from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.plan import LENGTH, SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 # Fields of a plan that must stay the same in all attempts. The save settings may change, and a plan may become longer.
 _FIXED = ("samples", "batch", "seed", "config", "own", "loader", "sampler")
@@ -71,18 +72,16 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     errors = (_different_plans(first, other) for other in others)
     if error := next(filter(None, errors), None) or _wrong_length(record) or _different_seed(record):
         return "fail", error
-    if record.orders and record.orders.errors:
-        return "fail", record.orders.errors[0]
+    if wrong := next((orders.errors[0] for orders in record.orders if orders.errors), None):
+        return "fail", wrong
     digests = [rank_plan.data for _, rank_plan in record.plans]
     if any(digests) and not all(digests):
         session = next(session for session, rank_plan in record.plans if rank_plan.data is None)
         return "unknown", f"{session.who} has no digest of its data in attempt {session.attempt}, but others have"
     attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
-    length = f"{counted(plan.epochs, 'epoch')} of {counted(plan.steps_per_epoch, 'step')}"
-    if plan.limit is not None:
-        length = f"{counted(plan.limit, 'step')}, in {length}"
-    parts = [f"{attempts} by one plan: {length} of {counted(plan.batch, 'sample')}"]
-    lengths = list(dict.fromkeys(steps_of(rank_plan) for _, rank_plan in record.plans))
+    lengths_of_phases = ", then ".join(map(_length_text, plan.phases))
+    parts = [f"{attempts} by one plan: {lengths_of_phases}"]
+    lengths = list(dict.fromkeys(rank_plan.steps for _, rank_plan in record.plans))
     parts += [f"extended from {' to '.join(map(str, lengths))} steps"] if len(lengths) > 1 else []
     parts += [leftover(plan)] if any(digests) else [leftover(plan), "what the samples contain is not recorded"]
     changes = {launch.attempt: launch.changed for _, launch in record.launches if isinstance(launch, Launch)}
@@ -97,33 +96,39 @@ def _different_plans(one: tuple[RankSession, Plan], other: tuple[RankSession, Pl
     values = [(name, getattr(first, name), getattr(second, name)) for name in _FIXED]
     if differing := [f"{name} ({mine}, then {theirs})" for name, mine, theirs in values if mine != theirs]:
         return f"the plans of {who} differ in {', '.join(differing)}"
+    last = min(len(first.later_phases), len(second.later_phases)) - 1
+    for index, (mine, theirs) in enumerate(zip(first.later_phases, second.later_phases, strict=False)):
+        free = LENGTH if index == last else ()  # a plan may become longer
+        if wrong := [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name) and name not in free]:
+            return f"the plans of {who} differ in {', '.join(wrong)} of phase {index + 2}"
     if first.data and second.data and first.data != second.data:
         return f"the data sets of {who} hold other samples: a split or shuffle before attach() without a seed?"
     return None
 
 
-def steps_of(plan: Plan) -> int:
-    """Return the number of training steps that `plan` has in all its epochs, or its limit if it has one."""
-    return plan.samples // max(1, plan.batch) * plan.epochs if plan.limit is None else plan.limit
+def _length_text(phase: SamplePlan) -> str:
+    length = f"{counted(phase.epochs, 'epoch')} of {counted(phase.steps_per_epoch, 'step')}"
+    length = length if phase.limit is None else f"{counted(phase.limit, 'step')}, in {length}"
+    return f"{length} of {counted(phase.batch, 'sample')}"
 
 
 def _wrong_length(record: RunRecord) -> str | None:
     """Return an error text if a plan became shorter, grew without --extend, or has fewer steps than were trained."""
     longest: tuple[RankSession, Plan] | None = None
     for session, plan in record.plans:
-        steps = steps_of(plan)
+        steps = plan.steps
         if session.reached > steps:
             return f"{session.who} trained {session.reached} steps in attempt {session.attempt}, by a plan of {steps} steps"
         if isinstance(session.end, Stopped) and session.end.step >= steps:
             return f"{session.who} says in attempt {session.attempt} that its script stopped at the end of its plan, step {steps}"
-        if longest is not None and steps != (before := steps_of(longest[1])):
+        if longest is not None and steps != (before := longest[1].steps):
             first = longest[0]
             who = f"{first.who} in attempt {first.attempt} and {session.who} in attempt {session.attempt}"
             if steps < before or session.attempt == first.attempt:
                 return f"the plans of {who} have {before} steps, then {steps}"
             if not plan.extends:
                 return f"the plans of {who} grew from {before} steps to {steps} without --extend"
-        if longest is None or steps > steps_of(longest[1]):
+        if longest is None or steps > longest[1].steps:
             longest = session, plan
     return None
 
@@ -142,10 +147,14 @@ def _different_seed(record: RunRecord) -> str | None:
     return None
 
 
-def leftover(plan: SamplePlan) -> str:
+def leftover(plan: RunPlan) -> str:
     """Return a clause for a message: how many samples of each epoch are left over because they do not fill a batch."""
-    rest = plan.samples % plan.batch
-    if plan.orders:
+    return ", then ".join(dict.fromkeys(map(_leftover, plan.phases)))
+
+
+def _leftover(phase: SamplePlan) -> str:
+    rest = phase.samples % phase.batch
+    if phase.orders:
         return f"{counted(rest, 'sample')} of the sampler an epoch do not fill a batch and are left out"
     does, waits = ("does", "waits") if rest == 1 else ("do", "wait")
     return f"{counted(rest, 'sample')} an epoch {does} not fill a batch and {waits} for the next shuffle"
@@ -156,7 +165,7 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:
-            planned = steps_of(session.plan) if session.plan else end
+            planned = session.plan.steps if session.plan else end
             if isinstance(session.end, Done) and session.end.step != planned:
                 step = f"step {session.end.step} of {planned}"
                 return "fail", f"{session.who} was done at {step} in attempt {session.attempt}"

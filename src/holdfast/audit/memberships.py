@@ -17,7 +17,7 @@ import numpy as np
 from holdfast.audit.rank_session import Numbers, RankSession
 from holdfast.events import Regroup
 from holdfast.finding import CannotTell
-from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 STRATEGIES = ("replay", "forward", "skip")
 _MOST_MEMBERS = 1 << 20  # a damaged history may name any world size
@@ -79,7 +79,7 @@ class Memberships:
 
     They are reconstructed from the changes that ranks recorded; `errors` lists records that contradict each other."""
 
-    def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: SamplePlan | None) -> None:
+    def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: RunPlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
         self.errors: list[str] = []
         self.changes: list[MemberChange] = []
@@ -212,7 +212,7 @@ class Memberships:
             values[step] = ("lossy", self.attempt, step)
         return iter(sorted(values.items(), key=lambda item: item[0]))
 
-    def _add_changes(self, plan: SamplePlan) -> None:
+    def _add_changes(self, plan: RunPlan) -> None:
         if self.world > _MOST_MEMBERS:
             raise CannotTell(f"attempt {self.attempt} claims to have {self.world} members")
         waiting: defaultdict[int, deque[RankSession]] = defaultdict(deque)
@@ -236,7 +236,7 @@ class Memberships:
             else:
                 self._add_change(declared[number], current, waiting, departures)
 
-    def _wrong_declarations(self, declarations: Sequence[Declaration], plan: SamplePlan) -> str | None:
+    def _wrong_declarations(self, declarations: Sequence[Declaration], plan: RunPlan) -> str | None:
         """Return an error text if ranks recorded the same change of members differently, or an impossible change."""
         first, *others = declarations
         for other in others:
@@ -300,17 +300,16 @@ class Memberships:
         self.changes.append(_with_losses(self.changes[-1] if self.changes else None, change))
 
 
-def missing_samples(plan: SamplePlan, change: MemberChange) -> list[int]:
+def missing_samples(plan: RunPlan, change: MemberChange) -> list[int]:
     """Return the samples that the step of `change` did not train, computed from the members in `change.lacking`."""
-    position = plan.position(change.step)
     if change.strategy == "skip" and change.lacking:
-        return [*map(int, plan.window(position))]
-    if len(change.split) > plan.batch:
+        return [*map(int, plan.window(change.step))]
+    if len(change.split) > plan.batch(change.step):
         return []
     return [
         sample
         for member in sorted(change.lacking)
-        for sample in plan.share(position, change.split.index(member), len(change.split)).tolist()
+        for sample in plan.share(change.step, change.split.index(member), len(change.split)).tolist()
     ]
 
 

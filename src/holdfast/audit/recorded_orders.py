@@ -17,26 +17,27 @@ class RecordedOrders:
     """The order of samples that a sampler returned for each epoch, as the ranks recorded it.
 
     `errors` lists epochs with two different orders, and damaged orders. `digest` comes from the run's plan, and the
-    order of epoch 0 must match it."""
+    order of the first of `epochs`, those of one phase, must match it."""
 
-    def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str) -> None:
-        self.digest = digest
+    def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str, epochs: range) -> None:
+        self.digest, self._first = digest, epochs.start
         self.errors: list[str] = []
         self._orders: dict[int, tuple[RankSession, Ids]] = {}
         for session in sessions:
             for epoch, order in _read(session, samples):
-                self._add(session, epoch, order)
+                if epoch in epochs:
+                    self._add(session, epoch, order)
 
     @property
     def epochs(self) -> frozenset[int]:
-        """The epochs whose order is recorded."""
-        return frozenset(self._orders)
+        """The epochs of the phase, counted from 0, whose order is recorded."""
+        return frozenset(epoch - self._first for epoch in self._orders)
 
     def of(self, epoch: int) -> Ids:
         """Return the ids of all samples of `epoch` in their order; raise CannotTell if no rank recorded them."""
-        if epoch not in self._orders:
+        if (recorded := self._orders.get(self._first + epoch)) is None:
             raise CannotTell(f"the history does not hold the order that the sampler returned for epoch {epoch}")
-        return self._orders[epoch][1]
+        return recorded[1]
 
     def _add(self, session: RankSession, epoch: int, order: Ids) -> None:
         first, before = self._orders.setdefault(epoch, (session, order))
@@ -46,7 +47,7 @@ class RecordedOrders:
                 f"the sampler returned other orders of epoch {epoch} to {who}: an order may depend on the epoch, the seed "
                 "and the global random generators, and on nothing else"
             )
-        elif epoch == 0 and orders.digest(order) != self.digest:
+        elif epoch == self._first and orders.digest(order) != self.digest:
             self.errors.append(
                 f"{session.who} recorded another order of epoch 0 in attempt {session.attempt} than planned"
             )

@@ -5,12 +5,11 @@ an attempt by cause and effect: a snapshot is found, then restored, and later on
 """
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +40,10 @@ from holdfast.history.log import TornLine
 from holdfast.runs.histories import RunFacts
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position, SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 _INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
+_LONGEST = 1 << 62  # steps before a phase: more would not fit the numbers of arrays
 _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
 
 
@@ -176,37 +177,44 @@ class RunRecord:
         return any(session.plan or session.recover or len(session.steps) for session in sessions)
 
     @cached_property
-    def sample_plan(self) -> SamplePlan:
+    def sample_plan(self) -> RunPlan:
         """The plan that assigns samples to steps: the first recorded plan, made longer if the user extended the run."""
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]
-        longest = max((longer for _, longer in self.plans if longer.extends), key=_length, default=plan)
-        last = max((plan, longest), key=_length)
+        longest = max(
+            (longer for _, longer in self.plans if longer.extends), key=lambda recorded: recorded.steps, default=plan
+        )
+        last = max((plan, longest), key=lambda recorded: recorded.steps)
+        first = {**plan._asdict(), "epochs": last.epochs, "limit": last.limit}
+        phases: list[SamplePlan] = []
         try:
-            return SamplePlan(
-                samples=plan.samples,
-                batch=plan.batch,
-                epochs=last.epochs,
-                seed=plan.seed,
-                limit=last.limit,
-                orders=self.orders,
-            )
+            for phase in (first, *last.later_phases):
+                phases.append(
+                    SamplePlan.from_json(phase, self._orders_of(phase, sum(before.epochs for before in phases)))
+                )
         except BadInput as error:
             raise CannotTell(f"the plan of {session.who} cannot be trained: {error}") from error
+        run_plan = RunPlan(tuple(phases))
+        if max(*run_plan.first_steps, *run_plan.first_epochs) >= _LONGEST:
+            raise CannotTell(f"the plan of {session.who} has {run_plan.steps} steps, which cannot be")
+        return run_plan
 
-    @cached_property
-    def orders(self) -> RecordedOrders | None:
-        """The order of samples in each epoch, as the script's sampler returned it; None for a run without a sampler."""
-        plan = self.plans[0][1] if self.plans else None
-        if plan is None or plan.sampler is None:
+    def _orders_of(self, phase: Mapping[str, Any], first_epoch: int) -> RecordedOrders | None:
+        """Return the recorded orders of a phase whose epochs are counted from `first_epoch`; None without a sampler."""
+        if (digest := phase.get("sampler")) is None:
             return None
         sessions = (session for sessions in self.attempts.values() for session in sessions)
-        return RecordedOrders(sessions, plan.samples, plan.sampler)
+        return RecordedOrders(sessions, phase["samples"], digest, range(first_epoch, first_epoch + phase["epochs"]))
+
+    @property
+    def orders(self) -> list[RecordedOrders]:
+        """The orders that samplers of the script returned, one for each phase that has a sampler."""
+        return [phase.orders for phase in self.sample_plan.phases if isinstance(phase.orders, RecordedOrders)]
 
     def position(self, step: int) -> Position:
         """Return the epoch of `step` and its index in that epoch; `step` may be beyond the end of the plan."""
-        return Position(*divmod(step, self.sample_plan.steps_per_epoch))
+        return self.sample_plan.position(step)
 
     def step_name(self, step: int) -> str:
         """Return text for messages that names `step` with its epoch and its index in that epoch."""
@@ -341,7 +349,3 @@ def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | N
     trainer = trainers[commit.step] = lineage.trainer(max(0, commit.step - 1))
     lineage.add(commit)
     return CommittedSave(commit, trainer)
-
-
-def _length(plan: Plan) -> tuple[int, int]:
-    return plan.epochs, sys.maxsize if plan.limit is None else plan.limit

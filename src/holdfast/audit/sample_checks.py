@@ -14,11 +14,13 @@ import numpy as np
 
 from holdfast.audit.history_checks import leftover
 from holdfast.audit.rank_session import Numbers, RankSession
+from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.audit.run_record import RunRecord, ShareReport
 from holdfast.blocks.division import Ids
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position, SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 _IDS_AT_ONCE = 1 << 14  # intermediate results stay in the processor's cache
 _LARGEST_WINDOW = 1 << 28  # samples of one step that are computed: a damaged plan may have any number
@@ -39,15 +41,15 @@ def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
     return "pass", f"{counted(last + 1, 'step')} from {record.position(0)} to {record.position(last)}"
 
 
-def _jump(plan: SamplePlan, session: RankSession) -> str | None:
+def _jump(plan: RunPlan, session: RankSession) -> str | None:
     """Return an error text if the session began at a wrong step or its steps are not consecutive, otherwise None."""
     steps, epochs, cursors = session.steps.step, session.steps.epoch, session.steps.cursor
     if not len(steps):
         return None
     if steps[0] != session.first_step:
         return f"began with {_row_text(session, 0)} instead of step {session.first_step}"
-    length = plan.steps_per_epoch
-    wrong = (np.diff(steps, prepend=steps[0] - 1) != 1) | (epochs != steps // length) | (cursors != steps % length)
+    planned_epochs, planned_cursors = plan.positions(steps)
+    wrong = (np.diff(steps, prepend=steps[0] - 1) != 1) | (epochs != planned_epochs) | (cursors != planned_cursors)
     if not wrong.any():
         return None
     row = int(wrong.argmax())
@@ -119,14 +121,16 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
         return "fail", _describe(record, defects)
     if not defects.compared:
         return "unknown", "no step was reported by all ranks of its world"
-    steps, batch = counted(defects.compared, "step"), record.sample_plan.batch
+    steps, phases = counted(defects.compared, "step"), record.sample_plan.phases
+    batch = phases[0].batch
     unfinished = counted(defects.unfinished, "step")
     rest = f"; {unfinished} not reported by all ranks or not committed yet" if defects.unfinished else ""
     if any(plan.loader for _, plan in record.plans):
         batches = f"{batch} batch{'es' * (batch != 1)}"
         return "pass", f"{steps} of {batches}, as many as planned; the loader chooses its samples: not checked{rest}"
-    of_samples = f"{steps} of {counted(batch, 'sample')}"
-    if any(plan.own for _, plan in record.plans):
+    sizes = dict.fromkeys(phase.batch for phase in phases)
+    of_samples = f"{steps} of {' or '.join(counted(size, 'sample') for size in sizes)}"
+    if any(plan.own or any(phase.get("own") for phase in plan.later_phases) for _, plan in record.plans):
         return "pass", (
             f"{of_samples}, each drawn once: as many as planned, from generators keyed for each step, so that what is trained "
             f"again is the same; which samples the script drew is not checked{rest}"
@@ -138,7 +142,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
         if step in record.trained.get(memberships.attempt, ())
     )
     once = f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
-    if record.sample_plan.orders:
+    if record.orders:
         once = f"those that the sampler returned, in its order{f', but {missing} declared missing' if missing else ''}"
     return "pass", f"{of_samples}: {once}; {leftover(record.sample_plan)}{rest}"
 
@@ -203,13 +207,13 @@ def _twice_in(numbers: Numbers) -> Numbers:
 def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
     """Yield the steps in which a rank recorded other samples than planned; a step may be yielded more than once."""
     plan = record.sample_plan
-    if plan.batch > _LARGEST_WINDOW:
-        raise CannotTell(f"steps of {plan.batch} samples are too large to be computed")
+    if (largest := max(phase.batch for phase in plan.phases)) > _LARGEST_WINDOW:
+        raise CannotTell(f"steps of {largest} samples are too large to be computed")
     for attempt, steps in record.trained.items():
         reports = [_ReportedShares(session, record.counted_rows(session)) for session in record.attempts[attempt]]
-        for chunk, windows in _windows(plan, steps[steps < plan.steps]):
+        for phase, chunk, windows in _windows(plan, steps[steps < plan.steps]):
             for report in reports:
-                yield from report.differing(plan, chunk, windows)
+                yield from report.differing(phase, chunk, windows)
 
 
 class _ReportedShares:
@@ -239,11 +243,14 @@ class _ReportedShares:
             yield from steps[wrong].tolist()
 
 
-def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
-    size = max(1, _IDS_AT_ONCE // plan.batch)
-    for first in range(0, len(steps), size):
-        chunk = steps[first : first + size]
-        yield chunk, plan.windows(chunk)
+def _windows(plan: RunPlan, steps: Numbers) -> Iterator[tuple[SamplePlan, Numbers, Ids]]:
+    """Yield (phase, chunk of `steps`, windows), where row i of the windows has the samples planned for the ith step."""
+    for first, phase in zip(plan.first_steps, plan.phases, strict=True):
+        own = steps[(steps >= first) & (steps < first + phase.steps)]
+        size = max(1, _IDS_AT_ONCE // phase.batch)
+        for start in range(0, len(own), size):
+            chunk = own[start : start + size]
+            yield phase, chunk, phase.windows(chunk - first)
 
 
 def _describe(record: RunRecord, defects: _Defects) -> str:
@@ -280,9 +287,7 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
     reports = {step: record.reports(step) for step in steps}
     wrong = {step: _wrong_shares(plan, step, reports[step]) for step in steps}
     wanted = {share for shares in wrong.values() for share in shares} | {_whole(reports[step]) for step in steps}
-    length = plan.steps_per_epoch
-    epochs = record.orders.epochs if record.orders else range(min(plan.epochs, _EPOCHS_SEARCHED))
-    same_cursor = ([epoch * length + step % length for epoch in epochs] for step in steps)
+    same_cursor = (_same_cursor(plan, step) for step in steps)
     candidates = np.unique(np.concatenate([*record.trained.values(), *same_cursor]))
     elsewhere = _find_planned(plan, candidates[candidates < plan.steps], wanted)
     texts: list[str] = []
@@ -294,28 +299,42 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
         reporters = {report.who for report in reports[step]}
         due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
         errors = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
-        errors += [f"{who} {_wrong_share_text(plan, position, share, elsewhere)}" for share, who in wrong[step].items()]
+        errors += [f"{who} {_wrong_share_text(plan, step, share, elsewhere)}" for share, who in wrong[step].items()]
         reason = ", ".join(errors) or "trained by a rank that is not of its world"
         texts.append(f"{record.step_name(step)}: {reason}")
     return texts
 
 
-def _wrong_shares(plan: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
-    position = plan.position(step)
+def _same_cursor(plan: RunPlan, step: int) -> list[int]:
+    """Return the steps at the same place of the other epochs of a phase, as far as their samples are known."""
+    phase, local = plan.phase(step)
+    cursor = local % phase.steps_per_epoch
+    known = (
+        phase.orders.epochs if isinstance(phase.orders, RecordedOrders) else range(min(phase.epochs, _EPOCHS_SEARCHED))
+    )
+    steps = (epoch * phase.steps_per_epoch + cursor for epoch in known)
+    return [step - local + other for other in steps if other < phase.steps]
+
+
+def _wrong_shares(plan: RunPlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
     shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
-    valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch}
-    return {s: who for s, who in valid.items() if s.samples != Samples.of(plan.share(position, s.rank, s.world))}
+    valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch(step)}
+    return {s: who for s, who in valid.items() if s.samples != Samples.of(plan.share(step, s.rank, s.world))}
 
 
 def _whole(reports: Sequence[ShareReport]) -> _Share:
     return _Share(0, 1, Samples.total(report.samples for report in reports))
 
 
-def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    places = {share[:2]: plan.places(*share[:2]) for share in wanted}
+def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
+    """Return the planned position of each share in `wanted` that the plan contains within `steps`.
+
+    A share is the set of samples that one rank trains in a step."""
+    parts = {share[:2] for share in wanted}
     found: dict[_Share, Position] = {}
-    for chunk, windows in _windows(plan, steps):
-        for (rank, world), columns in places.items():
+    for phase, chunk, windows in _windows(plan, steps):
+        for rank, world in (part for part in parts if part[1] <= phase.batch):
+            columns = phase.places(rank, world)
             shares = Samples.of_each(windows[:, columns.start : columns.stop])
             for step, samples in zip(chunk.tolist(), shares, strict=True):
                 if (share := _Share(rank, world, samples)) in wanted:
@@ -323,17 +342,17 @@ def _find_planned(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict
     return found
 
 
-def _wrong_share_text(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    """Return text that says which samples a rank trained instead of the samples planned for it at `position`.
+def _wrong_share_text(plan: RunPlan, step: int, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
+    """Return text that says which samples a rank trained instead of the samples planned for it in `step`.
 
     `share` has the samples that the rank trained. `elsewhere` maps the shares planned for other steps to their
     positions."""
     for rank in range(share.world):
-        if share.samples == Samples.of(plan.share(position, rank, share.world)):
+        if share.samples == Samples.of(plan.share(step, rank, share.world)):
             return f"trained the share of rank-{rank}"
     if other := elsewhere.get(share):
         return f"trained the share of {other} instead"
-    ids = plan.share(position, share.rank, share.world)
+    ids = plan.share(step, share.rank, share.world)
     planned, trained = Samples.of(ids), share.samples
     if trained.count != planned.count:
         difference = planned - trained if trained.count < planned.count else trained - planned

@@ -133,10 +133,24 @@ def _part(parts: Mapping[str, JSON], name: str) -> float:
         raise ValueError(f"{name}: {error}") from None
 
 
+_seed = _integer(0, (1 << 64) - 1, "from 0 to 2^64 - 1")
+_PHASE: Mapping[str, _Read] = {"samples": _whole, "batch": _whole, "epochs": _whole, "seed": _seed}
+
+
+def _phase(value: JSON) -> Mapping[str, JSON]:
+    phase = _object(value)
+    if missing := [name for name in _PHASE if name not in phase]:
+        raise ValueError(f"{', '.join(missing)} of a phase is missing")
+    if phase.get("limit") is not None:
+        _whole(phase["limit"])
+    return {**phase, **{name: read(phase[name]) for name, read in _PHASE.items()}}
+
+
 # A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
 _BY_NAME: Mapping[str, _Read] = {
-    "seed": _integer(0, (1 << 64) - 1, "from 0 to 2^64 - 1"),
+    "seed": _seed,
     "passed_over": _list_of(_object),
+    "later_phases": _list_of(_phase),
     **dict.fromkeys(("loss", "criterion", "size"), _number),
     **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights", "sampler"), _digest),
 }

@@ -1,7 +1,7 @@
 """Events of a training run, written by its ranks, its supervisors and its fault injection."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.events.common import JSON
 from holdfast.sampler.digest import Samples
@@ -31,7 +31,9 @@ class Plan(NamedTuple):
     With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
     longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
     script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts these batches.
-    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch."""
+    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch.
+    `later_phases` describe the phases after the first, each by its own samples, batch, epochs and so on.
+    """
 
     attempt: int
     samples: int
@@ -48,6 +50,17 @@ class Plan(NamedTuple):
     own: bool = False
     loader: bool = False
     sampler: str | None = None
+    later_phases: "Sequence[Mapping[str, JSON]]" = ()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in all phases."""
+        return sum(_steps(phase) for phase in (self._asdict(), *self.later_phases))
+
+
+def _steps(phase: Mapping[str, Any]) -> int:
+    limit, length = phase.get("limit"), phase["samples"] // max(1, phase["batch"])
+    return int(length * phase["epochs"] if limit is None else limit)
 
 
 class Order(NamedTuple):

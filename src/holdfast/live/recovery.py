@@ -91,7 +91,7 @@ class LiveRecovery:
         self._values = kept_values(self.strategy, self.coordination, hooks.protected)
         self._marks = BoundaryMarks(hooks.protected) if self.strategy == "replay" else None
         if not self.is_joining:
-            self._set_weight(self.window.basis)
+            self._set_weight(self.window.basis, self.window.step)
 
     def watch(self, peers: Ranks) -> Ranks:
         """Return a copy of `peers` whose waits for messages raise RanksChanged when a member is lost."""
@@ -189,8 +189,8 @@ class LiveRecovery:
             self.recover(None)
         basis = self.window.basis
         self.window, is_weight_new = self.window.divided(self.members)
-        if is_weight_new:
-            self._set_weight(self.window.basis)
+        if is_weight_new or (self._has_phases and self.member in self.window.basis):
+            self._set_weight(self.window.basis, step)
         if self.window.divides_at is None:
             self.coordination.gate.leave(self)
         settled, self.window = self.window.settled, self.window._replace(settled=None)
@@ -323,7 +323,7 @@ class LiveRecovery:
         self.coordination.gate.wait(self)
         self.window = self.window.recovered(plan)
         if plan.begun:
-            self._set_weight(plan.basis)
+            self._set_weight(plan.basis, plan.step)
         if plan.joining:
             self._send_state(plan, stands)
         if plan.synced:
@@ -429,9 +429,14 @@ class LiveRecovery:
                 joining.given[bucket] = joining.empty(bucket)
                 state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
 
-    def _set_weight(self, basis: tuple[int, ...]) -> None:
+    @property
+    def _has_phases(self) -> bool:
+        """True if the run has several phases, in which the samples of a step may be divided differently."""
+        return len(self._training.losses.plan.phases) > 1
+
+    def _set_weight(self, basis: tuple[int, ...], step: int) -> None:
         """Set this rank's weight in gradient sums, for steps whose samples were divided among the members `basis`."""
-        weight = self._training.losses.weight(self.member, basis, self.members)
+        weight = self._training.losses.weight(step, self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:
             group.factor = 1.0 if weight == even else weight * self.size

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
 from holdfast.live import lossy_gradient
-from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 
 NOWHERE = -1
 
@@ -198,14 +198,14 @@ class LossEffects:
     They change the weights of gradients, and some samples are not trained."""
 
     strategy: str
-    plan: SamplePlan
+    plan: RunPlan
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
-    def weight(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the factor for the gradients of `member` in a step whose samples were divided among `basis`.
+    def weight(self, step: int, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
+        """Return the factor for the gradients of `member` in `step`, whose samples were divided among `basis`.
 
         Only the ranks in `members` are left; the weights of their gradients add up to 1."""
-        samples = [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]
+        samples = [self.plan.share_size(step, rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)
         assert weights is not None
@@ -221,8 +221,7 @@ class LossEffects:
         self._spared = (plan.step, ())
         if not plan.begun or not lost or self.strategy == "replay":
             return ()
-        at, size = self.plan.position(plan.step), len(plan.basis)
         if self.strategy == "skip":
-            return tuple(self.plan.window(at).tolist())
+            return tuple(self.plan.window(plan.step).tolist())
         ranks = [plan.basis.index(member) for member in lost]
-        return tuple(int(sample) for rank in ranks for sample in self.plan.share(at, rank, size))
+        return tuple(int(sample) for rank in ranks for sample in self.plan.share(plan.step, rank, len(plan.basis)))

@@ -133,7 +133,7 @@ class StatusTotals:
         """Return the text of the status line; `now` is the time in seconds since 1970."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
         plan = self.run.plan
-        steps = (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
+        steps = plan.steps if plan and plan.batch else 0
         every = plan.save_every if plan else 0
         in_flight = max(0, self.run.reached // every - self.committed // every) if every > 0 else 0
         left = f"{counted(self.run.restarts, 'restart')}, {self.restarts.left(self.committed)} left"

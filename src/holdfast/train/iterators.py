@@ -7,7 +7,7 @@ leaves a loop by dropping the generator, so only the script's iterator keeps a r
 
 import dataclasses
 import weakref
-from collections.abc import Generator, Iterator, KeysView, Mapping
+from collections.abc import Callable, Generator, Iterator, KeysView, Mapping
 from typing import Any
 
 from holdfast.blocks.division import Ids
@@ -82,7 +82,79 @@ class EpochStart:
     step: int
 
 
-Turns = Generator[Batch | EpochStart]
+@dataclasses.dataclass(slots=True, eq=False)
+class PhaseStart:
+    """A marker that precedes what is left to train of the phase with this index."""
+
+    phase: int
+
+
+Turns = Generator[Batch | EpochStart | PhaseStart]
+
+
+class LoopTurns:
+    """The turns of a run's loop, which the phases of the run take one after another.
+
+    `begin` builds the loop when the first phase is iterated over, and returns its turns and the number of phases.
+    """
+
+    def __init__(self, begin: Callable[[], tuple[Turns, int]]) -> None:
+        self._begin = begin
+        self._turns: Turns | None = None
+        self._phases = 0
+        self._next: PhaseStart | None = None
+        self._open: int | None = None  # the phase that is being trained
+
+    def enter(self, phase: int) -> Turns | None:
+        """Return the turns, from the first step of `phase` that is not trained yet; None if nothing is left of it."""
+        if self._turns is None:
+            self._turns, self._phases = self._begin()
+        if self._open is not None:
+            raise BadInput(
+                f"loop {self._open + 1} of this run is not trained to its end, and loop {phase + 1} was begun: iterate over "
+                "each loop to its end, in the order in which they were made. To end a run early call run.stop()."
+            )
+        if self._next is None:
+            start = next(self._turns, None)
+            assert start is None or isinstance(start, PhaseStart)
+            self._next = start
+        if self._next is None or self._next.phase > phase:
+            return None
+        if self._next.phase < phase:
+            raise BadInput(
+                f"loop {phase + 1} of this run was begun before loop {self._next.phase + 1} was trained: iterate over the loops in "
+                "the order in which they were made with run.batches or run.epochs."
+            )
+        self._next, self._open = None, phase
+        return self._turns
+
+    def leave(self) -> None:
+        """Note that the phase which is being trained has ended."""
+        self._open = None
+
+    def is_last(self, phase: int) -> bool:
+        """Return True if no other phase follows `phase`."""
+        return phase + 1 == self._phases
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PhaseTurns:
+    """The part of a phase in the turns of the loop. `start` is the first step of the phase that is not trained yet."""
+
+    loop: LoopTurns
+    phase: int
+    plan: SamplePlan
+    start: int
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of the phase. All but the last phase end without asking the loop for more."""
+        turns = self.loop.enter(self.phase)
+        for turn in turns or ():
+            batch = _batch(turn)
+            yield batch
+            if batch.is_last and batch.step + 1 == self.plan.steps and not self.loop.is_last(self.phase):
+                break
+        self.loop.leave()
 
 
 class Batches:
@@ -92,42 +164,42 @@ class Batches:
     initial=batches.initial)` starts at the right place.
     """
 
-    def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
+    def __init__(self, turns: PhaseTurns, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
-        self.steps_per_epoch = plan.steps_per_epoch
-        self.initial = start * micro_batches
+        self.steps_per_epoch = turns.plan.steps_per_epoch
+        self.initial = turns.start * micro_batches
         """The number of batches that earlier attempts have trained."""
-        self._length = plan.steps * micro_batches
-        self._turns: Turns | None = turns
+        self._length = turns.plan.steps * micro_batches
+        self._batches: Iterator[Batch] | None = turns.batches()
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        turns, self._turns = self._turns, None
-        if turns is None:
-            raise BadInput(f"a run has one loop, over all its epochs, and its batches come once: write {WAY}.")
-        return (_batch(turn) for turn in turns)
+        batches, self._batches = self._batches, None
+        if batches is None:
+            raise BadInput(f"a loop is over all its epochs, and its batches come once: write {WAY}.")
+        return batches
 
     def __next__(self) -> Batch:
-        if self._turns is None:
+        if self._batches is None:
             raise BadInput("these batches are iterated over already: ask that iterator for the next one.")
-        return _batch(next(self._turns))
+        return next(self._batches)
 
 
 class Epochs:
     """An iterable over the epochs of a run that are not completely trained yet; it can be used once."""
 
-    def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
+    def __init__(self, turns: PhaseTurns, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
-        self.steps_per_epoch = plan.steps_per_epoch
-        self.initial = start // plan.steps_per_epoch
+        self.steps_per_epoch = turns.plan.steps_per_epoch
+        self.initial = turns.start // turns.plan.steps_per_epoch
         """The number of epochs that earlier attempts have trained to their end."""
-        self._plan, self._micro_batches = plan, micro_batches
-        self._turns: Turns | None = turns
+        self._length, self._micro_batches = turns.plan.epochs, micro_batches
+        self._turns: PhaseTurns | None = turns
 
     def __len__(self) -> int:
-        return self._plan.epochs
+        return self._length
 
     def __iter__(self) -> Iterator["Epoch"]:
         turns, self._turns = self._turns, None
@@ -135,12 +207,16 @@ class Epochs:
             raise BadInput("a run has one loop over its epochs: they come once.")
         return self._epochs(turns)
 
-    def _epochs(self, turns: Turns) -> Iterator["Epoch"]:
-        while (opening := next(turns, None)) is not None:
+    def _epochs(self, own: PhaseTurns) -> Iterator["Epoch"]:
+        turns = own.loop.enter(own.phase)
+        while turns is not None and (opening := next(turns, None)) is not None:
             assert isinstance(opening, EpochStart)
-            epoch = Epoch(turns, self.dataset, self._plan, self._micro_batches, opening)
+            epoch = Epoch(turns, self.dataset, own.plan, self._micro_batches, opening)
             yield epoch
             epoch.check_trained()
+            if epoch.number + 1 == own.plan.epochs and not own.loop.is_last(own.phase):
+                break
+        own.loop.leave()
 
 
 class Epoch:
@@ -180,7 +256,7 @@ class Epoch:
 
     def _batches(self, turns: Turns) -> Iterator[Batch]:
         for batch in turns:
-            if isinstance(batch, EpochStart) or batch.epoch != self.number:
+            if not isinstance(batch, Batch) or batch.epoch != self.number:
                 # The worker was suspended, and missed what its script does at the end of the epoch.
                 raise restart_needed(f"this worker was suspended in epoch {self.number} and resumed in another one")
             self._next = batch.step + batch.is_last
@@ -200,6 +276,9 @@ class Epoch:
             )
 
 
-def _batch(turn: Batch | EpochStart) -> Batch:
+def _batch(turn: Batch | EpochStart | PhaseStart) -> Batch:
+    if isinstance(turn, PhaseStart):
+        # The worker was suspended, and missed what its script does between the two phases.
+        raise restart_needed("this worker was suspended in one phase and resumed in another one")
     assert isinstance(turn, Batch)
     return turn

@@ -7,7 +7,7 @@ stops if asked to, lets an injected failure strike, and then hands out the next 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,28 +16,29 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast import progress
 from holdfast.blocks.division import Ids
-from holdfast.checkpoint.payload import flatten
 from holdfast.distributed.membership import Suspended
 from holdfast.distributed.process_group import has_script_collectives
-from holdfast.distributed.ranks import NEVER, BoundaryGate, Ranks, RanksChanged
+from holdfast.distributed.ranks import BoundaryGate, Ranks, RanksChanged
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.live.recovery import LiveRecovery
 from holdfast.process import PREEMPTED
 from holdfast.progress import Phase, restart_needed
-from holdfast.sampler.plan import Position, SamplePlan
-from holdfast.train.data.loader import SampleSource, divided
+from holdfast.sampler.plan import Position
+from holdfast.sampler.run_plan import RunPlan
+from holdfast.train.data.loader import divided
+from holdfast.train.data.phases import Phases, SampleSource
 from holdfast.train.data.requests import share_key
+from holdfast.train.guards import FirstBatchCheck, StateKeeper
 from holdfast.train.inject import Injection
-from holdfast.train.iterators import Batch, EpochStart, Turns
+from holdfast.train.iterators import Batch, EpochStart, PhaseStart, Turns
 from holdfast.train.observe.script_state import frames_of_script
 from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import Recorder
-from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.save import Saves
-from holdfast.train.step_log import Fingerprints, RankPlacement, StepRecorder, WorkDone
+from holdfast.train.step_log import RankPlacement, StepRecorder
 from holdfast.train.stopping import Stopping
 
 FINISHED = "finished"
@@ -78,65 +79,17 @@ def _remove_hook() -> None:
         _hook = None
 
 
-class FirstBatchCheck:
-    """A check that the script does something with the first batch before it asks for the second.
-
-    A step ends when the script requests the next batch, and may be saved then. If the script fetched batches ahead, it
-    would train a batch only after this save, and a restart would lose the batch."""
-
-    def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
-        self._fingerprints, self._work = fingerprints, work
-        self._before: str | None = None
-
-    def begin(self) -> None:
-        """Remember the protected state before the first batch."""
-        self._before = self._fingerprints.take().digest()
-
-    def check(self) -> None:
-        """Raise BadInput if the script has neither trained nor changed a model since `begin`.
-
-        Only the first call checks this."""
-        before, self._before = self._before, None
-        if before is not None and self._work.is_idle and self._fingerprints.take().digest() == before:
-            raise BadInput(
-                "the second batch was asked for before anything was done with the first (no backward, no optimizer step, no "
-                "change of a protected model): train each batch before asking for the next, as `for batch in "
-                "run.batches(...)` does. A batch that is fetched ahead would be lost in a restart."
-            )
-
-
 class RunStopped(Exception):
     """Raised when the script has stopped the run before its planned end: there are no more batches."""
-
-
-class StateKeeper:
-    """A guard of the protected state when a run resumes in the middle of an epoch.
-
-    A script may change protected state before the batches of an epoch, for example set a learning rate or step a
-    scheduler. The restored state already contains this change, so making it again must have no effect."""
-
-    def __init__(self, protected: Protected, fingerprints: Fingerprints, restore_again: Callable[[], None]) -> None:
-        self._protected, self._fingerprints, self._restore_again = protected, fingerprints, restore_again
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Return a context manager that restores the protected state on exit if it has changed."""
-        before = self._mark()
-        yield
-        if self._mark() != before:
-            self._restore_again()
-
-    def _mark(self) -> tuple[str, str]:
-        return self._fingerprints.take().digest(), tree_digest(flatten(self._protected.capture()))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Boundary:
     """The actions between two steps: changes of the members (workers), saves, a stop, injected failures."""
 
-    plan: SamplePlan
+    phases: Phases
+    plan: RunPlan
     end: int  # the step at which the loop ends: that of the plan, except in a rehearsal
-    by_epoch: bool
     ranks: Ranks
     attempt: int
     record: Recorder
@@ -151,6 +104,7 @@ class Boundary:
     recover: Callable[[int, int], Recover]
     _passed_by_some: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
     _free_until: int = 0  # the next boundary at which something is planned
+    has_joined: bool = False  # the state of this worker came from another one
 
     def begin(self, start: int) -> tuple[int, Position]:
         """Record the state with which this rank begins; return its first step, and the position of that step.
@@ -158,7 +112,7 @@ class Boundary:
         The first step is `start`, except for a worker that joins during a run: it begins with the step of the other
         members."""
         if self.live and self.live.is_joining:
-            start = self.live.join()
+            start, self.has_joined = self.live.join(), True
             self.place.rank, self.place.world_size = self.live.place
             self.injection.set_rank(self.live.member)
         self.record.append(self.recover(start, self.place.rank))
@@ -177,7 +131,7 @@ class Boundary:
             stall = 0.0
         else:
             stall = self._cross_with_peers(step, at)
-            self._free_until = self._next_planned(step, at)
+            self._free_until = self._next_planned(step)
         progress.here.pass_boundary(step)
         if self.live:
             self.live.begin_step(step)
@@ -208,12 +162,11 @@ class Boundary:
         self.stopping.close()
         self.steps.work.close()
 
-    def _next_planned(self, step: int, at: Position) -> int:
-        """Return the next step before which something is planned: a save, a failure or an epoch's end."""
+    def _next_planned(self, step: int) -> int:
+        """Return the next step before which something is planned: a save, a failure, or an epoch's or phase's end."""
         if self.saves.is_under_way:
             return step + 1
-        epoch_end = step - at.cursor + self.plan.steps_per_epoch if self.by_epoch else NEVER
-        return min(self.saves.next, self.injection.next(step + 1), epoch_end)
+        return min(self.saves.next, self.injection.next(step + 1), self.phases.seam_after(step))
 
     def _cross_with_peers(self, step: int, at: Position) -> float:
         while True:
@@ -248,7 +201,7 @@ class Boundary:
 
     def _do_due(self, step: int, at: Position) -> float:
         is_complete = not self.steps.work.is_pending
-        self._agree_after_epoch(step, at)
+        self._agree_after_epoch(step)
         stall = self._save(step, at) if is_complete and step >= self.saves.next else 0.0
         self.saves.collect()
         if self.stopping.is_here(step) and is_complete:
@@ -258,8 +211,8 @@ class Boundary:
             self.injection.strike(step)
         return stall
 
-    def _agree_after_epoch(self, step: int, at: Position) -> None:
-        if self.by_epoch and at.cursor == 0 and step and step not in self._passed_by_some:
+    def _agree_after_epoch(self, step: int) -> None:
+        if self.phases.is_seam(step) and step not in self._passed_by_some:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
@@ -270,7 +223,7 @@ class Boundary:
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own
         # The generators are saved as they are keyed for the next step: that is what a resumed run starts with.
-        rng.set_all(share_key(self.plan, at, self.place.rank))
+        rng.set_all(share_key(self.plan, step, self.place.rank))
         with progress.during(Phase.SAVING):
             return self.saves.take(step, at, stops=self.stopping.wanted and step < self.plan.steps)
 
@@ -295,9 +248,9 @@ class Boundary:
 class Loop:
     """The training loop of one rank, which yields the batches of the run from step `start` to the end."""
 
-    plan: SamplePlan
+    phases: Phases
+    plan: RunPlan
     start: int
-    by_epoch: bool  # yield an EpochStart before the batches of each epoch
     source: SampleSource
     replicas: list[Replica]
     boundary: Boundary
@@ -309,23 +262,32 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> Turns:
-        """Yield the batches of all steps, with an EpochStart before each epoch if `by_epoch`; save between steps."""
-        opened, step = None, self.start
+        """Yield the batches of all steps, with markers before each phase, and before each epoch where it is asked for.
+
+        Save and recover if due.
+        """
+        step = self.start
         try:
             step, at = self.boundary.begin(self.start)
             self._look_for_unprotected(step)
+            entered, opened = -1, -1  # the phase and the epoch of the last markers
             while step < self.boundary.end:
                 try:
                     stall = self.boundary.cross(step, at)
                 except Suspended:
                     step, at = self.boundary.begin(self.start)
                     continue
-                if self.by_epoch and opened != at.epoch:
+                if (index := self.plan.index(step)) != entered:
+                    with self._keeping_between_phases(index, is_first=entered < 0):
+                        yield PhaseStart(index)
+                    entered = index
+                    self._set_weights(step)
+                if self.phases[index].by_epoch and opened != at.epoch:
                     opened = at.epoch
                     with self.keeper.keeping() if at.cursor else nullcontext():
-                        yield EpochStart(at.epoch, step)
+                        yield EpochStart(at.epoch - self.plan.first_epochs[index], self.plan.phase(step)[1])
                 yield from self._step(step, at, stall)
-                step, at = step + 1, self.plan.following(at)
+                step, at = step + 1, self.plan.position(step + 1)
             self.boundary.finish()
             if self.boundary.end < self.plan.steps:
                 raise SystemExit(0)  # a rehearsal leaves out what the script does with a trained model
@@ -343,6 +305,22 @@ class Loop:
             if self._is_own_process:
                 self.boundary.close()
 
+    def _keeping_between_phases(self, index: int, *, is_first: bool) -> AbstractContextManager[None]:
+        """Keep the protected state while a script that resumes in a later phase runs its code between the phases.
+
+        The state already contains the changes that this code made the first time.
+        """
+        if not (index and is_first):
+            return nullcontext()
+        return self.keeper.keeping(in_memory=self.boundary.has_joined)
+
+    def _set_weights(self, step: int) -> None:
+        """Set the weight of this rank's gradients: its part of the samples of a step, which phases may change."""
+        ranks = self.boundary.ranks
+        if self.boundary.live is None:
+            for replica in self.replicas:
+                replica.set_weight(self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step))
+
     def while_summing(self) -> None:
         """Write step records and compute the next sample ids during backward, while the ranks sum gradients."""
         log = self.steps.log
@@ -358,15 +336,17 @@ class Loop:
         began = perf_counter()
         request, parts = next(self.source)
         self.steps.begin(step, at, request, parts, perf_counter() - began, stall)
+        phase, local = self.plan.phase(step)  # a script counts from 0 in every phase
+        at = phase.position(local)
         check = self.first_batch if step == 0 else None
         if check:
             check.begin()
         if len(parts) == 1:
-            yield Batch(parts[0], request.ids, 1.0, True, *at, step)
+            yield Batch(parts[0], request.ids, 1.0, True, *at, local)
             if check:
                 check.check()
         else:
-            for batch in self._micro_batches(request.ids, parts, at, step):
+            for batch in self._micro_batches(request.ids, parts, at, local):
                 yield batch
                 if check:
                     check.check()

@@ -17,6 +17,7 @@ from holdfast.train.data import dataset as datasets
 from holdfast.train.data.dataset import MapDataset
 from holdfast.train.data.loader import Collate, ShareDataset
 from holdfast.train.data.loader_options import checked_options
+from holdfast.train.data.phases import TrainingPhase
 from holdfast.train.data.samplers import DrawnOrders, Sampler
 from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, Streamed
 from holdfast.train.evaluation import DatasetShard, RankReducer
@@ -113,12 +114,16 @@ class Run:
         or a function of the epoch and the seed that returns the indices of an epoch; the default shuffles all samples
         in every epoch. With `micro_batches` a share comes in that many batches, and gradients are
         all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
-        DataLoader, for example {"prefetch_factor": 4}."""
+        DataLoader, for example {"prefetch_factor": 4}.
+
+        A script with several loops, such as pretraining and finetuning, makes all of them before it iterates over the
+        first. They are phases of one run, and each counts its steps and epochs from 0.
+        """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
-        turns = self._session.begin_loop(shares, plan, options, by_epoch=False)
-        return Batches(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
+        phase = TrainingPhase(plan=plan, loads=shares, options=options, by_epoch=False)
+        return Batches(self._session.add_phase(phase), dataset, micro_batches)
 
     def epochs(
         self,
@@ -142,8 +147,8 @@ class Run:
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
-        turns = self._session.begin_loop(shares, plan, options, by_epoch=True)
-        return Epochs(turns, dataset, plan, micro_batches, self._session.restored.step or 0)
+        phase = TrainingPhase(plan=plan, loads=shares, options=options, by_epoch=True)
+        return Epochs(self._session.add_phase(phase), dataset, micro_batches)
 
     def stop(self) -> None:
         """End the run at the next step boundary: its state is saved, and the loop ends.
@@ -151,7 +156,7 @@ class Run:
         It is enough that one rank calls this. If it is called after the last batch of an epoch, the run ends with that
         epoch."""
         if self._session.stopping is None:
-            raise BadInput("call batches() or epochs() before stop(): there is no loop to end yet.")
+            raise BadInput("stop() ends the loop of this run, and it has not begun: call it inside the loop.")
         self._session.stopping.request()
 
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
@@ -189,8 +194,8 @@ class Run:
         counted = OwnSamples(batches * LONG)
         plan = self._plan(counted, batches, None, steps, None)
         loads = Streamed(counted, micro_batches, feed)
-        turns = session.begin_loop(loads, plan, {"num_workers": 0}, by_epoch=False)
-        return Batches(turns, counted, plan, micro_batches, session.restored.step or 0)
+        phase = TrainingPhase(plan=plan, loads=loads, options={"num_workers": 0}, by_epoch=False)
+        return Batches(session.add_phase(phase), counted, micro_batches)
 
     def log(self, *, loss: float) -> None:
         """Record the loss of the current step in the run's history."""
@@ -243,7 +248,7 @@ class Run:
         seed: int | None,
         sampler: Sampler | None = None,
     ) -> SamplePlan:
-        samples, seed = datasets.size(dataset), self.seed if seed is None else seed
+        samples, seed = datasets.size(dataset), self._session.seed_of_next_phase if seed is None else seed
         orders = None if sampler is None else DrawnOrders(sampler, samples, seed)
         return SamplePlan.planned(
             samples=orders.samples if orders else samples,

@@ -5,7 +5,6 @@ A setup that cannot be trained is refused here, before the first step. The code 
 
 import atexit
 import functools
-import json
 import logging
 import os
 import sys
@@ -15,40 +14,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import xxhash
 from torch import nn
 
 from holdfast import progress
 from holdfast.blocks.division import Ids
-from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.payload import flatten
-from holdfast.checkpoint.store import Store
-from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, BoundaryGate, Ranks
 from holdfast.errors import BadInput
-from holdfast.events import Order, Plan, Recover
+from holdfast.events import Order, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
 from holdfast.live.settlement import LossEffects
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.orders import pieces
-from holdfast.sampler.plan import LENGTH, SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 from holdfast.train import inject, loop
-from holdfast.train.data.dataset import MapDataset, probe
-from holdfast.train.data.loader import SampleSource, ShareLoader
+from holdfast.train.data.dataset import MapDataset
+from holdfast.train.data.loader import ShareLoader
+from holdfast.train.data.phases import Phases, SampleSource, TrainingPhase
 from holdfast.train.data.requests import share_key
-from holdfast.train.data.stream import OwnSamples, Streamed
+from holdfast.train.data.stream import Streamed
+from holdfast.train.guards import FirstBatchCheck, StateKeeper
 from holdfast.train.inject import Injection
-from holdfast.train.iterators import WAY, Turns
-from holdfast.train.loop import Boundary, FirstBatchCheck, Loop, StateKeeper
+from holdfast.train.iterators import WAY, LoopTurns, PhaseTurns, Turns
+from holdfast.train.loop import Boundary, Loop
 from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
 from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
+from holdfast.train.plan_events import data_digest, identity, plan_event
 from holdfast.train.replicate import Replica
+from holdfast.train.script_loops import late_loop
+from holdfast.train.snapshot_writer import writer_for
 from holdfast.train.state import restore, rng, sharded
-from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, begin
+from holdfast.train.state.attempt import MemberRecorder, NoRecorder, Recorder, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
@@ -56,6 +56,7 @@ from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, Ste
 from holdfast.train.stopping import Stopping
 
 logger = logging.getLogger(__name__)
+PHASE = "phase"
 
 
 class Session:
@@ -77,7 +78,10 @@ class Session:
         self._replicas: list[Replica] = []
         self._writer: Writer | None = None
         self._loop: Loop | None = None
-        self._turns: weakref.ref[Turns] | None = None  # weak: the script's iterator alone keeps the loop alive
+        self._phases: list[TrainingPhase] = []
+        # Weak: the script's iterators alone keep the loop alive.
+        self._turns: weakref.ref[LoopTurns] | None = None
+        self._generator: weakref.ref[Turns] | None = None
         atexit.register(self.close)
 
     @property
@@ -132,24 +136,60 @@ class Session:
                 weights = load_initial_weights(self.config.source, self.protected, reports=self.ranks.rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         if self.ranks.rank == 0:
-            self._writer = _writer_for(self.config, self.attempt, self.ranks)
+            self._writer = writer_for(self.config, self.attempt, self.ranks)
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
-    def begin_loop(self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
-        """Build the run's only training loop, and return its generator of batches, which has not started yet.
+    @property
+    def seed_of_next_phase(self) -> int:
+        """The seed of the next loop, unless the script gives one. Two loops over one dataset have different orders."""
+        seed, number = self.config.seed or 0, len(self._phases)
+        return rng.key(seed, PHASE, number) & 0xFFFFFFFF if number else seed  # 32 bits: what numpy takes as a seed
 
-        `loads` loads this rank's samples in the order of `plan`, with the given `options` of the DataLoader. If
-        `by_epoch`, the script iterates over epochs."""
+    def add_phase(self, phase: TrainingPhase) -> PhaseTurns:
+        """Add a loop of the script as a phase of the run, and return its part of the turns. Nothing is trained yet."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:
-            raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}.")
-        self._check(plan, loads.parts, self.protected)
-        self._loop = self._make_loop(loads, plan, options, self.protected, by_epoch=by_epoch)
+            raise BadInput(
+                "this loop was made after the run had begun to train, and a run knows its length before it begins. For several "
+                "loops, make all of them first (a = run.batches(...); b = run.batches(...)), then iterate over each. If the "
+                "first loop is trained already, --extend then continues with the second. For work at the end of epochs write "
+                f"{WAY}."
+            )
+        if self._phases and any(isinstance(loop.loads, Streamed) for loop in (phase, *self._phases)):
+            raise BadInput("run.stream must be the only loop of a run: another loop cannot come before or after it.")
+        self._check(phase, self.protected)
+        start = max(0, (self.restored.step or 0) - sum(before.plan.steps for before in self._phases))
+        self._phases.append(phase)
+        turns = self._turns() if self._turns else None
+        if turns is None:
+            turns = LoopTurns(self._begin_loop)
+            self._turns = weakref.ref(turns)
+        return PhaseTurns(turns, len(self._phases) - 1, phase.plan, min(start, phase.plan.steps))
+
+    def _begin_loop(self) -> tuple[Turns, int]:
+        """Build the training loop of all phases; return its turns (no step has begun) and the number of phases."""
+        assert self.protected is not None
+        self._check_script()
+        phases = Phases(self._phases)
+        inject.check(self.config.failures, phases.plan.steps)
+        if self.attempt:
+            restore.check_config(self.attempt.store, self.restored, phases.plan, extend=self.config.extend)
+        self._loop = self._make_loop(phases, self.protected)
         turns = self._loop.run()
-        self._end_if_done(plan, turns)
-        self._turns = weakref.ref(turns)
-        return turns
+        self._generator = weakref.ref(turns)
+        self._end_if_done(phases.plan, turns)
+        return turns, len(phases)
+
+    def _check_script(self) -> None:
+        """Raise BadInput if the script would make another loop only after this one is trained."""
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        if main and len(self._phases) == 1 and (line := late_loop(Path(main))) is not None:
+            raise BadInput(
+                f"the loop in line {line} of {Path(main).name} would be made after the first one is trained, and a run knows its "
+                "length before it begins: make all loops first (a = run.batches(...); b = run.batches(...)), then iterate "
+                "over each."
+            )
 
     def close(self) -> None:
         """Close the training loop, unless it has ended, then the history and the process group. Also runs at exit."""
@@ -157,7 +197,7 @@ class Session:
         if os.getpid() != self._pid:  # a process that the script has forked
             return
         try:
-            if self._turns and (turns := self._turns()):
+            if self._generator and (turns := self._generator()):
                 turns.close()
             if self._loop and self._loop.left_in is not None and getattr(sys, "last_value", None) is None:
                 logger.warning(
@@ -173,33 +213,31 @@ class Session:
             if self.attempt and self.attempt.lock:
                 self.attempt.lock.release()
 
-    def _check(self, plan: SamplePlan, micro_batches: int, protected: Protected) -> None:
-        """Raise BadInput, on every rank, if this run cannot be trained or could not be restored after a failure.
-
-        `micro_batches` is the number of batches into which the script divides the samples of a rank and step."""
+    def _check(self, phase: TrainingPhase, protected: Protected) -> None:
+        """Raise BadInput, on all ranks alike, if a phase cannot be trained or could not be restored after a failure."""
         sharded.refuse(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protected.check_covers(model)
         protected.check_schedules()
         if self.live:
             protected.check_replicated(self._models)
-        least = plan.share_size(0, self.ranks.size)
+        least, micro_batches = phase.plan.share_size(0, self.ranks.size), phase.loads.parts
         if not 1 <= micro_batches <= least:
             raise BadInput(
                 f"micro_batches must be between 1 and {least}, the samples of one rank and step (got {micro_batches})."
             )
-        inject.check(self.config.failures, plan.steps)
         if self.attempt:
-            restore.check_config(self.attempt.store, self.restored, plan, extend=self.config.extend)
+            restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
-    def _make_loop(
-        self, loads: ShareLoader, plan: SamplePlan, options: Mapping[str, Any], protected: Protected, *, by_epoch: bool
-    ) -> Loop:
-        self._enter_training(plan)
+    def _make_loop(self, phases: Phases, protected: Protected) -> Loop:
+        plan, loads = phases.plan, phases[0].loads
+        self._enter_training()
         injection = self._make_injection()
         fingerprint = identity(plan, protected)
-        conditions = self._check_conditions(plan, loads)
-        self._record_plan(plan, fingerprint, loads, conditions.data)
+        conditions = self._check_conditions(phases)
+        if self.attempt:
+            self.record.append(plan_event(self.config, self.number, phases, fingerprint, conditions))
+            self.record.flush()
         start = self.restored.step or 0
         gate = self.live.coordination.gate if self.live else BoundaryGate()
         self.stopping = Stopping(self.ranks, start, gate, wanted=self._was_stopped)
@@ -209,13 +247,13 @@ class Session:
         work = WorkDone(self._replicas, protected)
         watcher = self._make_observer(protected, loads.dataset, place)
         steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
-        source = SampleSource(loads, plan, options, self._record_order)
+        source = SampleSource(phases, self._record_order)
         if self.live:
             self._start_live(self.live, plan, protected, steps, injection)
         return Loop(
+            phases=phases,
             plan=plan,
             start=start,
-            by_epoch=by_epoch,
             source=source,
             replicas=self._replicas,
             steps=steps,
@@ -223,9 +261,9 @@ class Session:
             first_batch=FirstBatchCheck(fingerprints, work) if self.attempt else None,
             unprotected=self._make_unprotected_check(protected),
             boundary=Boundary(
+                phases=phases,
                 plan=plan,
                 end=self._rehearsal.end(plan) if self._rehearsal else plan.steps,
-                by_epoch=by_epoch,
                 ranks=self.ranks,
                 attempt=self.number,
                 record=self.record,
@@ -242,7 +280,7 @@ class Session:
         )
 
     def _start_live(
-        self, live: LiveRecovery, plan: SamplePlan, protected: Protected, steps: StepRecorder, injection: Injection
+        self, live: LiveRecovery, plan: RunPlan, protected: Protected, steps: StepRecorder, injection: Injection
     ) -> None:
         assert isinstance(self.record, MemberRecorder)
         live.start(
@@ -258,7 +296,7 @@ class Session:
             )
         )
 
-    def _end_if_done(self, plan: SamplePlan, turns: Turns) -> None:
+    def _end_if_done(self, plan: RunPlan, turns: Turns) -> None:
         if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
             return
         if self.ranks.rank == 0:
@@ -268,7 +306,7 @@ class Session:
                 raise AssertionError("nothing was left to train")
             raise SystemExit(0)
 
-    def _enter_training(self, plan: SamplePlan) -> None:
+    def _enter_training(self) -> None:
         if not self._is_joining:
             progress.here.enter(Phase.TRAINING)
         loop.begun()
@@ -285,9 +323,6 @@ class Session:
                     "holdfast: nothing is saved, since the run has no folder: give attach(out=...), or start the script "
                     "by `holdfast run`."
                 )
-        if self.live is None:
-            for replica in self._replicas:
-                replica.set_weight(plan.share_size(self.ranks.rank, self.ranks.size) / plan.batch)
 
     def _make_injection(self) -> Injection:
         struck = self.attempt.past.struck if self.attempt else ()
@@ -296,41 +331,14 @@ class Session:
         injection.watch(self._models, self._replicas)
         return injection
 
-    def _check_conditions(self, plan: SamplePlan, loads: ShareLoader) -> Conditions:
-        """Return the conditions of this attempt, such as a digest of the data and the number of threads.
-
-        They are first compared with those of the restored snapshot."""
+    def _check_conditions(self, phases: Phases) -> Conditions:
+        """Return the data digests and thread count of this attempt, after comparing them with those of the snapshot."""
         if self.attempt is None:
-            return Conditions.now(None)
-        is_drawn = isinstance(loads.dataset, OwnSamples)
-        now = Conditions.now(None if is_drawn else probe(loads.dataset, len(loads.dataset), plan.seed))
+            return Conditions.now([None])
+        now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])
         same_world = self.restored.world == self.ranks.size
         now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
         return now
-
-    def _record_plan(self, plan: SamplePlan, fingerprint: str, loads: ShareLoader, data: str | None) -> None:
-        if self.attempt is None:
-            return
-        self.record.append(
-            Plan(
-                attempt=self.number,
-                samples=plan.samples,
-                batch=plan.batch,
-                epochs=plan.epochs,
-                seed=plan.seed,
-                save_every=self.config.save_every,
-                writer=self.config.writer,
-                config=fingerprint,
-                data=data,
-                own=isinstance(loads.dataset, OwnSamples),
-                loader=isinstance(loads, Streamed),
-                sampler=plan.orders.digest if plan.orders else None,
-                limit=plan.limit,
-                extends=self.config.extend,
-                command=xxhash.xxh3_64_hexdigest(json.dumps(self.config.args).encode()),
-            )
-        )
-        self.record.flush()
 
     def _record_order(self, epoch: int, order: Ids) -> None:
         for first, width, indices in pieces(order):
@@ -338,7 +346,7 @@ class Session:
         self.record.flush()
 
     def _recover(
-        self, plan: SamplePlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
+        self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
     ) -> Recover:
         """Seed the random generators for step `start`; return the event that describes this rank's initial state."""
         restored = self.restored
@@ -350,7 +358,7 @@ class Session:
             restored=restored.step,
             epoch=at.epoch,
             cursor=at.cursor,
-            rng=restore.key_generators(share_key(plan, at, rank), restored, self.ranks),
+            rng=restore.key_generators(share_key(plan, start, rank), restored, self.ranks),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.digest_in_memory(protected),
@@ -365,7 +373,7 @@ class Session:
 
     def _make_saves(
         self,
-        plan: SamplePlan,
+        plan: RunPlan,
         fingerprint: str,
         injection: Injection,
         loads: ShareLoader,
@@ -380,7 +388,7 @@ class Session:
             attempt=self.attempt,
             ranks=self.ranks,
             writer=self._writer,
-            make_writer=functools.partial(_writer_for, self.config, self.attempt, self.ranks),
+            make_writer=functools.partial(writer_for, self.config, self.attempt, self.ranks),
             protected=protected,
             plan=plan,
             fingerprint=fingerprint,
@@ -401,32 +409,3 @@ class Session:
         live = self.live
         joined = (lambda: live.coordination.number) if live and live.is_joining else (lambda: 0)
         return StepObserver(self._rehearsal, protected, dataset, lambda: place.rank, self.number, joined)
-
-
-def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
-    store = inject.faulty(
-        _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
-    )
-    moves = progress.here.add_moved
-    if config.writer == "blocking":
-        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
-    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
-
-
-def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`. On several nodes it is wrapped to refuse writes once other nodes continue without this one."""
-    term, connect = os.environ.get(distributed.TERM), ranks.connect
-    if term is None or connect is None:
-        return store
-
-    def is_ours(newer: Term) -> bool:
-        return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
-
-    return Fenced(store, int(term), is_ours)
-
-
-def identity(plan: SamplePlan, protected: Protected) -> str:
-    """Return a digest of the sample order and the protected objects, which marks snapshots as belonging to this run."""
-    order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
-    parts = {"geometry": order, "protected": protected.signature()}
-    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())

@@ -99,7 +99,7 @@ class RunState:
         plan = self.lineage.plan
         if plan is None or not plan.batch:
             return None
-        return plan.limit or plan.samples // plan.batch * plan.epochs
+        return plan.steps
 
     @property
     def committed(self) -> int:

@@ -7,7 +7,7 @@ the generator states that loading left behind. So loader processes change the sp
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import popen_fork
@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from holdfast import process as preemption
 from holdfast.errors import BadInput
-from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data.dataset import MapDataset
-from holdfast.train.data.requests import LoadRequest, LoadRequests, RecordOrder, requests
+from holdfast.train.data.requests import LoadRequest
 from holdfast.train.state import rng
 
 Collate = Callable[[list[Any]], Any]
@@ -75,29 +74,6 @@ class ShareDataset:
 
 def _one_of(ids: list[int]) -> str:
     return f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
-
-
-class SampleSource:
-    """An iterator over this rank's loaded samples, step by step. `divide` changes the rank and the world size."""
-
-    def __init__(
-        self, shares: ShareLoader, geometry: SamplePlan, options: Mapping[str, Any], record: RecordOrder | None = None
-    ) -> None:
-        self._shares, self._geometry, self._options, self._record = shares, geometry, options, record
-        self._wanted = LoadRequests(iter(()))
-        self._loaded: Iterator[Loaded] = iter(())
-
-    def divide(self, start: int, rank: int, world: int) -> None:
-        """Continue with step `start`, and from there load only the samples of rank `rank` among `world` ranks."""
-        self._wanted = LoadRequests(requests(self._geometry, start, rank, world, self._record))
-        self._loaded = load(self._shares, self._wanted, **self._options)
-
-    def prepare(self) -> None:
-        """Compute the next load request (sample ids and seed) without loading the samples."""
-        self._wanted.prepare()
-
-    def __next__(self) -> Loaded:
-        return next(self._loaded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from itertools import islice
 from holdfast.blocks.division import Ids
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import EpochOrders, Position, SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 from holdfast.train.state import rng
 
 RecordOrder = Callable[[int, Ids], None]
@@ -48,30 +49,33 @@ class LoadRequests:
 
 
 def requests(
-    geometry: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None
+    geometry: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None, first_epoch: int = 0
 ) -> Iterator[LoadRequest]:
-    """Yield the requests to load the samples of `rank` among `world` ranks, one for each step from `start` on.
+    """Yield the requests for the samples of `rank` among `world` ranks, one per step of a phase from step `start` on.
 
-    `geometry` is the sample plan. If a sampler determines the order, rank 0 calls `record` with each epoch and its
-    order, before the requests of the epoch."""
+    If a sampler determines the order, rank 0 calls `record` with each epoch and its order, before the epoch's requests.
+    The epochs of the phase are counted from `first_epoch`.
+    """
     if geometry.orders and rank == 0 and record:
-        yield from _recorded_requests(geometry, geometry.orders, start, world, record)
+        yield from _recorded_requests(geometry, geometry.orders, start, world, record, first_epoch)
         return
-    yield from _requests(geometry, start, geometry.steps, rank, world)
+    yield from _requests(geometry, start, geometry.steps, rank, world, first_epoch)
 
 
 def _recorded_requests(
-    geometry: SamplePlan, orders: EpochOrders, start: int, world: int, record: RecordOrder
+    geometry: SamplePlan, orders: EpochOrders, start: int, world: int, record: RecordOrder, first_epoch: int
 ) -> Iterator[LoadRequest]:
     # Live recovery divides after the step that a lost rank 0 was in, and it may not have recorded the order of that step.
     for epoch in range(geometry.position(max(0, start - 1)).epoch, geometry.epochs):
-        record(epoch, orders.of(epoch))
+        record(first_epoch + epoch, orders.of(epoch))
         end = geometry.end_of(epoch)
-        yield from _requests(geometry, start, end, 0, world)
+        yield from _requests(geometry, start, end, 0, world, first_epoch)
         start = max(start, end)
 
 
-def _requests(geometry: SamplePlan, start: int, end: int, rank: int, world: int) -> Iterator[LoadRequest]:
+def _requests(
+    geometry: SamplePlan, start: int, end: int, rank: int, world: int, first_epoch: int
+) -> Iterator[LoadRequest]:
     places = geometry.places(rank, world)
     together = max(1, CHUNK // len(places))
     for chunk in range(start, end, together):
@@ -79,12 +83,17 @@ def _requests(geometry: SamplePlan, start: int, end: int, rank: int, world: int)
         shares = geometry.windows(steps, places)
         ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
         while requested := [
-            LoadRequest(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
+            LoadRequest(ids, ids.tolist(), samples, _key(geometry, geometry.position(step), rank, first_epoch))
             for step, ids, samples in islice(ahead, TOGETHER)
         ]:
             yield from requested
 
 
-def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """Return the seed of the random generators for rank number `share`, in the step at position `at` of the plan."""
-    return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
+def share_key(plan: RunPlan, step: int, share: int) -> int:
+    """Return the seed of the random generators for the samples of rank `share`, in `step`."""
+    phase, local = plan.phase(step)
+    return _key(phase, phase.position(local), share, plan.first_epochs[plan.index(step)])
+
+
+def _key(geometry: SamplePlan, at: Position, share: int, first_epoch: int) -> int:
+    return rng.key(geometry.seed, rng.WINDOW, first_epoch + at.epoch, at.cursor, share)

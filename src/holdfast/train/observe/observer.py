@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.blocks.division import Ids
 from holdfast.distributed.ranks import NEVER
-from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.run_plan import RunPlan
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, length, line
 from holdfast.train.observe.script_state import frames_of_script, held
@@ -40,9 +40,9 @@ class Rehearsal:
     def to_text(self) -> str:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
-    def end(self, geometry: SamplePlan) -> int:
-        """Return the number of steps after which the training loop ends, given the sample plan `geometry`."""
-        return length(self.steps, geometry.steps, geometry.steps_per_epoch)
+    def end(self, plan: RunPlan) -> int:
+        """Return the number of steps after which the training loop ends, given the plan of the run."""
+        return length(self.steps, plan.steps, plan.phases[0].steps_per_epoch)
 
 
 def asked() -> Rehearsal | None:

@@ -18,6 +18,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
+from holdfast.sampler.run_plan import RunPlan, phases_of
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, digest, listed, tree_digest
@@ -128,20 +129,28 @@ def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: P
     _load(snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF), attempt, ranks, protected)
 
 
-def check_config(store: Store, restored: RestoredState, plan: SamplePlan, *, extend: bool) -> None:
-    """Raise BadInput if the snapshot was saved under another plan; with `extend`, the new plan may be longer."""
-    if restored.step is None:
+def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: int) -> None:
+    """Raise BadInput if the snapshot was saved with another order of samples in the phase with this index.
+
+    Only the last phase of the saved run may have another length, which `check_config` checks.
+    """
+    phases = phases_of(restored.config) if restored.config else []
+    if index >= len(phases):
         return
-    config, saved = plan.to_json(), restored.config or {}
+    config, saved = plan.to_json(), phases[index]
     names = [name for name in {**config, **saved} if config.get(name) != saved.get(name)]
-    if names and all(name in LENGTH for name in names):
-        _check_length(store, restored.step, plan, SamplePlan.from_json(saved), extend=extend)
-    elif names:
-        fields = [f"{name} is {config.get(name)}, not {saved.get(name)}" for name in names]
-        raise _of_another_run(store, restored.step, fields)
+    fields = [f"{name} is {config.get(name)}, not {saved.get(name)}" for name in names]
+    if [name for name in names if name not in LENGTH or index + 1 < len(phases)]:
+        raise _of_another_run(store, restored.step or 0, fields)
 
 
-def _check_length(store: Store, step: int, plan: SamplePlan, saved: SamplePlan, *, extend: bool) -> None:
+def check_config(store: Store, restored: RestoredState, plan: RunPlan, *, extend: bool) -> None:
+    """Raise BadInput if the plan is shorter than that of the snapshot, or longer without `extend`."""
+    if restored.step is not None and restored.config is not None:
+        _check_length(store, restored.step, plan, RunPlan.from_json(restored.config), extend=extend)
+
+
+def _check_length(store: Store, step: int, plan: RunPlan, saved: RunPlan, *, extend: bool) -> None:
     if plan.steps < saved.steps:
         raise BadInput(
             f"the run in {store} was to train {saved.steps} steps and has trained {step}, and now its plan has "

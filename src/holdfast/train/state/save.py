@@ -6,10 +6,10 @@ up to that step.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from holdfast.distributed.ranks import NEVER, Ranks, RanksChanged
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import Position, SamplePlan
+from holdfast.sampler.plan import Position
+from holdfast.sampler.run_plan import RunPlan
 from holdfast.stall import Stall
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
@@ -41,26 +42,38 @@ STOPPED = "stopped"  # the script stopped the run at this step
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions that determine the exact bits of a run: a digest of a few samples, and the threads per worker."""
+    """Conditions that determine the exact bits of a run: a digest of a few samples, and the threads per worker.
+
+    `later_data` are the digests of the samples of the phases after the first.
+    """
 
     data: str | None
     threads: int
+    later_data: tuple[str | None, ...] = ()
 
     @classmethod
-    def now(cls, data: str | None) -> "Conditions":
-        """Return the conditions in this process: the digest `data` of a few samples, and the number of threads."""
-        return cls(data, torch.get_num_threads())
+    def now(cls, data: Sequence[str | None]) -> "Conditions":
+        """Return the conditions in this process: a digest of a few samples per phase, and the number of threads."""
+        return cls(data[0], torch.get_num_threads(), tuple(data[1:]))
+
+    @property
+    def all_data(self) -> tuple[str | None, ...]:
+        """The digests of the samples of all phases."""
+        return (self.data, *self.later_data)
 
     def to_json(self) -> dict[str, JSON]:
         """Return the conditions as the JSON object that a snapshot holds."""
-        return asdict(self)
+        later: dict[str, JSON] = {"later_data": list(self.later_data)} if self.later_data else {}
+        return {"data": self.data, "threads": self.threads, **later}
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
         """Raise BadInput if the dataset is not the one in `saved`, the conditions that a snapshot recorded.
 
         If `warns` and `same_world`, log a warning if the number of threads per worker has changed."""
-        data, threads = saved.get("data"), saved.get("threads")
-        if self.data is not None and data is not None and data != self.data:
+        later, threads = saved.get("later_data"), saved.get("threads")
+        data = [saved.get("data"), *(later if isinstance(later, list) else ())]
+        pairs = zip(self.all_data, data, strict=False)  # a run may be extended by a phase
+        if any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs):
             raise BadInput(
                 "the dataset holds other samples than when this run was saved. A split or shuffle before attach() "
                 "without a seed does that: give the run the same samples, or name another --out."
@@ -148,7 +161,7 @@ class CheckpointSaver:
     writer: Writer | None
     make_writer: Callable[[], Writer]  # for a rank that becomes rank 0
     protected: Protected
-    plan: SamplePlan
+    plan: RunPlan
     fingerprint: str  # identifies the plan and the protected objects
     conditions: Conditions
     position: Callable[[], tuple[int, str] | None]  # of the loader that feeds this rank, if there is one
@@ -253,7 +266,7 @@ class CheckpointSaver:
         writer.save(
             step,
             flat.tensors,
-            {**flat.extra, CONFIG: dict(self.plan.to_json()), CONDITIONS: self.conditions.to_json()},
+            {**flat.extra, CONFIG: self.plan.to_json(), CONDITIONS: self.conditions.to_json()},
             epoch=at.epoch,
             cursor=at.cursor,
             world=self.ranks.size,
