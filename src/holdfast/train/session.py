@@ -46,7 +46,6 @@ from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.plan_events import data_digest, identity, plan_event
 from holdfast.train.replicate import Replica
 from holdfast.train.script_loops import late_loop
-from holdfast.train.snapshot_writer import writer_for
 from holdfast.train.state import restore, rng, sharded
 from holdfast.train.state.attempt import MemberRecorder, NoRecorder, Recorder, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
@@ -54,6 +53,7 @@ from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
+from holdfast.train.writing import writer_for
 
 logger = logging.getLogger(__name__)
 PHASE = "phase"
@@ -353,12 +353,14 @@ class Session:
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank
         at = plan.position(start)
+        saved = RunPlan.from_json(restored.config) if restored.config else plan
+        saved_key = share_key(saved, start, rank)
         return Recover(
             attempt=self.number,
             restored=restored.step,
             epoch=at.epoch,
             cursor=at.cursor,
-            rng=restore.key_generators(share_key(plan, start, rank), restored, self.ranks),
+            rng=restore.key_generators(share_key(plan, start, rank), saved_key, restored, self.ranks),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.digest_in_memory(protected),

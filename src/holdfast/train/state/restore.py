@@ -164,14 +164,17 @@ def _check_length(store: Store, step: int, plan: RunPlan, saved: RunPlan, *, ext
         )
 
 
-def key_generators(key: int, restored: RestoredState, ranks: Ranks) -> str:
-    """Seed the random generators with `key`, and check if this gives the states that the restored snapshot recorded.
+def key_generators(key: int, saved_key: int, restored: RestoredState, ranks: Ranks) -> str:
+    """Seed the random generators with `key`, and check the states that the restored snapshot recorded.
 
-    Return "restored" if it does, "none" if not, and "keyed" if the snapshot has no states for this rank."""
-    rng.set_all(key)
+    They must be those of `saved_key`, the key of the same step in the plan of the snapshot, which may have been
+    extended. Return "restored" if they are, "none" if not, and "keyed" if the snapshot has no states for this rank."""
     if restored.step is None or restored.world != ranks.size:
+        rng.set_all(key)
         return "keyed"  # no state was captured for exactly this share
+    rng.set_all(saved_key)
     is_same = rng.capture() == restored.generators[ranks.rank]
+    rng.set_all(key)
     return "restored" if is_same else "none"  # "none": a library seeds its generator in another way than before
 
 

@@ -15,6 +15,7 @@ from holdfast.train.state.attempt import AttemptContext
 
 
 def writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
+    """Return the writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )
