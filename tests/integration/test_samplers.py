@@ -57,13 +57,16 @@ def test_every_epoch_is_drawn_anew_and_the_audit_says_that_a_sampler_chose_the_s
     assert "those that the sampler returned, in its order" in findings["every_sample_trained_once"]
 
 
+@pytest.mark.parametrize("sampler", ["subset", "doubled"])
 @pytest.mark.parametrize("recovery", ["forward", "skip"])
-def test_samples_that_a_lossy_recovery_leaves_out_are_declared_by_their_index(start: Start, recovery: str) -> None:
+def test_samples_that_a_lossy_recovery_leaves_out_are_declared_by_their_index(
+    start: Start, recovery: str, sampler: str
+) -> None:
     failures = [{"step": 6, "kind": "kill", "targets": [0], "point": "backward=0.0"}]
-    out = trains(start, "subset", failures=failures, recovery=recovery)
+    out = trains(start, sampler, failures=failures, recovery=recovery)
     missing = {sample for event in events(out, "regroup") for sample in event.what.missing}
     assert missing
-    assert all(sample % 2 == 0 for sample in missing)  # the subset
+    assert all(sample % 2 == 0 for sample in missing)  # the samplers return no others
     assert failed_checks(out) == []
 
 

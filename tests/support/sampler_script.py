@@ -28,6 +28,7 @@ def main(kind: str) -> None:
     samplers = {
         "weighted": WeightedRandomSampler(torch.arange(SAMPLES).float(), 64, generator=torch.Generator()),
         "subset": SubsetRandomSampler(range(0, SAMPLES, 2)),
+        "doubled": [2 * (index // 4) for index in range(SAMPLES)],
         "function": buckets,
     }
     model = run.replicate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)))

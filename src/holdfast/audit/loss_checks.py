@@ -4,8 +4,9 @@ Every lost worker must be declared in a `regroup` event, with exactly the sample
 joined must have begun with the state of the others, and workers that a supervisor saw die must be declared lost.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -100,20 +101,35 @@ def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]
     """Yield an error text for each `regroup` event whose missing samples are not those assigned to the lost members.
 
     A worker records such an event when members were lost or joined, and training continues without a restart."""
-    declared: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by session and step
+    declared: defaultdict[tuple[int, int], _DeclaredSamples] = defaultdict(_DeclaredSamples)  # by session and step
     for change in memberships.changes:
-        expected = {*missing_samples(record.sample_plan, change)}
+        expected = Counter(missing_samples(record.sample_plan, change))
         for session, regroup, _ in change.declarations:
             mine = declared[id(session), change.step]
-            mine.update(regroup.missing)
-            if session.joined_as is not None and regroup.number <= session.joined_as and mine <= expected:
-                mine |= expected  # a member that just joined does not know what the others lost before
-            if mine != expected or len({*regroup.missing}) != len(regroup.missing):
+            mine.add(regroup.missing)
+            if session.joined_as is not None and regroup.number <= session.joined_as and mine.union <= expected:
+                mine.union = mine.sum = expected  # a member that just joined does not know what was lost before
+            if expected not in (mine.union, mine.sum):
                 yield (
                     f"{session.who} declares {counted(len(regroup.missing), 'sample')} of step {change.step} missing in "
                     f"membership {change.number} of attempt {memberships.attempt}, but the step lacks "
-                    f"{counted(len(expected), 'sample')}: {_reason(change)}"
+                    f"{counted(expected.total(), 'sample')}: {_reason(change)}"
                 )
+
+
+@dataclass(slots=True)
+class _DeclaredSamples:
+    """The samples that one session declared missing from a step, in one or more `regroup` events.
+
+    A sampler may return a sample twice, so samples are counted. Under `forward` each event declares the shares of the
+    members that were lost last, so their `sum` counts; under `skip` each declares the whole step, so the `union` does."""
+
+    union: Counter[int] = field(default_factory=Counter)
+    sum: Counter[int] = field(default_factory=Counter)
+
+    def add(self, missing: Iterable[int]) -> None:
+        samples = Counter(missing)
+        self.union, self.sum = self.union | samples, self.sum + samples
 
 
 def _reason(change: MemberChange) -> str:
