@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 
 # There is no deadline, because test machines are shared. HYPOTHESIS_PROFILE selects the number of examples.
 settings.register_profile("holdfast", deadline=None, print_blob=True, max_examples=50)
@@ -90,6 +91,15 @@ def _fixtures(item: pytest.Item) -> set[str]:
 def _needs_s3(item: pytest.Item) -> bool:
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return "s3" in _fixtures(item) or params.get("store") == "s3"
+
+
+@pytest.fixture(autouse=True)
+def unchecked_variables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not search the variables of this process for unprotected state: they are those of all tests, and many.
+
+    Scripts in processes of their own are searched, and so are the tests of the search."""
+    if request.path.parent.name != "observe":
+        monkeypatch.setattr(UnprotectedStateCheck, "look", lambda *_: None)
 
 
 @pytest.fixture(scope="session")
