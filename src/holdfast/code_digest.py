@@ -14,7 +14,7 @@ from uuid import uuid4
 from xxhash import xxh3_128
 
 _PACKAGE = Path(__file__).resolve().parent
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def code_digest(*sources: Path) -> str:
