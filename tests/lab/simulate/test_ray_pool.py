@@ -31,7 +31,7 @@ def test_an_own_model_has_the_same_rows_on_ray(experiment: object, tmp_path: Pat
             workload = load_for_lab(str(tmp_path / "my_model.py"))
             options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, cluster=cluster)
             rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
-    assert rows[0] == rows[1]
+    assert repr(rows[0]) == repr(rows[1])  # with few trials an interval is unknown, and nan is not equal to itself
 
 
 def doubling() -> Callable[[int, Report], int]:
