@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.console import STORE, cell, meter, say, size
+from holdfast.printable import printable
 
 store = typer.Typer()
 PLACE = "The folder of a run, or a checkpoint store: a directory or a URL such as s3://bucket/run."
@@ -31,9 +32,9 @@ def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE
         ages = f"saved at iterations {running.oldest} to {running.newest}"
         say(f"running checkpoint: {running.blocks} blocks, {ages}, {size(running.bytes)}")
     for name in contents.set_aside:
-        say(f"set aside: {name}: a run could not use it and continued without it; you may remove it")
+        say(f"set aside: {printable(name)}: a run could not use it and continued without it; you may remove it")
     for bad in contents.unreadable:
-        say(f"unreadable: {bad.name}: {bad.why}")
+        say(f"unreadable: {printable(bad.name)}: {printable(bad.why)}")
     raise typer.Exit(1 if contents.unreadable else 0)
 
 
@@ -50,7 +51,7 @@ def verify(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)
         findings = scrub.verify(opened, begin("verify", count))
     lost = missing_commit_of(place)
     for bad in findings:
-        say(f"bad: {bad.name}: {bad.why}")
+        say(f"bad: {printable(bad.name)}: {printable(bad.why)}")
     if lost:
         say(f"missing: the snapshot of step {lost}, the last one that the run committed")
     if not findings and not lost:

@@ -33,6 +33,10 @@ def part(name: str, show: Callable[[str], object]) -> Iterator[None]:
 def importing_torch() -> Iterator[None]:
     """Return a context manager for the import of torch, with a status line if stderr is a terminal."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        with part("import torch", lambda _: None):
+            yield
+        return
     with (
         console.status("holdfast: starting") as status,
         part("import torch", lambda line: status.update(f"holdfast: {line}")),
