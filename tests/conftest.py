@@ -57,10 +57,16 @@ SLOW_PLACES = {
     "advice/test_large_job.py",
     "checkpoint/test_running.py",
     "checkpoint/test_untrusted_store.py",
+    "checkpoint/test_writer.py",
     "cli/test_advise.py",
     "cli/test_cli.py",
+    "distributed/test_gloo_link.py",
     "docs/test_tutorial.py",
+    "supervise/nodes/test_connection.py",
     "test_install.py",
+    "train/observe/test_unprotected_state.py",
+    "trainers/test_refused_options.py",
+    "weights/test_export.py",
 }
 SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
