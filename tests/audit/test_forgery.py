@@ -941,6 +941,7 @@ def test_every_wrong_run_is_caught(seed: int, wrong: str) -> None:
 
 
 @given(seeds, st.sampled_from(sorted(FORGERIES)))
+@example(3474, "a life without its opening")
 @settings(max_examples=100)
 def test_every_forgery_of_what_was_trained_or_claimed_is_caught(seed: int, name: str) -> None:
     assert try_forgery(seed, name) is None

@@ -46,7 +46,7 @@ def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
     """Return an error text if a rank had not trained up to the step that was committed in `save`."""
     commit, trainer = save
     name = f"the commit of step {commit.step} in attempt {commit.attempt}"
-    if trainer is None or (not commit.found and trainer != commit.attempt):
+    if trainer is None or trainer not in record.attempts or (not commit.found and trainer != commit.attempt):
         return f"{name} covers no step of this attempt"
     reached: dict[int, int] = {}
     for session in record.attempts[trainer]:
