@@ -53,13 +53,18 @@ def test_every_phase_counts_its_steps_and_batches_from_zero(tmp_path: Path) -> N
     assert failed_checks(tmp_path) == []
 
 
-def test_a_run_that_resumes_in_its_second_phase_trains_only_the_rest_of_it(tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def interrupt_in_second_phase(out: Path) -> None:
+    """Train the first phase of a run in `out`, and the second up to its step 3."""
+    training = Training(out)
     first, second = training.loop(), training.loop()
     training.train(first)
     training.train(second, stop=3)
     del first, second
     training.run.close()
+
+
+def test_a_run_that_resumes_in_its_second_phase_trains_only_the_rest_of_it(tmp_path: Path) -> None:
+    interrupt_in_second_phase(tmp_path)
     resumed = Training(tmp_path)
     first, second = resumed.loop(), resumed.loop()
     assert (first.initial, second.initial) == (4, 2)
@@ -114,12 +119,7 @@ def test_a_finished_run_can_be_extended_by_a_phase(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_differs_from_the_saved_one_is_refused_before_training(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    first, second = training.loop(), training.loop()
-    training.train(first)
-    training.train(second, stop=3)
-    del first, second
-    training.run.close()
+    interrupt_in_second_phase(tmp_path)
     resumed = Training(tmp_path)
     with pytest.raises(BadInput, match="epochs is 2, not 1"):
         resumed.loop(num_epochs=2)

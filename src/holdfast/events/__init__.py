@@ -6,7 +6,7 @@ default value. Readers keep events of unknown kinds (`Other`) and events with wr
 of an intact file is an event. The version rises when a field changes its meaning or a new one is required.
 """
 
-from holdfast.events.common import JSON, VERSION, Commit, Done, Malformed, Open, Other
+from holdfast.events.any_run import JSON, VERSION, Commit, Done, Malformed, Open, Other
 from holdfast.events.fields import KINDS, What
 from holdfast.events.lines import Event, from_json, line, parse, to_json
 from holdfast.events.server_run import (

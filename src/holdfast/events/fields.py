@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from holdfast.errors import Corrupt
-from holdfast.events.common import JSON, Commit, Done, Malformed, Open, Other
+from holdfast.events.any_run import JSON, Commit, Done, Malformed, Open, Other
 from holdfast.events.server_run import ServerEvent
 from holdfast.events.training_run import Detect, Judged, Seconds, Strike, TrainingEvent
 from holdfast.sampler.digest import Samples

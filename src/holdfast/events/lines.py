@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.events.common import JSON, Malformed, Other
+from holdfast.events.any_run import JSON, Malformed, Other
 from holdfast.events.fields import KINDS, LARGEST, LONGEST, READERS, What, kind_name, to_plain, why_malformed
 from holdfast.events.training_run import Seconds, Step
 from holdfast.sampler.digest import Samples

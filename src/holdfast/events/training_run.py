@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from holdfast.events.common import JSON
+from holdfast.events.any_run import JSON
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 

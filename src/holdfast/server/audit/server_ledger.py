@@ -31,19 +31,7 @@ WRITES: Mapping[str, tuple[type, ...]] = {
 }
 _BLOCKS, _MEMBERS = 1 << 27, 1 << 20  # larger than any run; a forged plan may contain any number
 ANYBODY = (events.Open, events.Other, events.Malformed)
-SERVED = (
-    events.Serve,
-    events.Iterate,
-    events.Pushed,
-    events.Applied,
-    events.Chosen,
-    events.Struck,
-    events.Lost,
-    events.Restored,
-    events.Dropped,
-    events.Joined,
-    events.Moved,
-)
+SERVED = tuple({kind for kinds in WRITES.values() for kind in kinds} - {events.Commit, events.Done})
 
 
 class ServerWriter(NamedTuple):
