@@ -6,16 +6,32 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 WITHIN = 300.0
 VARIANTS = ("reference", "blocking", "overlapped", "replay", "forward", "skip")
+HOLDFAST = ("-m", "holdfast")
+# The command with a Ctrl-C when the workers of its first run have finished, and their supervisor is about to return.
+INTERRUPTED_AS_A_RUN_ENDS = """
+import os, signal
+from holdfast.cli import main
+from holdfast.supervise.checkpoint_place import Checkpoints
+finish_sending = Checkpoints.finish_sending
+
+def interrupt(self):
+    Checkpoints.finish_sending = finish_sending
+    os.kill(os.getpid(), signal.SIGINT)
+    finish_sending(self)
+
+Checkpoints.finish_sending = interrupt
+main()
+"""
 
 
-def start(folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "holdfast", "lab", "run", "recovery-matrix", "--quick"]
+def start(folder: Path, program: Sequence[str] = HOLDFAST) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*command, "--out", str(folder / "out")],
+        [sys.executable, *program, "lab", "run", "recovery-matrix", "--quick", "--out", str(folder / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -62,3 +78,11 @@ def test_the_quick_matrix_resumes_after_an_interruption_without_repeating_runs(t
     claims = {claim["id"]: claim["measured"] for claim in result["claims"]}
     assert (claims["pass-rate"], claims["gates"], claims["exact"]) == (1, 1, 0)
     assert "Means of 1 suite" in [table["title"] for table in result["tables"]]
+
+
+def test_an_interrupt_that_arrives_as_a_run_ends_stops_the_matrix(tmp_path: Path) -> None:
+    matrix = start(tmp_path, ("-c", INTERRUPTED_AS_A_RUN_ENDS))
+    said, _ = matrix.communicate(timeout=WITHIN)
+    assert matrix.returncode == 130, said
+    assert "interrupted; finished runs stay in" in said
+    assert not list(tmp_path.glob("out/runs/*/blocking-*"))

@@ -59,7 +59,7 @@ def lab_run(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small version on embedded data, in a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small version on embedded data, in minutes.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")

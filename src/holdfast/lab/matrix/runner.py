@@ -32,6 +32,7 @@ from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import ChildCall
 from holdfast.supervise.preload import warm
+from holdfast.supervise.stop_signals import stop_signals
 from holdfast.supervise.supervisor import supervise
 
 STATISTICS = Path("/proc/stat")
@@ -147,8 +148,9 @@ class MatrixRunner:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".log").open("w") as log:
             verdict = supervise(config, folder, console=Console(file=log, width=160))
-        if verdict.verdict == "preempted":
-            raise KeyboardInterrupt  # the request was to stop the matrix, not one run
+        # The signal asked to stop the matrix, not one run. A run that was about to end anyway is completed in spite of it.
+        if verdict.verdict == "preempted" or stop_signals.count:
+            raise KeyboardInterrupt
         share = stolen_share(before, processor_ticks())
         return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
