@@ -568,14 +568,17 @@ def a_done_that_came_too_early(rng: random.Random, run: FakeRun) -> Forged:
 
 @forgery
 def another_state_after_a_step(rng: random.Random, run: FakeRun) -> Forged:
-    """Known from the other ranks, if it is what all share; from the step when it was trained again."""
+    """Known from the other ranks, if it is what all share; from the step when it was trained again.
+
+    Only rank 0's buffers are saved, so those of other ranks may change in a restore."""
     if (place := pick(rng, places(run, Step))) is None:
         return None
     was: Any = at(run, place).what
     shared = rng.random() < 0.5
     state = digest("other") + was.state[16:] if shared else was.state[:16] + digest("other")
     others = beside(run, place) if at(run, place) not in run.void else []
-    return put(copied(run), place, was._replace(state=state)), bool(shared and others) or replayed(run, place)
+    material = bool(shared and others) or (replayed(run, place) and (shared or place[0] == "rank-0"))
+    return put(copied(run), place, was._replace(state=state)), material
 
 
 def replayed(run: FakeRun, place: Place) -> bool:

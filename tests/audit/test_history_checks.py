@@ -85,6 +85,16 @@ def test_a_preemption_that_is_called_a_stop_is_caught(seed: int) -> None:
     assert verdict(put(events, of(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
 
 
+def test_a_rank_whose_history_of_the_last_attempt_is_absent_is_named_as_not_done() -> None:
+    run = TwoRankRun().trains(1, None, 20).saves(1, 20).trains(2, 20, 20)
+    run.says(0, Done(2, 20))
+    run.events = [each for each in run.events if each.who == "rank-0" or getattr(each.what, "attempt", 1) == 1]
+    assert run.found("reached_the_end") == (
+        "unknown",
+        "all 20 steps were trained and committed, but not every rank was done: rank-1 was not",
+    )
+
+
 def test_a_stop_without_a_mark_in_its_snapshot_fails() -> None:
     run = TwoRankRun().trains(1, None, 17).stops(1, 17)
     run.events = changed(run.events, of(Commit, step=17), stops=False)

@@ -71,9 +71,6 @@ def test_a_step_is_replayed_only_if_a_survivor_still_has_the_state_in_which_it_b
     for run in (reference, job):
         assert run.result().get("verdict") == "completed", run.stderr
     assert different(reference.out, job.out) == []
-    # Each rank has its own batch-norm buffers, and a snapshot those of rank 0: the audit sees that after any restart.
-    assert [failed.partition(":")[0] for failed in failed_checks(job.out)] == (
-        ["repeated_steps_agree"] if "norm" in args else []
-    )
+    assert failed_checks(job.out) == []  # though a restart gives all ranks the batch-norm buffers of rank 0
     assert len(events(job.out, "restart")) == bool(why), job.stderr
     assert why in job.stderr, job.stderr

@@ -1,6 +1,6 @@
 """Audit checks of the event files (the history): readable, complete, all ranks with one plan, and ended."""
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
@@ -186,10 +186,11 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
     if finished and max(finished) == max(record.attempts):
         return "fail", f"all ranks were done in attempt {max(finished)}, with {progress}"
     if reached == end == record.lineage.committed:
-        last_sessions = record.attempts[max(record.attempts)]
-        silent = ", ".join([session.who for session in last_sessions if not isinstance(session.end, Done)][:4])
-        steps = counted(end, "step")
-        return "unknown", f"all {steps} were trained and committed, but not every rank was done: {silent} was not"
+        newest = max(record.attempts)
+        done = {session.rank for session in record.attempts[newest] if isinstance(session.end, Done)}
+        silent = (f"rank-{member}" for member in record.memberships(newest).members if member not in done)
+        all_steps = f"all {counted(end, 'step')} were trained and committed"
+        return "unknown", f"{all_steps}, but not every rank was done: {', '.join(islice(silent, SHOWN))} was not"
     return "unknown", f"the run did not reach its end: {progress}"
 
 

@@ -162,13 +162,15 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 class _Difference(NamedTuple):
     """A repeated step in which rank `who` got another result in attempt `again` than in attempt `first`.
 
-    `what` tells which result differs, for example the state or the loss."""
+    `what` tells which result differs, for example the state or the loss. `is_first` is True if the rank's very first
+    repeated step differs."""
 
     step: int
     who: str
     what: str
     first: int
     again: int
+    is_first: bool
 
 
 class _StepRange(NamedTuple):
@@ -199,19 +201,23 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
         if error := _different_states(record, attempt):
             return "fail", error
     found = _compare_repeated(record)
-    if found.differences:
-        step, who, what, first, again = min(found.differences, key=lambda item: (item.again, item.step, item.who))
+    explained = _ranks_with_own_buffers(record) if found.differences else set()
+    differences = [
+        item
+        for item in found.differences
+        if not (item.what == ONLY_BUFFERS and item.is_first and item.who in explained)
+    ]
+    if differences:
+        step, who, what, first, again, _ = min(differences, key=lambda item: (item.again, item.step, item.who))
         text = f"{record.step_name(step)} came out with another {what} in attempt {again} than in {first} ({who})"
-        if step in found.same_on_rank_0 and not any(item.who == "rank-0" for item in found.differences):
-            text += (
-                f", but rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its "
-                "own (for instance an average of BatchNorm's buffers)"
-            )
-        return "fail", text
+        is_same_on_rank_0 = step in found.same_on_rank_0 and not any(item.who == "rank-0" for item in differences)
+        return "fail", text + (", but rank-0 came out the same" if is_same_on_rank_0 else "")
     repeated = len(found.same | found.unknown)
     arguments = " or with other arguments" if len({*_commands(record).values()}) > 1 else ""
     other = counted(len(found.not_comparable), "step")
     rest = f"; {other} trained again by another number of ranks{arguments}" if found.not_comparable else ""
+    if explained and found.differences:
+        rest += f"; {', '.join(sorted(explained))} had buffers of its own and continued with rank-0's, which were saved"
     if found.unknown:
         return "unknown", f"{len(found.unknown)} of {counted(repeated, 'repeated step')} without a fingerprint{rest}"
     if text := next(filter(None, (_missing_fingerprint(record, attempt) for attempt in record.attempts)), ""):
@@ -219,6 +225,24 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
     if not repeated:
         return "pass", f"no step was trained again by as many ranks{rest}" if rest else "no step was trained again"
     return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same{rest}"
+
+
+def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
+    """Return the ranks that had other buffers than rank 0 when a snapshot was saved, and restored those of rank 0.
+
+    A snapshot holds the buffers of rank 0. Buffers that no forward pass copies from rank 0, such as an average of
+    BatchNorm's, therefore change on the other ranks, while everything that is saved again stays the same."""
+    fingerprints = {r.recover.attempt: r.recover.fingerprint for r in record.restores if r.session.rank == 0}
+    ranks: set[str] = set()
+    for restore in record.restores:
+        session, fingerprint = restore.session, restore.recover.fingerprint
+        if restore.trainer is None or fingerprint is None or fingerprint != fingerprints.get(restore.recover.attempt):
+            continue
+        for before in record.attempts.get(restore.trainer, ()):
+            is_last = (before.steps.step == session.first_step - 1) & (before.steps.shared == shared_part(fingerprint))
+            if before.who == session.who != "rank-0" and (before.steps.state[is_last] != hash(fingerprint)).any():
+                ranks.add(session.who)
+    return ranks
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
@@ -297,11 +321,11 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
     with np.errstate(invalid="ignore"):
         losses = np.abs(earlier.steps.loss[a] - later.steps.loss[b]) > 0  # where both were logged
     buffers = states & (earlier.steps.shared[a] == later.steps.shared[b])
-    for name, differs in (("state", states), ("loss", losses)):
+    for what, differs in (("state", states & ~buffers), (ONLY_BUFFERS, buffers), ("loss", losses)):
         if differs.any():
             step = int(steps[differs][0])
-            what = ONLY_BUFFERS if name == "state" and buffers[differs][0] else name
-            found.differences.append(_Difference(step, later.who, what, earlier.attempt or 0, later.attempt or 0))
+            attempts = (earlier.attempt or 0, later.attempt or 0)
+            found.differences.append(_Difference(step, later.who, what, *attempts, is_first=bool(differs[0])))
     found.unknown |= set(steps[unknown].tolist())
     same = set(steps[~unknown & ~states & ~losses].tolist())
     found.same |= same

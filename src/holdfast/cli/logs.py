@@ -63,13 +63,15 @@ class _Printer:
     def show(self, logs: "Iterable[WorkerLog]") -> None:
         """Print the lines that were added to `logs` since the last call."""
         for log in logs:
-            lines, self._read[log.path] = log.read(self._read.get(log.path, 0))
-            if not lines:
+            lines = log.lines(self._read.get(log.path, 0))
+            if self._tail == 0:
+                self._read[log.path] = log.path.stat().st_size
                 continue
-            if log.path != self._last:
-                say(f"== {log.title}: {log.path}")
-            for line in lines if self._tail is None else deque(lines, self._tail):
+            for line, end in lines if self._tail is None else deque(lines, self._tail):
+                if log.path != self._last:
+                    say(f"== {log.title}: {log.path}")
                 sys.stdout.write(printable(line) + "\n")
-            self._last, self.has_shown = log.path, True
+                self._read[log.path] = end
+                self._last, self.has_shown = log.path, True
         sys.stdout.flush()
         self._tail = None

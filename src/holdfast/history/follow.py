@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.events import Event, parse
+from holdfast.history.log import LONGEST, open_without_waiting
 
 MOST = 1 << 22  # bytes that are read at once
 
@@ -28,18 +29,18 @@ class GrowingFile:
                 yield parse(line)
 
     def lines(self) -> list[bytes]:
-        """Return the complete lines that are new since the last call, at most 4 MiB of them."""
-        with suppress(OSError):
-            number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                status = os.fstat(number)
-                if not stat.S_ISREG(status.st_mode):  # a pipe or device by this name would block
-                    return []
-                self._at = min(self._at, status.st_size)  # a torn line was cut off
-                data = os.pread(number, MOST, self._at)
-            finally:
-                os.close(number)
-            whole = data[: data.rfind(b"\n") + 1]
-            self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no event is this long
-            return whole.splitlines()
-        return []
+        """Return the complete lines that are new since the last call, some 4 MiB of them at most."""
+        lines: list[bytes] = []
+        with suppress(OSError), open(self._path, "rb", opener=open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # a pipe or device by this name would block
+                return []
+            begin = self._at = min(self._at, status.st_size)  # a torn line was cut off
+            file.seek(begin)
+            while self._at < begin + MOST and (line := file.readline(LONGEST)):
+                if line.endswith(b"\n"):
+                    lines.append(line)
+                elif len(line) < LONGEST:
+                    break
+                self._at += len(line)
+        return lines

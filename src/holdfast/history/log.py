@@ -59,7 +59,7 @@ class HistoryWriter:
             folder.mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists()
             # Unbuffered: a forked child that exits must not write its copy of our buffer.
-            self._file = open(self.path, "a+b", buffering=0, opener=_opened)  # noqa: SIM115 - open until we close
+            self._file = open(self.path, "a+b", buffering=0, opener=open_without_waiting)  # noqa: SIM115 - open until we close
             size = self._file.tell()
             self._end = _end_of_last_line(self._file, size)
             self._cut()
@@ -125,8 +125,9 @@ class HistoryWriter:
         return StorageFailed(f"cannot {verb} the history {self.path}: {reason}. Free space or fix permissions there.")
 
 
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name would block
+def open_without_waiting(path: str, flags: int) -> int:
+    """Open a file as `os.open` does, but do not wait for a writer if `path` is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def require_files(folder: Path) -> None:

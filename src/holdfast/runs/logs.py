@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from holdfast.errors import BadInput
 
 LOG_FOLDER = "logs/attempt-{:04d}"  # of the files to which the workers of an attempt print
 RANKS = "ranks.jsonl"  # beside them: the workers whose rank changed, where lost members are replaced
+LONGEST = 1 << 20  # bytes of a line that are shown together
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
 # Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -39,18 +41,18 @@ class WorkerLog:
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
-    def read(self, start: int = 0) -> tuple[list[str], int]:
-        """Return the lines after byte `start` as plain text, and the byte after them; an unfinished line is left out.
+    def lines(self, start: int = 0) -> Iterator[tuple[str, int]]:
+        """Yield each line after byte `start` as plain text, with the byte after it. A long file is never read whole.
 
-        For a line that was redrawn, such as a progress bar, only its final text is returned."""
+        For a line that was redrawn, such as a progress bar, only its final text is returned. An unfinished last line is
+        left out unless `start` is 0."""
         with self.path.open("rb") as file:
             file.seek(start)
-            data = file.read()
-        text = data[: data.rfind(b"\n") + 1] if start else data  # an unfinished line is shown at the first look
-        lines = text.decode(errors="replace").removesuffix("\n").split("\n") if text else []
-        return [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).expandtabs() for line in lines], start + len(
-            text
-        )
+            while line := file.readline(LONGEST):
+                if start and len(line) < LONGEST and not line.endswith(b"\n"):
+                    return
+                text = line.decode(errors="replace").removesuffix("\n").rstrip("\r").rpartition("\r")[2]
+                yield _ESCAPES.sub("", text).expandtabs(), file.tell()
 
 
 def find_logs(
