@@ -1,15 +1,19 @@
 """Stop signals and exit statuses of worker processes. A signal only sets a flag; training stops at a step boundary."""
 
 import ctypes
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PREEMPTED = 75
 """The exit status of a worker that saved and stopped after a signal; the run can be continued (EX_TEMPFAIL)."""
 IN_ORDER = (0, PREEMPTED)
 """The exit statuses of a worker that has not failed: it finished, or it was preempted."""
+LOWER = 10  # the nice value of a lower priority
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 """The signals that ask a process to stop."""
 
@@ -51,6 +55,31 @@ def set_title(title: str) -> None:
     """Set the name under which `ps` and `top` show this process, cut to 15 bytes (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(15, title.encode())  # 15 is PR_SET_NAME
+
+
+def lower_priority() -> None:
+    """Give this process less CPU time than others get, if `regain_priority` may undo that."""
+    is_allowed: list[bool] = []
+
+    def try_out() -> None:  # in a thread, which on Linux has a priority of its own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, LOWER)
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getpid()))
+            is_allowed.append(True)
+
+    thread = threading.Thread(target=try_out)
+    thread.start()
+    thread.join()
+    if is_allowed:
+        os.setpriority(os.PRIO_PROCESS, 0, LOWER)
+
+
+def regain_priority() -> None:
+    """Give all threads of this process the priority that its parent process has."""
+    usual = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), usual)
 
 
 def outlast() -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from holdfast.errors import WorkerLost
 
 IN_RESERVE = -1
-_NUMBERS = 16  # of 8 bytes each
+_NUMBERS = 17  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Phase(IntEnum):
     DONE = 5  # nothing is left to train
     ENDED = 6  # the script has ended as well
     RECOVERING = 7  # members were lost, and the survivors recover
-    JOINING = 8  # ready to take the place of a lost member
+    JOINING = 8  # ready to take the place of a lost member, or of the present attempt
 
 
 class _Number(Generic[T]):
@@ -83,6 +83,8 @@ class Progress:
     """True once the worker has begun, so that no lock inherited by the fork blocks it."""
     is_only_supervised = _Number(15, bool)
     """True if the script trains outside of `run.batches`, so that its steps are not counted."""
+    is_standby = _Number(16, bool)
+    """True while the worker belongs to the next attempt, and has to wait in `run.protect` for that attempt to start."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with processes that are forked from now on
@@ -123,6 +125,10 @@ class Progress:
             yield
         finally:
             self.numbers[14] = 0
+
+    def set_standby(self, is_standby: bool) -> None:
+        """Make a new worker wait in `run.protect`, or end its wait. Called by the supervisor."""
+        self.numbers[16] = is_standby
 
     def suspect(self, number: int) -> None:
         """Report that a connection inside the group of workers with membership number `number` broke."""

@@ -85,7 +85,6 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"workers": 2, "spares": 1}, "--spares needs live recovery"),
         ({"workers": 2, "recovery": "skip", "spares": -1}, "--spares must be 0 or more"),
         ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers_after is for restarts"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),

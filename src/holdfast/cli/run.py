@@ -62,7 +62,11 @@ def run_script(
         ),
     ] = "restart",
     spares: Annotated[
-        int, _recovery(help="Extra workers that wait to replace a lost one (replay, forward, skip).")
+        int,
+        _recovery(
+            help="Extra workers that wait to replace a lost one (replay, forward, skip). With restart, 1 keeps a second "
+            "set of all workers, which have built their models and take over after a failure."
+        ),
     ] = 0,
     max_restarts: Annotated[
         int, _recovery(help="Failures in a row to survive; the count starts again with each newer snapshot.")

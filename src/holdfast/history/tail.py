@@ -35,8 +35,10 @@ def read_past(folder: Path) -> PastAttempts:
     return PastAttempts(0, past)
 
 
-def first_seed(folder: Path) -> int | None:
-    """Return the seed that rank 0 first trained with, or None if it has not trained yet."""
+def first_seed(folder: Path, *, has_trained: bool = False) -> int | None:
+    """Return the seed that rank 0 first trained with, or None if it has not trained yet.
+
+    `has_trained` is True if it is known to have trained, although its steps may not be in the history yet."""
     file, seed = folder / RANK_0, None
     if file.exists():
         require_file(file)
@@ -46,7 +48,7 @@ def first_seed(folder: Path) -> int | None:
                     seed = attempt_seed
                 case Commit() | Step():
                     return seed
-    return None
+    return seed if has_trained else None
 
 
 def following(attempt: int, where: Path) -> int:

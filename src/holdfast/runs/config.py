@@ -93,7 +93,7 @@ class RunConfig:
     failures: Schedule = ()
     """Failures to inject."""
     spares: int = 0
-    """Extra workers that wait to replace a lost one, with live recovery."""
+    """With live recovery, extra workers that wait to replace a lost one; with `restart`, 1 for a whole set of them."""
     workers_after: tuple[int, ...] = ()
     """The number of workers after each restart, for experiments; the last entry stays."""
     hang_timeout: float | None = None
@@ -110,8 +110,10 @@ class RunConfig:
             if count < 1:
                 raise BadInput(f"--workers must be 1 or more (got {count}).")
         _check_choice("recovery", self.recovery, RECOVERIES)
-        if self.spares and self.recovery == "restart":
-            raise BadInput("--spares needs live recovery: choose --recovery replay, forward or skip, or leave it out.")
+        if self.spares > 1 and self.recovery == "restart":
+            raise BadInput(
+                f"--spares with --recovery restart is 0 or 1, one more set of all workers (got {self.spares})."
+            )
         if self.workers_after and self.recovery != "restart":
             raise BadInput(
                 "workers_after is for restarts, and live recovery makes none: leave it out, and change the number of "
@@ -141,14 +143,17 @@ class RunConfig:
 
         The workers must fit into memory, recovery without a restart needs at least two workers, and injected failures
         must target existing ranks."""
-        require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
-        if self.recovery != "restart" and nodes * self.workers < 2:
+        most = max((self.workers, *self.workers_after))
+        is_live = self.recovery != "restart"
+        require_room(most + self.spares * (1 if is_live else most), WORKER, "workers", "start fewer.")
+        if self.spares and not is_live and nodes > 1:
+            raise BadInput(f"--spares with --recovery restart needs a single node (got {nodes}): leave it out.")
+        if is_live and nodes * self.workers < 2:
             raise BadInput(f"--recovery {self.recovery} needs 2 workers or more, so that one survives (got 1).")
-        most = nodes * max((self.workers, *self.workers_after))
         for failure in self.failures:
-            if absent := [rank for rank in failure.targets if not 0 <= rank < most]:
+            if absent := [rank for rank in failure.targets if not 0 <= rank < nodes * most]:
                 raise BadInput(
-                    f"cannot inject a failure at rank {absent[0]}: the ranks of this run are 0 to {most - 1}."
+                    f"cannot inject a failure at rank {absent[0]}: the ranks of this run are 0 to {nodes * most - 1}."
                 )
         points.check_survivors(self.failures, self.recovery, nodes * self.workers)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from holdfast.errors import BadInput
 
 LOG_FOLDER = "logs/attempt-{:04d}"  # of the files to which the workers of an attempt print
+STANDBY = "standby"  # beside them, while they belong to an attempt that has not begun
 RANKS = "ranks.jsonl"  # beside them: the workers whose rank changed, where lost members are replaced
 LONGEST = 1 << 20  # bytes of a line that are shown together
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
@@ -64,7 +65,9 @@ def find_logs(
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")
-        if (match := re.fullmatch(r"attempt-([0-9]{4,18})", path.name)) and path.is_dir()
+        if (match := re.fullmatch(r"attempt-([0-9]{4,18})", path.name))
+        and path.is_dir()
+        and not (path / STANDBY).exists()
     }
     if not folders:
         raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")

@@ -51,6 +51,7 @@ from holdfast.supervise.workers.pool import WorkerPool, output_files
 from holdfast.supervise.workers.process import WorkerProcess
 from holdfast.supervise.workers.rank_log import RankLog
 from holdfast.supervise.workers.scaler import Scaler
+from holdfast.supervise.workers.standby import Standby
 
 TICK = 0.02
 ASK_NODES = 0.2
@@ -170,6 +171,9 @@ class _Supervisor:
         self._space = DiskSpace(
             (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
         )
+        self._standby: Standby | None = None
+        if config.spares and config.recovery == "restart" and isinstance(nodes, SingleNodeRendezvous):
+            self._standby = Standby(config, out, self._pool, nodes, display.say)
         self._first_loss: FirstFailure | None = None  # of this attempt, if the others continued after it
         self._is_live = config.recovery != "restart"
         self._restarts = self._signals_passed_on = 0
@@ -204,6 +208,8 @@ class _Supervisor:
                 self._nodes.stop(text)
             return verdict
         finally:
+            if self._standby:
+                self._standby.end()
             self._pool.kill()
             self._nodes.close(text)
 
@@ -211,6 +217,7 @@ class _Supervisor:
         workers = self._config.workers_at(self._restarts)
         if stop_signals.count:
             return self._verdict("preempted", "stopped before the workers were started; the same command continues")
+        standby = self._standby.take_over() if self._standby else []
         try:
             round = self._nodes.meet(workers)
         except StopRequested:
@@ -223,7 +230,10 @@ class _Supervisor:
         self._pool.begin_attempt()
         self._remote = RemoteProgress()
         self._membership = self._controller(round)
-        self._membership.start()
+        if standby:
+            self._pool.running = standby
+        else:
+            self._membership.start()
         self._start_watch = StartWatch(self._config.script, time.monotonic())
         self._first_loss = None
         left = self._policy.left(self._newest)
@@ -237,7 +247,10 @@ class _Supervisor:
         self._display.output.copy(last=True)
         self._display.output.add(output_files(self._pool.running))
         restarts = f"; {left} of {counted(self._policy.limit, 'restart')} left" if self._restarts else ""
-        self._display.say(f"attempt {self._attempt}: {counted(workers, 'worker')} started{restarts}")
+        started = (
+            f"{counted(workers, 'standby worker')} took over" if standby else f"{counted(workers, 'worker')} started"
+        )
+        self._display.say(f"attempt {self._attempt}: {started}{restarts}")
         self._checkpoints.send()  # what earlier attempts left, while the workers train
         return None
 
@@ -274,6 +287,8 @@ class _Supervisor:
             return self._restart(self._find_failure())
         if self._is_live and (failure := self._update_membership()):
             return self._restart(failure)
+        if self._standby and not stop_signals.count:
+            self._standby.update(self._restarts)
         return self._look_at_nodes(have_finished=have_finished)
 
     def _pass_on_signal(self) -> RunVerdict | None:
@@ -282,6 +297,8 @@ class _Supervisor:
         if stop_signals.count > 1:
             self._pool.kill()
             return self._verdict("preempted", f"{SECOND_SIGNAL}; the newest snapshot stands")
+        if self._standby:
+            self._standby.end()
         self._journal.append(Preempt(self._attempt))
         self._pool.hangs.begin_stop()
         for worker in self._pool.running:
@@ -455,6 +472,8 @@ class _Supervisor:
         note = "" if is_checked else f"; {SUPERVISED_ONLY}"  # the script does not run the loop of holdfast
         if self._config.failures and not is_checked:
             note += ", and --inject had no effect: failures strike in run.batches()"
+        if self._standby and not is_checked:
+            note += ", and --spares had no effect: standby workers wait in run.protect()"
         return self._verdict("completed", f"{why}{note}")
 
     def _verdict(self, word: Word, because: str) -> RunVerdict:

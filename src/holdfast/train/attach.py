@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from holdfast import progress
 from holdfast.distributed import ranks
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
@@ -100,7 +101,8 @@ def _seed(peers: Ranks, command: int | None, attached: int | None, script: int |
     The parameters are those of `seed_of_run`; the recorded seed is read from the history in the folder `out`."""
     if peers.rank:
         return int(peers.wait_for(SEED))
-    recorded = first_seed(Path(out) / "history") if out is not None else None
+    is_standby = progress.here.is_standby  # it starts when the present attempt has trained
+    recorded = first_seed(Path(out) / "history", has_trained=is_standby) if out is not None else None
     seed, line = seed_of_run(command, attached, script, recorded)
     if line:
         logger.warning("%s", line)

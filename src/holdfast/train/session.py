@@ -47,7 +47,7 @@ from holdfast.train.plan_events import data_digest, identity, plan_event
 from holdfast.train.replicate import Replica
 from holdfast.train.script_loops import late_loop
 from holdfast.train.state import restore, rng, sharded
-from holdfast.train.state.attempt import MemberRecorder, NoRecorder, Recorder, begin
+from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, await_standby, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
@@ -66,9 +66,12 @@ class Session:
         self.config, self._pid = config, os.getpid()
         self.live = live_for(config, ranks)
         self.ranks = self.live.watch(ranks) if self.live else ranks
-        self.attempt = None if out is None else begin(Path(out), self.ranks, config)
-        self.record: Recorder = self.attempt.record if self.attempt else NoRecorder()
-        self._fetch = SnapshotFetch(self.attempt, self.ranks) if self.attempt and not self._is_joining else None
+        self.attempt: AttemptContext | None = None
+        self.record: Recorder = NoRecorder()
+        self._fetch: SnapshotFetch | None = None
+        self._out, self._is_standby = out, progress.here.is_standby
+        if not self._is_standby:
+            self._begin_attempt()
         self.protected: Protected | None = None
         self.restored = RestoredState()
         self.loss = LoggedLoss()
@@ -84,10 +87,16 @@ class Session:
         self._generator: weakref.ref[Turns] | None = None
         atexit.register(self.close)
 
+    def _begin_attempt(self) -> None:
+        if self._out is not None:
+            self.attempt = begin(Path(self._out), self.ranks, self.config)
+            self.record = self.attempt.record
+            self._fetch = None if self._is_joining else SnapshotFetch(self.attempt, self.ranks)
+
     @property
     def number(self) -> int:
         """The number of this attempt, from 1."""
-        return self.attempt.number if self.attempt else 1
+        return self.attempt.number if self.attempt else int(os.environ.get("HOLDFAST_ATTEMPT", "1"))
 
     @property
     def rank(self) -> int:
@@ -125,6 +134,9 @@ class Session:
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
         self.protected = Protected(things)
+        if self._is_standby:  # until now nothing was read from the run's folder, or written to it
+            await_standby()
+            self._begin_attempt()
         if self.attempt is None or self._fetch is None:
             return
         with progress.during(Phase.RESTORING):

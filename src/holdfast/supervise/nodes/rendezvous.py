@@ -309,12 +309,26 @@ class Rendezvous:
 class SingleNodeRendezvous(Rendezvous):
     """The rendezvous of a single node, which waits for no other node."""
 
+    def __init__(self, attempt: int) -> None:
+        super().__init__(attempt)
+        self.prepared: tuple[RoundInfo, Peers] | None = None
+        """The next start of the workers, if it was prepared."""
+
+    def prepare(self, workers: int) -> RoundInfo:
+        """Return what the next `meet` will return, for workers that are started before it."""
+        self.prepared = self._round_of(workers)
+        return self.prepared[0]
+
     def _meet(self, workers: int) -> RoundInfo:
+        round, self.peers = self.prepared or self._round_of(workers)
+        self.prepared = None
+        return round
+
+    def _round_of(self, workers: int) -> tuple[RoundInfo, Peers]:
         server, name = listen(LOOPBACK), secrets.token_hex(6)
-        self.peers = Peers(name, server)
-        return RoundInfo(
-            attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=(LOOPBACK, server.port)
-        )
+        store = LOOPBACK, server.port
+        round = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=store)
+        return round, Peers(name, server)
 
 
 def listen(address: str, port: int = 0) -> TCPStore:

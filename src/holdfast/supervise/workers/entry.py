@@ -55,7 +55,11 @@ def main(task: Task) -> NoReturn:
     """Run the script of `task` in this process, which was forked for it, and exit."""
     die_with(task.supervisor)
     _take_resolver_lock()
-    process.set_title(f"hf-{task.stdout.stem}")
+    process.set_title(
+        f"hf-standby-{task.environment['RANK']}" if task.progress.is_standby else f"hf-{task.stdout.stem}"
+    )
+    if task.progress.is_standby:
+        process.lower_priority()
     task.progress.set_up()
     _redirect_output(task.stdout, task.stderr, task.stack)
     os.environ.update(task.environment)

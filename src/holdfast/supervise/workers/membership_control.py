@@ -284,7 +284,8 @@ class MembershipController:
 
     def _start_missing(self) -> None:
         workers = len(self._round.ranks)
-        spares = 0 if self._pool.has_script_collectives else self._config.spares
+        is_live = self._config.recovery != "restart" and not self._pool.has_script_collectives
+        spares = self._config.spares if is_live else 0
         used = {worker.local_rank for worker in self._pool.running}
         free = [local_rank for local_rank in range(workers) if local_rank not in used]
         while len(self._pool.running) < workers + spares:

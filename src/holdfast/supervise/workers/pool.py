@@ -15,7 +15,7 @@ from holdfast.errors import WorkerLost
 from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
-from holdfast.runs.logs import LOG_FOLDER
+from holdfast.runs.logs import LOG_FOLDER, STANDBY
 from holdfast.supervise.failure_cause import WorkerExit, read_error
 from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, WorkerLook
 from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
@@ -36,6 +36,7 @@ class WorkerPool:
     def __init__(self, config: RunConfig, out: Path) -> None:
         self._config, self._out = config, out
         self.running: list[WorkerProcess] = []
+        self._forked: list[WorkerProcess] = []  # since `starting` began
         self._leaving: list[WorkerProcess] = []  # lost workers of which something may be left
         self.hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
         self._looked = 0.0
@@ -60,25 +61,35 @@ class WorkerPool:
                 # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 yield
-                for worker in self.running:
+                for worker in self._forked:
                     worker.wait_until_up()
+                self._forked = []
         except OSError as error:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
 
     def start(
-        self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool = False, rank: int | None = None
-    ) -> None:
+        self,
+        round: RoundInfo,
+        *,
+        local_rank: int,
+        seat: int,
+        joins: bool = False,
+        rank: int | None = None,
+        is_standby: bool = False,
+    ) -> WorkerProcess:
         """Fork a worker process with the unique number `seat`; in an attempt's first group, `seat` is also its rank.
 
         A worker that `joins` waits to be added to the group later. Then `rank` is the rank that it will have for life,
-        or None for a spare, whose rank is not known yet."""
+        or None for a spare, whose rank is not known yet. A standby worker waits for the next attempt."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
         with suppress(OSError):  # a worker works without a log, too
             logs.mkdir(parents=True, exist_ok=True)
             error.unlink(missing_ok=True)
+            (logs / STANDBY).touch() if is_standby else (logs / STANDBY).unlink(missing_ok=True)
         progress = Progress()
+        progress.set_standby(is_standby)
         environment = self._environment(round, local_rank, seat if rank is None else rank, error)
         if joins:
             progress.set_membership(IN_RESERVE)
@@ -95,7 +106,11 @@ class WorkerPool:
             error=error,
             stack=self._stack,
         )
-        self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
+        worker = WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank)
+        self._forked.append(worker)
+        if not is_standby:
+            self.running.append(worker)
+        return worker
 
     def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
         """Return a worker's environment variables, those of torchrun and holdfast; `error` is its error file."""
@@ -155,9 +170,7 @@ class WorkerPool:
             return False
         if all(status in IN_ORDER for status in exits) and not any(worker.left_midway for worker in self.running):
             reserve = [worker for worker in self.running if worker.is_in_reserve]
-            for worker in reserve:
-                worker.kill()
-            self._wait_for(reserve, lambda worker: worker.is_gone)
+            self.end(reserve)
             self.running = [worker for worker in self.running if worker not in reserve]
         return not self.failed and all(status is not None for status in exits)
 
@@ -226,9 +239,13 @@ class WorkerPool:
         """Kill all workers and their child processes; if `stacks`, they print the stacks of their threads first."""
         if stacks:
             self._print_stacks(self.running, STACKS_WITHIN)
-        for worker in self.running:
+        self.end([*self.running, *self._leaving])
+
+    def end(self, workers: Sequence[WorkerProcess]) -> None:
+        """Kill `workers` and their child processes, and wait until they are gone."""
+        for worker in workers:
             worker.kill()
-        self._wait_for([*self.running, *self._leaving], lambda worker: worker.is_gone)
+        self._wait_for(workers, lambda worker: worker.is_gone)
 
     def _print_stacks(self, workers: Sequence[WorkerProcess], within: float) -> None:
         """Make `workers` print the stacks of their threads to their logs and exit; wait at most `within` seconds."""

@@ -2,10 +2,12 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from holdfast import process, progress
 from holdfast.checkpoint.place import read_ahead, store_at
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import JOINS, Ranks
@@ -22,10 +24,12 @@ from holdfast.history.tail import (
     has_commit,
     read_past,
 )
+from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import Lock, alone
 
 ATTEMPT = "attempt"
+STANDBY_POLL = 0.005  # seconds
 
 
 class Recorder(Protocol):
@@ -144,6 +148,15 @@ class AttemptContext:
     def had_snapshots(self) -> bool:
         """True if earlier attempts had a snapshot to resume from."""
         return had_snapshots(self.folder)
+
+
+def await_standby() -> None:
+    """Wait, in a standby worker, until its attempt begins because the one before it has failed."""
+    with progress.during(Phase.JOINING):
+        while progress.here.is_standby:
+            time.sleep(STANDBY_POLL)
+    process.regain_priority()
+    process.set_title(f"hf-rank-{os.environ['RANK']}")
 
 
 def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
