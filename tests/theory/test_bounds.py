@@ -1,6 +1,5 @@
 """The theorems hold on iterations that are run, the bounds are reached by the worst of them, and no number overflows."""
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -12,15 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from holdfast.errors import BadInput
-from holdfast.theory import perturb
-from holdfast.theory.bounds import (
-    endless_cost_bound,
-    expected_partial_square,
-    full_size,
-    irreducible_error,
-    iteration_cost_bound,
-    partial_size,
-)
+from holdfast.theory.bounds import adversarial, full_size, gaussian, iteration_cost_bound, partial_size
 
 Floats = npt.NDArray[np.float64]
 Perturbation = Callable[[int, Floats], Floats]
@@ -62,7 +53,7 @@ def test_no_random_perturbations_of_a_linear_contraction_cost_more_than_theorem_
     epsilon = float(plain[end]) * 1.0001
     steps = rng.integers(0, max(end, 1), size=3)
     sizes = scale * plain[steps] * rng.random(3)
-    deltas = [perturb.gaussian(dimension, size, rng) for size in sizes]
+    deltas = [gaussian(dimension, size, rng) for size in sizes]
 
     def delta(k: int, y: Floats) -> Floats:
         return sum((d for d, step in zip(deltas, steps, strict=True) if step == k), np.zeros(dimension))
@@ -84,7 +75,7 @@ def test_an_adversarial_perturbation_reaches_theorem_3_2_within_rounding(c: floa
     epsilon = c**60 * float(np.linalg.norm(x0)) * 0.999
 
     def delta(k: int, y: Floats) -> Floats:
-        return perturb.adversarial(y, np.zeros(4), size) if k == step else np.zeros(4)
+        return adversarial(y, np.zeros(4), size) if k == step else np.zeros(4)
 
     bound = float(iteration_cost_bound(c, np.linalg.norm(x0), [size], [step]))
     iterations = 70 + math.ceil(bound)
@@ -142,62 +133,6 @@ def test_many_trials_at_once_are_each_trial_alone() -> None:
     assert singles.tolist() == [float(iteration_cost_bound(0.9, 1.0, [size], [50])) for size in sizes[:, 0]]
 
 
-def test_a_perturbation_at_every_iteration_leaves_exactly_the_irreducible_error() -> None:
-    def delta(k: int, y: Floats) -> Floats:
-        return perturb.adversarial(y, np.zeros(3), 0.2)
-
-    assert run(0.8 * np.eye(3), np.ones(3), 300, delta)[-1] == pytest.approx(float(irreducible_error(0.8, 0.2)))
-
-
-@settings(max_examples=60)
-@given(seed=seeds, dimension=st.integers(1, 6), c=st.floats(0.3, 0.97), above=st.floats(1.01, 20), worst=st.booleans())
-def test_no_endless_perturbations_of_a_linear_contraction_cost_more_than_their_bound(
-    seed: int, dimension: int, c: float, above: float, worst: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    matrix, x0 = contraction(dimension, c, rng), rng.standard_normal(dimension)
-    distance = float(np.linalg.norm(x0))
-    size = 10 ** rng.uniform(-4, 0) * distance
-    epsilon = float(irreducible_error(c, size)) * above
-
-    def delta(k: int, y: Floats) -> Floats:
-        away = worst and bool(np.any(y))
-        return perturb.adversarial(y, np.zeros(dimension), size) if away else perturb.gaussian(dimension, size, rng)
-
-    bound = float(endless_cost_bound(c, distance, size, epsilon))
-    plain = settled(run(matrix, x0, 2000), epsilon)
-    assert settled(run(matrix, x0, plain + math.ceil(bound) + 50, delta), epsilon) - plain <= bound + 1
-
-
-@pytest.mark.parametrize("above", [1.001, 1.1, 3.0])
-@pytest.mark.parametrize("distance", [0.6, 50.0])
-def test_the_worst_endless_perturbations_reach_their_bound_within_rounding(above: float, distance: float) -> None:
-    c, size = 0.95, 0.01
-    epsilon = float(irreducible_error(c, size)) * above
-
-    def delta(k: int, y: Floats) -> Floats:
-        return perturb.adversarial(y, np.zeros(2), size)
-
-    x0 = np.array([distance, 0.0])
-    cost = settled(run(c * np.eye(2), x0, 1000, delta), epsilon) - settled(run(c * np.eye(2), x0, 1000), epsilon)
-    bound = float(endless_cost_bound(c, distance, size, epsilon))
-    assert bound - 1 <= cost <= bound + 1
-
-
-def test_an_epsilon_within_the_irreducible_error_is_never_reached() -> None:
-    assert irreducible_error(0.5, 2.0) == 2.0
-    assert endless_cost_bound(0.5, 10.0, 2.0, [1.0, 2.0]).tolist() == [math.inf, math.inf]
-
-
-def test_a_start_within_epsilon_costs_nothing_even_within_the_irreducible_error() -> None:
-    assert endless_cost_bound(0.5, [0.1, 2.0, 2.5, 3.0], 2.0, 3.0).tolist() == [0, 0, 0, 0]
-
-
-def test_the_endless_bound_vanishes_with_the_perturbations() -> None:
-    assert endless_cost_bound(0.9, 10.0, 0.0, 1e-3) == 0
-    assert float(endless_cost_bound(0.9, 10.0, 1e-12, 1e-3)) == pytest.approx(0, abs=1e-6)
-
-
 @given(distances=block_distances, data=st.data())
 def test_partial_recovery_never_perturbs_more_than_full_recovery(distances: Floats, data: st.DataObject) -> None:
     lost = data.draw(st.lists(st.integers(0, len(distances) - 1)))
@@ -205,25 +140,6 @@ def test_partial_recovery_never_perturbs_more_than_full_recovery(distances: Floa
         assert partial_size(distances, lost, order) <= full_size(distances, order)
     assert partial_size(distances, range(len(distances))) == full_size(distances)
     assert partial_size(distances, []) == 0
-
-
-@settings(max_examples=30)
-@given(distances=arrays(np.float64, st.integers(1, 8), elements=st.floats(0, 1e3)), data=st.data())
-def test_over_all_subsets_of_m_blocks_partial_recovery_averages_m_over_n_of_the_square(
-    distances: Floats, data: st.DataObject
-) -> None:
-    n = len(distances)
-    m = data.draw(st.integers(0, n))
-    squares = [partial_size(distances, lost) ** 2 for lost in itertools.combinations(range(n), m)]
-    assert np.mean(squares) == pytest.approx(expected_partial_square(distances, m / n), rel=1e-12)
-
-
-def test_blocks_lost_with_their_node_average_the_same_share_of_the_square() -> None:
-    rng, nodes = np.random.default_rng(0), 8
-    distances = rng.exponential(size=400)
-    owners = [rng.permutation(np.arange(400) % nodes) for _ in range(4000)]
-    squares = [partial_size(distances, np.flatnonzero(owner < 3)) ** 2 for owner in owners]
-    assert np.mean(squares) == pytest.approx(expected_partial_square(distances, 3 / nodes), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +150,46 @@ def test_blocks_lost_with_their_node_average_the_same_share_of_the_square() -> N
         (lambda: iteration_cost_bound(0.5, 0.0, [1.0], [0]), "distance to the optimum is 0"),
         (lambda: iteration_cost_bound(0.5, 1.0, [-1.0], [0]), "size is a norm"),
         (lambda: iteration_cost_bound(0.5, 1.0, [1.0], [-1]), "counted from 0"),
-        (lambda: endless_cost_bound(0.5, 1.0, 0.1, math.nan), "epsilon is nan"),
         (lambda: partial_size(np.ones(3), [3]), "not all among the 3 blocks"),
-        (lambda: expected_partial_square(np.ones(3), 1.5), "p must be between 0 and 1"),
     ],
 )
 def test_numbers_outside_the_theory_are_refused_in_one_line(call: Callable[[], object], reason: str) -> None:
     with pytest.raises(BadInput, match=reason) as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+@given(size=st.floats(0, 1e6), seed=st.integers(0, 99))
+def test_a_gaussian_perturbation_has_the_size_asked_for(size: float, seed: int) -> None:
+    delta = gaussian((3, 4), size, np.random.default_rng(seed))
+    assert delta.shape == (3, 4)
+    assert np.linalg.norm(delta) == pytest.approx(size)
+
+
+def test_gaussian_perturbations_prefer_no_direction_and_repeat_with_their_seed() -> None:
+    rng = np.random.default_rng(0)
+    deltas = np.array([gaussian(3, 1.0, rng) for _ in range(20_000)])
+    assert np.allclose(deltas.T @ deltas / 20_000, np.eye(3) / 3, atol=0.01)
+    assert np.array_equal(deltas[0], gaussian(3, 1.0, np.random.default_rng(0)))
+
+
+def test_an_adversarial_perturbation_takes_the_state_as_far_from_the_optimum_as_its_size_allows() -> None:
+    rng = np.random.default_rng(0)
+    x, optimum = rng.standard_normal((2, 5, 3))
+    delta = adversarial(x, optimum, 0.7)
+    assert np.linalg.norm(delta) == pytest.approx(0.7)
+    assert np.linalg.norm(x + delta - optimum) == pytest.approx(np.linalg.norm(x - optimum) + 0.7)
+
+
+def test_an_adversarial_perturbation_knows_its_way_however_near_the_optimum_is() -> None:
+    assert adversarial(np.array([3e-300, 4e-300]), np.zeros(2), 5.0) == pytest.approx([3, 4])
+
+
+def test_invalid_perturbations_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(BadInput, match="size is a norm"):
+        gaussian(3, -1.0, rng)
+    with pytest.raises(BadInput, match="no direction"):
+        gaussian(0, 1.0, rng)
+    with pytest.raises(BadInput, match="at the optimum"):
+        adversarial(np.ones(2), np.ones(2), 1.0)

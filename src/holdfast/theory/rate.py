@@ -55,48 +55,6 @@ def worst_rate(distances: npt.ArrayLike) -> Rate:
     return _rate(slope, float(np.min(logs - slope * np.arange(len(logs)))))
 
 
-# Updates the sums of 1, t, t², log s and t log s, where t ≤ 0 counts steps back from now, when one step has passed.
-_ONE_STEP_ON = np.array([[1, 0, 0, 0, 0], [-1, 1, 0, 0, 0], [1, -2, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, -1, 1]])
-
-
-class OnlineRate:
-    """An estimate of the convergence rate of a running iteration with unknown optimum, from the lengths of its steps.
-
-    The step lengths are s[k] = ‖x[k+1] - x[k]‖. Once the slowest direction dominates, they shrink as the distance does,
-    s[k+1] ≈ c s[k], and the distance is the sum of all future steps: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log
-    s is fitted by least squares, with a weight that falls to 1/e after `memory` steps: noise averages out, and early
-    steps are forgotten.
-    """
-
-    def __init__(self, memory: float = 50.0) -> None:
-        if not memory > 1:
-            raise BadInput(f"memory must be greater than 1 (got {memory}).")
-        self._age = math.exp(-1 / memory) * _ONE_STEP_ON
-        self._sums = np.zeros(5)
-
-    def observe(self, step_length: float) -> None:
-        """Add the distance that the newest iteration has moved the parameters; a distance of 0 is ignored."""
-        if not 0 <= step_length < math.inf:
-            allowed = "The length of a step must be finite and not negative"
-            raise BadInput(f"{allowed} (got {step_length}): the iteration has diverged.")
-        if step_length > 0:
-            log = math.log(step_length)
-            self._sums = self._age @ self._sums + [1.0, 0.0, 0.0, log, 0.0]
-
-    @property
-    def rate(self) -> Rate | None:
-        """The estimated convergence rate c and distance to the optimum; None before two steps were observed.
-
-        If the steps do not become shorter, the distance is infinite."""
-        one, t, tt, log, t_log = (float(total) for total in self._sums)
-        spread = one * tt - t**2
-        if spread <= 0:
-            return None
-        slope = (one * t_log - t * log) / spread
-        c, newest = math.exp(slope), math.exp((log - slope * t) / one)
-        return Rate(c, c * newest / -math.expm1(slope) if slope < 0 else math.inf)
-
-
 def _logs(distances: npt.ArrayLike) -> npt.NDArray[np.float64]:
     values = np.asarray(distances, dtype=np.float64)
     if values.ndim != 1 or not np.all((values > 0) & np.isfinite(values)):

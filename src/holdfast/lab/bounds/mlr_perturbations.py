@@ -20,7 +20,7 @@ from holdfast.lab.experiment import Experiment, Meter, Options, Progress, per_tr
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
 from holdfast.lab.simulate.trajectory import Trajectory, continue_training, trajectory
-from holdfast.theory.perturb import adversarial, gaussian
+from holdfast.theory.bounds import adversarial, gaussian
 from holdfast.theory.rate import Rate, worst_rate
 from holdfast.workloads.mlr import LogisticRegression, mlr
 

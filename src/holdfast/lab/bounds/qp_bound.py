@@ -14,7 +14,7 @@ from holdfast.lab.experiment import Experiment, Meter, Options, per_trial
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
-from holdfast.theory.perturb import adversarial
+from holdfast.theory.bounds import adversarial
 from holdfast.theory.rate import Rate, worst_rate
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
