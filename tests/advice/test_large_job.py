@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from daly import expected_run_time
 from fake_histories import calm
 from holdfast.advice.advice import failure_rate
 from holdfast.advice.estimate import GIVEN, PUBLISHED, Estimate
@@ -19,7 +20,6 @@ from holdfast.advice.prices import outlooks, prices
 from holdfast.advice.question import DAY, Question
 from holdfast.advice.run_costs import run_costs
 from holdfast.advice.saving import SaveCosts, best_interval, slowdown
-from holdfast.cost.formulas import expected_waste
 from holdfast.errors import BadInput
 
 HOUR = 3600.0
@@ -40,7 +40,9 @@ def job(**changed: object) -> Job:
 @pytest.mark.parametrize(("mtbf", "work"), [(3 * HOUR, 900.0), (0.5 * HOUR, 300.0), (24 * HOUR, 3600.0)])
 def test_the_share_that_trains_is_dalys(mtbf: float, work: float) -> None:
     found = training_shares(job(mtbf=mtbf, work=work)).mean()
-    assert found == pytest.approx(1 - float(expected_waste(work, dump=30.0, mtbf=mtbf, restart=600.0)), abs=0.003)
+    assert found == pytest.approx(
+        float(1 / expected_run_time(work, solve=1.0, dump=30.0, mtbf=mtbf, restart=600.0)), abs=0.003
+    )
 
 
 def test_saves_that_are_durable_later_cost_what_the_formula_says() -> None:

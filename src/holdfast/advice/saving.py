@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
-from holdfast.cost.formulas import daly_interval, young_interval
 from holdfast.errors import BadInput
 
 MOST = 10**9  # steps between two saves
@@ -86,6 +85,21 @@ def best_interval(saving: SaveCosts, length: int | None = None) -> SaveInterval:
     good = grid[slowdown(grid, saving) <= 1.01 * least]
     young, daly = (_steps(saving, formula) for formula in (young_interval, daly_interval))
     return SaveInterval(best, young, daly, min([best, *good[:1].tolist()]), max([best, *good[-1:].tolist()]), 1 / least)
+
+
+def young_interval(dump: float, mtbf: float) -> float:
+    """Return Young's (1974) optimal seconds between saves, √(2·dump·mtbf), if a save takes `dump` seconds."""
+    return math.sqrt(2 * dump * mtbf)
+
+
+def daly_interval(dump: float, mtbf: float) -> float:
+    """Return Daly's (2006) optimal seconds of work between saves, a refinement of `young_interval`.
+
+    A save takes `dump` seconds. If `dump` is at least twice `mtbf`, the result is `mtbf`."""
+    if dump >= 2 * mtbf:
+        return mtbf
+    ratio = dump / (2 * mtbf)
+    return young_interval(dump, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - dump
 
 
 def _steps(saving: SaveCosts, formula: Callable[[float, float], float]) -> int:

@@ -23,7 +23,6 @@ from holdfast.cost.attempts import (
     strikes,
     verdict,
 )
-from holdfast.cost.formulas import goodput
 from holdfast.cost.timeline import RANK_0, TimedEvent, timeline
 from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
@@ -127,7 +126,7 @@ class CostBreakdown:
     @property
     def goodput(self) -> float:
         """The committed steps per second of wall clock, or 0 if the wall clock is 0."""
-        return goodput(self.committed, self.wall) if self.wall > 0 else 0.0
+        return _share(self.committed, self.wall)
 
     @property
     def share(self) -> Seconds:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.cost.formulas import goodput
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
 from holdfast.history.log import backwards, recall, stream_history
@@ -153,7 +152,7 @@ def _read_status(folder: Path) -> RunStatus:
         folder=folder,
         state=state_of(folder, reached),
         step=reached or _saved(folder),
-        goodput=goodput(committed, seconds) if seconds > 0 and committed else None,
+        goodput=committed / seconds if seconds > 0 and committed else None,
         size=_size(folder),
         last=max((_changed(file) for file in files), default=_changed(folder)),
     )

@@ -22,7 +22,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from holdfast.cost.formulas import goodput
 from holdfast.errors import StorageFailed
 from holdfast.events import Detect, Launch, Recover, Restart, What
 from holdfast.finding import counted
@@ -131,7 +130,7 @@ class StatusTotals:
 
     def line(self, now: float) -> str:
         """Return the text of the status line; `now` is the time in seconds since 1970."""
-        rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
+        rate = max(0, self.committed - (self._first or 0)) / max(now - self.began, 1e-3)
         plan = self.run.plan
         steps = plan.steps if plan and plan.batch else 0
         every = plan.save_every if plan else 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.cost.formulas import goodput
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -130,7 +129,7 @@ class RunState:
         if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
             stamps = [*stamps, self._last]
         seconds = wall(stamps)
-        return goodput(self.committed, seconds) if seconds > 0 and self.committed else None
+        return self.committed / seconds if seconds > 0 and self.committed else None
 
     def add(self, event: Event) -> None:
         """Update the state with one event."""
