@@ -13,13 +13,23 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.matrix import analysis as bootstrap
 from holdfast.lab.matrix import runner
 from holdfast.lab.matrix.analysis import Analysis, gate_failures, loss_gap
-from holdfast.lab.matrix.claims import claims, remarks
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.measured_run import MeasuredRun, losses
 from holdfast.lab.matrix.runner import PAUSES, STOLEN, MatrixRunner, ProcessorTicks, processor_ticks, stolen_share
 from holdfast.lab.matrix.suites import PlannedRun, Suite, planned_runs, suites
-from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
+from holdfast.lab.matrix.summary import (
+    aggregate,
+    claims,
+    complete,
+    divergences,
+    per_suite,
+    remarks,
+    sliced,
+    stalls,
+    tables,
+    wall_clock,
+)
 from holdfast.sampler.digest import Samples
 
 MATRIX = Matrix(

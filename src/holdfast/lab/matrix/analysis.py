@@ -1,8 +1,7 @@
 """Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
-A suite is a data set, a model and a failure schedule. The gates are those of the ECRL paper (section 5.9): target
-steps, correctness, artifacts, consistent metadata. A suite that fails a gate is listed with the reason and is left out
-of every mean.
+A suite is a data set, a model and a failure schedule. The gates are those of the ECRL paper (section 5.9). A suite that
+fails a gate is listed with the reason and is left out of every mean.
 
 Confidence intervals resample the seeds of each suite. All variants (recovery methods) of one seed are resampled
 together, because they began with the same weights and ran one after another.
@@ -12,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,8 +23,13 @@ from holdfast.lab.matrix.measured_run import MeasuredRun, Struck
 from holdfast.lab.matrix.suites import PlannedRun, Suite, expected_restarts, failure_schedule
 
 Metric: TypeAlias = Callable[[MeasuredRun], float]
+GOODPUT: Metric = attrgetter("goodput")
+WAITED: Metric = attrgetter("waited")
+WALL: Metric = attrgetter("wall")
 Statistic: TypeAlias = Callable[[Sequence[Floats]], Floats]
-"""A function from one array of means per suite, (bootstrap draw, column), to a number for every draw."""
+"""A function that compares two variants (recovery methods), and returns a number for each bootstrap draw.
+
+Its argument has an array for each suite, with a row for each draw and a column for each variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class GateFailure:
 
 
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Return every quality gate (test of validity) that a run of `suite` does not pass."""
+    """Return every test of validity that a run of `suite` does not pass."""
     failures: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
@@ -79,8 +84,7 @@ def _listed(strikes: Sequence[Struck]) -> str:
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
     """Return `statistic` of the suites with a 95 % interval from bootstrap draws of the random seeds.
 
-    A suite is an array with a row for each seed and a column for each of the compared variants (recovery methods). The
-    interval is NaN if a suite has only one seed."""
+    The array of a suite has a row for each seed. The interval is NaN if a suite has only one seed."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -91,29 +95,23 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return, for each bootstrap draw, the relative gain of the first variant over the second, averaged over `suites`.
-
-    The array of a suite has a row for each draw and a column for each of the two variants."""
+    """Return the relative gain of the first variant over the second, averaged over the suites."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return column 0 minus column 1, averaged over the arrays in `suites`; each row is one bootstrap draw."""
+    """Return the first variant minus the second, averaged over the suites."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return by which fraction the mean of column 0 is below that of column 1, for each bootstrap draw.
-
-    Each array in `suites` has a row per draw; the means are over the suites."""
+    """Return the fraction by which the mean of the first variant is below that of the second."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """Return, for each bootstrap draw, the fraction of `suites` in which the first variant exceeds the second.
-
-    The array of a suite has a row for each draw and a column for each of the two variants."""
+    """Return the fraction of suites in which the first variant exceeds the second."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
@@ -177,7 +175,7 @@ class Analysis:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return the mean differences in loss and model between runs of `variant` and runs without failures."""
+        """Compare the runs of `variant` in `suite` with those without failures, and average over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

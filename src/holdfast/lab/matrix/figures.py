@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.cost.compare import COLOURS as CAUSES
 from holdfast.lab import plot_style
-from holdfast.lab.matrix.analysis import Analysis, difference, gain
+from holdfast.lab.matrix.analysis import GOODPUT, WAITED, Analysis, difference, gain
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def goodput(analysis: Analysis) -> "Figure":
     figure, axes = _figure(max(6.0, 1.2 + 1.1 * len(analysis.counted)), 4.2)
     places, width = np.arange(len(analysis.counted)), 0.85 / len(analysis.variants)
     for number, variant in enumerate(analysis.variants):
-        heights = [analysis.mean(lambda run: run.goodput, variant, [suite]) for suite in analysis.counted]
+        heights = [analysis.mean(GOODPUT, variant, [suite]) for suite in analysis.counted]
         if REFERENCE in analysis.variants:
-            whole = [analysis.mean(lambda run: run.goodput, REFERENCE, [suite]) for suite in analysis.counted]
+            whole = [analysis.mean(GOODPUT, REFERENCE, [suite]) for suite in analysis.counted]
             heights = [own / reference for own, reference in zip(heights, whole, strict=True)]
         axes.bar(places + number * width, heights, width, label=variant, color=COLOURS[variant])
     axes.set_xticks(places + 0.425 - width / 2, _names(analysis), rotation=30, ha="right", fontsize=8)
@@ -67,7 +67,7 @@ def goodput(analysis: Analysis) -> "Figure":
 def gains(analysis: Analysis) -> "Figure":
     """Draw the goodput that overlapped saves gain over blocking ones: a bar for each suite, the largest at the top."""
     pairs = [
-        (name, analysis.paired(gain, lambda run: run.goodput, OVERLAPPED, BLOCKING, [suite]))
+        (name, analysis.paired(gain, GOODPUT, OVERLAPPED, BLOCKING, [suite]))
         for name, suite in zip(_names(analysis), analysis.counted, strict=True)
     ]
     pairs.sort(key=lambda pair: pair[1].value)
@@ -86,8 +86,8 @@ def stall_and_gain(analysis: Analysis) -> "Figure":
     """Draw a point for each suite: the stall that overlapped saves avoid, and the goodput that they gain."""
     figure, axes = _figure(6.4, 4.4)
     for number, (name, suite) in enumerate(zip(_names(analysis), analysis.counted, strict=True)):
-        saved = -analysis.paired(difference, lambda run: run.waited, OVERLAPPED, BLOCKING, [suite]).value
-        gained = 100 * analysis.paired(gain, lambda run: run.goodput, OVERLAPPED, BLOCKING, [suite]).value
+        saved = -analysis.paired(difference, WAITED, OVERLAPPED, BLOCKING, [suite]).value
+        gained = 100 * analysis.paired(gain, GOODPUT, OVERLAPPED, BLOCKING, [suite]).value
         axes.scatter([saved], [gained], marker=MARKERS[number % len(MARKERS)], label=name)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("stall saved per run, s")
@@ -123,7 +123,7 @@ def sweep(analysis: Analysis) -> "Figure":
         values = analysis.values(axis)
         for variant in analysis.variants:
             parts = [[suite for suite in analysis.counted if suite.axes[axis] == value] for value in values]
-            means = [analysis.mean(lambda run: run.goodput, variant, part) for part in parts]
+            means = [analysis.mean(GOODPUT, variant, part) for part in parts]
             axes.plot(values, means, marker="o", label=variant, color=COLOURS[variant])
         axes.set_xlabel(axis)
         axes.set_ylabel("goodput, steps/s")

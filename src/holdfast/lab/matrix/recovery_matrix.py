@@ -19,12 +19,11 @@ QUICK = Path(__file__).with_name("quick.toml")
 def run(options: Options, meter: Meter) -> Result:
     """Run the experiment: execute every run that is not finished yet, and analyse all of them."""
     from holdfast.lab.matrix.analysis import Analysis
-    from holdfast.lab.matrix.claims import claims, remarks
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures
     from holdfast.lab.matrix.runner import MatrixRunner
     from holdfast.lab.matrix.suites import chosen_suites
-    from holdfast.lab.matrix.tables import tables
+    from holdfast.lab.matrix.summary import claims, remarks, tables
 
     if options.config and options.quick:
         raise BadInput("--quick has its own matrix: give --config or --quick, not both.")

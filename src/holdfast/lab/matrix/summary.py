@@ -1,26 +1,37 @@
-"""The tables of a recovery matrix: tables 5 to 8 of the ECRL paper, and further ones. Pure functions."""
+"""The tables of a recovery matrix (such as tables 5 to 8 of the ECRL paper), its claims, and remarks for readers."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.cost.breakdown import CAUSES, PARTS
+from holdfast.faults.storage import KINDS
 from holdfast.finding import counted
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.matrix.analysis import Analysis, Metric, difference, gain, reduction
-from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
-from holdfast.lab.matrix.measured_run import MeasuredRun
+from holdfast.lab.matrix.analysis import (
+    GOODPUT,
+    WAITED,
+    WALL,
+    Analysis,
+    Metric,
+    difference,
+    gain,
+    reduction,
+    share_above,
+)
+from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.matrix.suites import Suite
-from holdfast.lab.result import ResultTable, Value
+from holdfast.lab.result import Claim, ResultTable, Value
 
 DIGITS = 4
+STALL, WRITE = 0.57, 0.92  # the paper's reductions
 METRICS: dict[str, Metric] = {
     "runs that pass the audit": lambda run: float(run.audit == "pass"),
-    "goodput, steps/s": lambda run: run.goodput,
+    "goodput, steps/s": GOODPUT,
     "restarts": lambda run: float(run.restarts),
     "steps trained again": lambda run: float(run.rolled_back),
     "samples not trained": lambda run: float(run.samples_lost),
-    "wall clock, s": lambda run: run.wall,
-    "stall, s": lambda run: run.waited,
+    "wall clock, s": WALL,
+    "stall, s": WAITED,
     "of it writing and queueing, s": lambda run: run.written,
     "of it snapshot, s": lambda run: run.stall.get("snapshot", math.nan),
     "recovery, s": lambda run: run.seconds.get("recovery", math.nan),
@@ -45,7 +56,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
         cells: list[Value] = [name, *(_number(analysis.mean(metric, variant)) for variant in analysis.variants)]
         rows.append(cells + (_cells(analysis.paired(difference, metric, OVERLAPPED, BLOCKING)) if compared else []))
     if REFERENCE in analysis.variants:
-        over = {variant: analysis.paired(gain, _goodput, variant, REFERENCE).value for variant in analysis.variants}
+        over = {variant: analysis.paired(gain, GOODPUT, variant, REFERENCE).value for variant in analysis.variants}
         back: list[Value] = [_percent(over[OVERLAPPED] - over[BLOCKING]), None, None] if compared else []
         rows.append(["goodput over the reference's, %", *map(_percent, over.values()), *back])
     return ResultTable(f"Means of {counted(len(analysis.counted), 'suite')}", ["", *analysis.variants, *against], rows)
@@ -60,9 +71,9 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
     columns += ["blocking over reference, %", "overlapped over reference, %", "stall, overlapped minus blocking, s"]
     rows: list[list[Value]] = []
     for suite in sorted(analysis.counted, key=lambda suite: -_gain(analysis, [suite]).value):
-        goodputs = [analysis.mean(_goodput, variant, [suite]) for variant in (REFERENCE, BLOCKING, OVERLAPPED)]
-        compared = (analysis.paired(gain, _goodput, variant, REFERENCE, [suite]) for variant in (BLOCKING, OVERLAPPED))
-        stall = analysis.paired(difference, _waited, OVERLAPPED, BLOCKING, [suite]).value
+        goodputs = [analysis.mean(GOODPUT, variant, [suite]) for variant in (REFERENCE, BLOCKING, OVERLAPPED)]
+        compared = (analysis.paired(gain, GOODPUT, variant, REFERENCE, [suite]) for variant in (BLOCKING, OVERLAPPED))
+        stall = analysis.paired(difference, WAITED, OVERLAPPED, BLOCKING, [suite]).value
         gains = [*_cells(_gain(analysis, [suite]), 100), *(_percent(estimate.value) for estimate in compared)]
         rows.append([*suite.axes.values(), *map(_number, goodputs), *gains, _number(stall)])
     return ResultTable("Suites by the gain of overlapped over blocking", columns, rows)
@@ -74,9 +85,9 @@ def sliced(analysis: Analysis) -> ResultTable | None:
         return None
     rows: list[list[Value]] = []
     for axis, value, suites in analysis.slices():
-        stall = analysis.paired(difference, _waited, OVERLAPPED, BLOCKING, suites)
-        less = analysis.paired(reduction, _waited, OVERLAPPED, BLOCKING, suites)
-        goodputs = [_number(analysis.mean(_goodput, variant, suites)) for variant in (BLOCKING, OVERLAPPED)]
+        stall = analysis.paired(difference, WAITED, OVERLAPPED, BLOCKING, suites)
+        less = analysis.paired(reduction, WAITED, OVERLAPPED, BLOCKING, suites)
+        goodputs = [_number(analysis.mean(GOODPUT, variant, suites)) for variant in (BLOCKING, OVERLAPPED)]
         own = [axis, value, len(suites), *goodputs, *_cells(_gain(analysis, suites), 100)]
         apart = None
         if REFERENCE in analysis.variants:
@@ -97,7 +108,7 @@ def complete(analysis: Analysis) -> ResultTable | None:
     for suite in analysis.counted:
         means = [
             _number(analysis.mean(metric, variant, [suite]))
-            for metric in (_goodput, _waited, _wall)
+            for metric in (GOODPUT, WAITED, WALL)
             for variant in analysis.variants
         ]
         rows.append([*suite.axes.values(), *means])
@@ -123,8 +134,8 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
         seconds = [analysis.mean(lambda run, cause=cause: run.seconds.get(cause, 0.0), variant) for cause in CAUSES]  # type: ignore[misc]
-        goodput = analysis.mean(_goodput, variant)
-        rows.append([variant, _number(goodput), _number(analysis.mean(_wall, variant)), *map(_number, seconds)])
+        goodput = analysis.mean(GOODPUT, variant)
+        rows.append([variant, _number(goodput), _number(analysis.mean(WALL, variant)), *map(_number, seconds)])
     columns = ["variant", "steps/s", "wall, s", *(f"{cause}, s" for cause in CAUSES)]
     return ResultTable("Wall clock by cause, means of a run", columns, rows)
 
@@ -152,20 +163,82 @@ def rejected(analysis: Analysis) -> ResultTable | None:
     return ResultTable("Not counted: runs that did not pass a quality gate", ["suite", "run", "gate", "why"], rows)
 
 
+def claims(analysis: Analysis) -> list[Claim]:
+    """Return the claims that the measured runs confirm or refute, each with its measured value."""
+    passed = [run.audit == "pass" for run in analysis.measured.values()]
+    count, share = len(analysis.suites), sum(passed) / len(passed)
+    gates = f"suites that pass all quality gates, of {count}"
+    return [
+        Claim("pass-rate", "runs that pass the audit, of all", "table 5: 1.0", (1, 1), share),
+        Claim("gates", gates, "section 5.9", (1, 1), len(analysis.counted) / count),
+        *_overlapped(analysis),
+        *_exact(analysis),
+    ]
+
+
+def _overlapped(analysis: Analysis) -> Iterator[Claim]:
+    """Yield claims that compare overlapped saves with blocking saves.
+
+    Yield none if the matrix lacks one of the two variants, sweeps over settings, or plans storage faults."""
+    has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
+    if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
+        return
+    pair, of = (OVERLAPPED, BLOCKING), Claim.of_estimate
+    beats = analysis.paired(share_above, GOODPUT, *pair)
+    yield of("beats", "suites in which overlapped has more goodput than blocking, of all that count", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
+    gained = analysis.paired(gain, GOODPUT, *pair)
+    yield of("gain", "goodput of overlapped over that of blocking, minus 1", "table 5: 0.032", (0, None), gained)
+    stall = analysis.paired(reduction, WAITED, *pair)
+    yield of("stall", "stall of overlapped, reduced from that of blocking", "section 6.1: 57 %", (STALL, None), stall)
+    written = analysis.paired(reduction, lambda run: run.written, *pair)
+    yield of("write", "time on the training path for writing and queueing, reduced from that of blocking", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
+
+
+def _exact(analysis: Analysis) -> Iterator[Claim]:
+    """Yield the claim that runs with exact recovery have the same losses as the reference run, which has no failures.
+
+    Yield nothing if the matrix has no such runs, or if their number of workers changes."""
+    exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
+    if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
+        return
+    most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
+    words = f"largest difference of a loss from the reference's, under {', '.join(exact)}"
+    largest = math.nan if any(map(math.isnan, most)) else max(most)
+    yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
+
+
+def remarks(analysis: Analysis) -> list[str]:
+    """Return remarks for the reader: how times are counted, which suites are left out, and what a save costs."""
+    lines = [
+        "Wall clock, and so goodput, counts everything from the start of the supervisor to the end of the last worker: "
+        "start-up, every recovery, and the wait for saves that are still in flight at the end.",
+        "Writing and queueing on the training path is the time that steps waited for a save to be written, handed over or "
+        "accepted by the queue. No step waits for the last save: the wait at the end is in `closing`.",
+    ]
+    if analysis.failed:
+        names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
+        lines.append(f"NOT COUNTED, because one of their runs failed a quality gate: {names}. The last table says why.")
+    if analysis.has(BLOCKING, OVERLAPPED):
+        # These decide whether overlapping can gain anything.
+        size = analysis.mean(lambda run: float(run.bytes), BLOCKING) / 1e6
+        step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
+        save, less = (analysis.mean(lambda run: run.waited / max(1, run.saves), how) for how in (BLOCKING, OVERLAPPED))
+        lines.append(
+            f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a blocking "
+            f"save and {less:.3g} s for an overlapped one."
+        )
+    if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
+        repeated = sum(run.tries > 1 for run in analysis.measured.values())
+        lines.append(
+            f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of its processors to others on average, "
+            f"and at most {max(stolen):.1%} during a run that counts; {repeated} of {len(analysis.measured)} runs were "
+            "repeated because of that."
+        )
+    return lines
+
+
 def _gain(analysis: Analysis, suites: Sequence[Suite]) -> ConfidenceInterval:
-    return analysis.paired(gain, _goodput, OVERLAPPED, BLOCKING, suites)
-
-
-def _goodput(run: MeasuredRun) -> float:
-    return run.goodput
-
-
-def _waited(run: MeasuredRun) -> float:
-    return run.waited
-
-
-def _wall(run: MeasuredRun) -> float:
-    return run.wall
+    return analysis.paired(gain, GOODPUT, OVERLAPPED, BLOCKING, suites)
 
 
 def _axes(analysis: Analysis) -> list[str]:
