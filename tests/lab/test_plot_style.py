@@ -11,9 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from holdfast.blocks.policy import RANKINGS
 from holdfast.lab.bounds.contraction import Contraction
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
-from holdfast.lab.partial.comparison import PanelComparison, cost_row
+from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison, cost_row
 from holdfast.lab.partial.cost_report import bound_figure
-from holdfast.lab.partial.measure import Costs, Measurement
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.plot_style import COLOURS
 from holdfast.lab.simulate.strategy import Strategy

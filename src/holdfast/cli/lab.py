@@ -68,7 +68,7 @@ def lab_run(
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line
-    from holdfast.lab.simulate.ray_pool import trial_cluster
+    from holdfast.lab.simulate.pools import trial_cluster
     from holdfast.report.files import prepare
     from holdfast.workloads.registry import load_for_lab, own_errors
 

@@ -3,7 +3,7 @@
 import csv
 import io
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -48,7 +48,9 @@ def write_folder(page: Page, out: Path) -> Path:
     _write_figures(page, out)
     _make(out / "tables")
     for table in page.tables:
-        replace_text(out / "tables" / f"{table.name}.csv", csv_text(table))
+        replace_text(
+            out / "tables" / f"{table.name}.csv", csv_text([column.name for column in table.columns], table.rows)
+        )
     replace_text(out / SUMMARY, markdown_text(page))
     replace_text(out / PAGE, html_text(page))
     return out / PAGE
@@ -102,12 +104,12 @@ def replace_bytes(path: Path, data: bytes) -> None:
         raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out.") from error
 
 
-def csv_text(table: Table) -> str:
-    """Return all rows of the table as CSV, with unformatted numbers."""
+def csv_text(columns: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as CSV: a line with the names of its columns, and a line for each row."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows(table.rows)
+    writer.writerow(columns)
+    writer.writerows(rows)
     return lines.getvalue()
 
 

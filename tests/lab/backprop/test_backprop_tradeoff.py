@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.errors import BadInput, Corrupt
+from holdfast.errors import Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.backprop import figures, scenarios, slowdown
 from holdfast.lab.backprop.claims import PanelResults, remarks
-from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask, chosen_panels
+from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
@@ -221,7 +221,7 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
     slowdown = {cell: np.ones(5) for cell in INTERRUPTED}
     for strategy, took in (("replay", replay), ("skip", skip)):
         slowdown |= {FailureCase(strategy, point): np.full(5, each) for point, each in zip(POINTS, took, strict=True)}
-    (panel,) = chosen_panels(("nt3",))
+    panel = PANELS["nt3"]
     alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
     return PanelResults(
         panel=panel,
@@ -252,12 +252,6 @@ def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause
     assert "0.36 of a mini-batch passed, by the model 0.47, 0.65, 0.82" in line
     unexplained = _why_the_model_fails(_timed([1.1, 1.1, 1.1], skip, modelled))
     assert "Cause: not found. Until the failure" in unexplained
-
-
-def test_an_unknown_panel_is_refused() -> None:
-    assert [panel.name for panel in chosen_panels(())] == list(PANELS)
-    with pytest.raises(BadInput, match="no panel 'nope'; choose among resnet18-cifar10"):
-        chosen_panels(("nope",))
 
 
 @pytest.mark.parametrize(("depth", "values"), [(18, 11_173_962), (50, 23_520_842)])

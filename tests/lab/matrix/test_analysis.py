@@ -17,7 +17,7 @@ from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.measured_run import MeasuredRun, losses
 from holdfast.lab.matrix.runner import PAUSES, STOLEN, MatrixRunner, ProcessorTicks, processor_ticks, stolen_share
-from holdfast.lab.matrix.suites import PlannedRun, Suite, planned_runs, suites
+from holdfast.lab.matrix.suites import PlannedRun, Suite, all_suites, planned_runs
 from holdfast.lab.matrix.summary import (
     aggregate,
     claims,
@@ -41,7 +41,7 @@ MATRIX = Matrix(
     failures={"base": (Failure(step=20, kind="kill", targets=(1,)),)},
     variants=("reference", "blocking", "overlapped", "forward"),
 )
-MLP, RESNET = suites(MATRIX)
+MLP, RESNET = all_suites(MATRIX)
 WALLS = {"reference": 10.0, "blocking": 20.0, "overlapped": 16.0, "forward": 12.5}
 WAITED = {"reference": 4.0, "blocking": 4.0, "overlapped": 1.0, "forward": 1.0}
 
@@ -213,7 +213,7 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
 )
 def test_sweeps_and_storage_faults_do_not_claim_the_papers_comparison(change: dict[str, object]) -> None:
     matrix = replace(MATRIX, **change)  # type: ignore[arg-type]
-    several = suites(matrix)
+    several = all_suites(matrix)
     measured_runs = {unit: measured(unit) for unit in planned_runs(matrix, several)}
     storage = (9, "delay", "boundary", 0)
     if "failures" in change:
@@ -291,7 +291,7 @@ def test_measured_runs_are_read_back_as_they_were_written() -> None:
 
 def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
     swept = replace(MATRIX, sweep={"save_every": (5, 10)})
-    several = suites(swept)
+    several = all_suites(swept)
     drawn = figures(Analysis(swept, several, {unit: measured(unit) for unit in planned_runs(swept, several)}))
     assert list(drawn) == list(CAPTIONS)
     sheet = drawn["goodput"]

@@ -17,13 +17,12 @@ from holdfast.lab.matrix.models_and_data import PreparedData, prepare_dataset
 from holdfast.lab.matrix.suites import (
     PlannedRun,
     Suite,
-    chosen_suites,
+    all_suites,
     config_digest,
     expected_restarts,
     failure_schedule,
     planned_runs,
     run_config,
-    suites,
 )
 from holdfast.workloads.images import cifar100
 from repository import ROOT
@@ -132,16 +131,13 @@ def test_lines_are_found_whatever_way_a_key_is_written() -> None:
 
 def test_every_combination_is_a_suite_and_every_suite_runs_in_every_variant_and_seed(tmp_path: Path) -> None:
     matrix = read(tmp_path, f'variants = ["reference", "blocking"]\n{GOOD}\n[sweep]\nsave_every = [5, 10]\n')
-    several = suites(matrix)
+    several = all_suites(matrix)
     assert len(several) == 2 * 2 * 2 * 2
     assert several[1].name == "digits-mlp-base-save_every=10"
     assert several[1].axes == {"dataset": "digits", "model": "mlp", "failures": "base", "save_every": "10"}
     every = list(planned_runs(matrix, several))
     assert len(every) == len(set(every)) == 16 * 2 * 2
     assert [unit.variant for unit in every[:2]] == ["reference", "blocking"]  # what is compared follows each other
-    assert chosen_suites(matrix, (several[3].name,)) == [several[3]]
-    with pytest.raises(BadInput, match="no suite 'nope'"):
-        chosen_suites(matrix, ("nope",))
 
 
 def test_the_config_of_a_run_follows_its_suite_and_variant(tmp_path: Path) -> None:
@@ -188,13 +184,13 @@ def test_restarts_follow_from_the_failures_that_end_a_process(tmp_path: Path) ->
 )
 def test_every_matrix_that_comes_with_holdfast_makes_sense(file: Path, tmp_path: Path) -> None:
     matrix = read_matrix(file)
-    for unit in planned_runs(matrix, suites(matrix)):
+    for unit in planned_runs(matrix, all_suites(matrix)):
         run_config(matrix, unit, PreparedData(tmp_path, 100, 10), None).check_world(1)
 
 
 def test_the_papers_matrix_is_the_papers() -> None:
     matrix = read_matrix(EXPERIMENTS / "matrix-paper.toml")
-    assert len(suites(matrix)) == 8
+    assert len(all_suites(matrix)) == 8
     assert (matrix.steps, matrix.seeds, matrix.workers) == (1600, (1337, 2027, 4242), 4)
     assert (matrix.save_every, matrix.max_inflight) == (50, 4)
     assert [[each.step for each in matrix.failures[name]] for name in ("base", "late")] == [[400, 1200], [800, 1400]]

@@ -7,9 +7,8 @@ import pytest
 
 from holdfast.lab.bounds.contraction import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.partial.comparison import PanelComparison
+from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison
 from holdfast.lab.partial.explanations import ReductionFacts, cause_of
-from holdfast.lab.partial.measure import Costs, Measurement
 from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 

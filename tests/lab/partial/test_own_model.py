@@ -21,7 +21,7 @@ from holdfast.lab.partial import partial_recovery, priority_checkpoint
 from holdfast.lab.partial.model_check import check
 from holdfast.lab.partial.own_model import comparison_result
 from holdfast.lab.result import Result
-from holdfast.lab.simulate import ray_pool
+from holdfast.lab.simulate import pools
 from holdfast.workloads.criterion import LossAt
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.reinit import has_rule
@@ -286,8 +286,8 @@ def test_a_rule_for_blocks_never_saved_is_found_in_a_loaded_file(example: Path) 
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_pool, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), ray_pool.trial_cluster("ray", None):
+    monkeypatch.setattr(pools, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), pools.trial_cluster("ray", None):
         pass
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab.simulate.process_pool import Report, map_in_processes
+from holdfast.lab.simulate.pools import Report, map_in_processes
 
 
 def count(item: int, tell: Report) -> int:
@@ -42,7 +42,7 @@ def test_the_first_item_that_fails_ends_the_work() -> None:
 
 
 UNGUARDED = """
-from holdfast.lab.simulate.process_pool import map_in_processes
+from holdfast.lab.simulate.pools import map_in_processes
 
 def work(item, tell):
     return item

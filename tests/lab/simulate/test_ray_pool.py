@@ -9,8 +9,7 @@ import pytest
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
-from holdfast.lab.simulate.process_pool import Report
-from holdfast.lab.simulate.ray_pool import RayPool, trial_cluster
+from holdfast.lab.simulate.pools import RayPool, Report, trial_cluster
 from holdfast.workloads.registry import load_for_lab
 from repository import ROOT
 

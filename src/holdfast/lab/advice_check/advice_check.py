@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.advice.large_job import simulate_published_jobs
-from holdfast.lab.advice_check.killed_runs import run_and_kill
-from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
+from holdfast.lab.advice_check.failure_cases import AdviceCase, coverage, run_and_kill, simulate_failures
 from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, real_sweeps, resampled_sweep
-from holdfast.lab.advice_check.simulated_failures import simulate_failures
 from holdfast.lab.confidence import mean
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.plot_style import new_figure
@@ -133,17 +131,8 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
     for key, group in groups.items():
         first, measured = group[0].predicted, float(np.mean([case.measured for case in group]))
         rows.append([*key, first.value, first.low, first.high, measured, len(group), coverage(group)])
-    columns = [
-        "workload",
-        "strategy",
-        "unit",
-        "predicted",
-        "low",
-        "high",
-        "measured (mean)",
-        "cases",
-        "in the interval",
-    ]
+    columns = ["workload", "strategy", "unit", "predicted", "low", "high", "measured (mean)", "cases"]
+    columns.append("in the interval")
     return ResultTable("Predicted and measured costs of a failure", columns, rows)
 
 

@@ -6,13 +6,16 @@ For each run it reads a line of JSON with the config and the folder, and answers
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
 from threading import Timer
 
 from holdfast.errors import HoldfastError, WorkerLost
+from holdfast.events import Event
+from holdfast.history.log import read_history
 from holdfast.runs.config import RunConfig
 
 ENDS_WITHIN = 600.0  # the most seconds that a run may take
@@ -20,16 +23,19 @@ LEAVES_WITHIN = 30.0
 
 
 @contextmanager
-def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
-    """Start the driver process and yield a function that executes a run in a folder and returns its verdict."""
+def start_driver(out: Path) -> Iterator[Callable[[RunConfig, str], Sequence[Event]]]:
+    """Start the driver process, and yield a function that executes a run under a name and returns its events.
+
+    The function raises WorkerLost if the run is not completed. Runs are in a temporary folder below `out`."""
     with (
-        log.open("ab") as output,
+        TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as folder,
+        (out / "runs.log").open("ab") as output,
         Popen([sys.executable, "-m", __spec__.name], stdin=PIPE, stdout=PIPE, stderr=output, text=True) as driver,
     ):
+        assert driver.stdin is not None
         try:
-            yield lambda config, folder: _execute(driver, config, folder)
+            yield lambda config, name: _execute(driver, config, Path(folder).absolute() / name)
         finally:
-            assert driver.stdin is not None
             driver.stdin.close()
             try:
                 driver.wait(LEAVES_WITHIN)
@@ -37,7 +43,7 @@ def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
                 driver.kill()
 
 
-def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
+def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> Sequence[Event]:
     assert driver.stdin is not None
     assert driver.stdout is not None
     timer = Timer(ENDS_WITHIN, driver.kill)
@@ -50,7 +56,9 @@ def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
         timer.cancel()
     if not answer:
         raise WorkerLost(f"the process that trained {folder.name} ended, or took more than {ENDS_WITHIN:g} s.")
-    return str(json.loads(answer))
+    if (verdict := json.loads(answer)) != "completed":
+        raise WorkerLost(f"the run {folder.name} was not completed: {verdict}.")
+    return read_history(folder).events
 
 
 def main() -> None:

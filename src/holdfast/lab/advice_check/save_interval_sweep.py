@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.faults.schedule import Failure
-from holdfast.lab.advice_check.killed_runs import KILLED, run_config, run_to_completion
+from holdfast.lab.advice_check.failure_cases import KILLED, run_config
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -25,10 +23,9 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """The relative goodput of a workload at several save intervals (`every`, in steps).
+    """The goodput of a workload at several save intervals (`every`, in steps), relative to a run without saves and failures.
 
-    `goodput` has a row for each repeat and a column for each interval. Its unit is the goodput without saves and
-    failures. `how` says whether it was simulated or measured, and `mtbf` is the mean time between failures."""
+    `goodput` has a row for each repeat and a column for each interval. `mtbf` is the mean time between failures."""
 
     workload: str
     how: str  # simulated or measured
@@ -92,16 +89,12 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
     steps = round(FAILURES * mtbf / costs.step.value)
     progress = meter(f"{name}: save intervals", REPEATS * len(every))
     clock, own = np.zeros((2, REPEATS, len(every)))
-    with (
-        TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder,
-        start_driver(options.out / "runs.log") as execute,
-    ):
+    with start_driver(options.out) as execute:
         for repeat in range(REPEATS):
             failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)  # for all intervals
             for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
                 config = run_config(name, failures=failures, steps=steps, save_every=every[place])
-                run_folder = Path(folder).absolute() / f"{repeat}-{place}"
-                cost = cost_breakdown(run_to_completion(execute, config, run_folder))
+                cost = cost_breakdown(execute(config, f"{repeat}-{place}"))
                 lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
                 clock[repeat, place] = steps * costs.step.value / lasted
                 own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted

@@ -1,7 +1,5 @@
 """Figures 2 to 4 of the paper "lossy forward recovery": accuracy and overhead when workers are lost during backward."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -12,7 +10,7 @@ from holdfast.code_digest import code_digest
 from holdfast.lab import confidence
 from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
-from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen_panels
+from holdfast.lab.backprop.panels import PANELS, WORKERS, BackpropPanel
 from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import (
     INTERRUPTED,
@@ -24,10 +22,10 @@ from holdfast.lab.backprop.scenarios import (
     load_task,
 )
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.experiment import Experiment, Meter, Options, chosen
 from holdfast.lab.result import Result, Row
-from holdfast.lab.simulate.process_pool import map_in_processes
-from holdfast.report.files import prepare, replace_text
+from holdfast.lab.simulate.pools import map_in_processes
+from holdfast.report.files import csv_text, prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
@@ -36,7 +34,7 @@ def run(options: Options, meter: Meter) -> Result:
 
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15
     folder = prepare(options.out)
-    panels = [_measure(panel, options, trials, rounds, meter) for panel in chosen_panels(options.panels)]
+    panels = [_measure(panel, options, trials, rounds, meter) for panel in chosen(options.panels, PANELS, "panel")]
     rows = [row for results in panels for row in _rows(results)]
     accuracies = [
         {**_cell_columns(results, "trial", cell), "trial": number, "phase": phase, "when": when, "accuracy": value}
@@ -145,12 +143,8 @@ def _columns(name: str, estimate: ConfidenceInterval) -> Row:
 
 
 def _csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = csv.DictWriter(text, names, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
+    return csv_text(names, [[row.get(name) for name in names] for row in rows])
 
 
 EXPERIMENT = Experiment(

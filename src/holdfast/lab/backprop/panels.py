@@ -1,11 +1,9 @@
 """The networks and data sets of backprop-tradeoff, with their hyperparameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-
-from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,13 +62,6 @@ class BackpropPanel:
 
         `data` is the folder of the data set."""
         return self.quick(data) if quick else self.full(data)
-
-
-def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
-    """Return the panels (pairs of a network and a data set) called `names`, or all panels if `names` is empty."""
-    if unknown := [name for name in names if name not in PANELS]:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
-    return [panel for name, panel in PANELS.items() if not names or name in names]
 
 
 def _resnet18(data: Path | None) -> TrainingTask:

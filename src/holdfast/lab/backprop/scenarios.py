@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
-from holdfast.lab.simulate.process_pool import Report
+from holdfast.lab.simulate.pools import Report
 from holdfast.lab.simulate.strategy import trial_stream
 
 if TYPE_CHECKING:

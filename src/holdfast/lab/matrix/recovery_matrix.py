@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
-from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.experiment import Experiment, Meter, Options, chosen
 from holdfast.lab.result import Result, Row
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def run(options: Options, meter: Meter) -> Result:
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures
     from holdfast.lab.matrix.runner import MatrixRunner
-    from holdfast.lab.matrix.suites import chosen_suites
+    from holdfast.lab.matrix.suites import all_suites
     from holdfast.lab.matrix.summary import claims, remarks, tables
 
     if options.config and options.quick:
@@ -33,7 +33,7 @@ def run(options: Options, meter: Meter) -> Result:
     matrix = read_matrix(file)
     if options.trials:
         matrix = replace(matrix, seeds=matrix.seeds[: options.trials])
-    suites = chosen_suites(matrix, options.panels)
+    suites = chosen(options.panels, {suite.name: suite for suite in all_suites(matrix)}, "suite")
     runs = MatrixRunner.prepared(matrix, suites, options.out, options.data).run_all(meter)
     analysis = Analysis(matrix, suites, runs)
     drawn = figures(analysis)

@@ -10,7 +10,6 @@ from typing import Any
 import xxhash
 
 from holdfast import __version__
-from holdfast.errors import BadInput
 from holdfast.faults.schedule import ENDING, Schedule
 from holdfast.lab.matrix.config import VARIANTS, Matrix, Variant
 from holdfast.lab.matrix.models_and_data import PreparedData
@@ -63,21 +62,13 @@ class PlannedRun:
         return f"{self.variant}-{self.seed}"
 
 
-def suites(matrix: Matrix) -> list[Suite]:
+def all_suites(matrix: Matrix) -> list[Suite]:
     """Return every suite (data set, model and failures) of a matrix, in the order of its file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
         for dataset, model, failures, *settings in product(matrix.datasets, matrix.models, matrix.failures, *axes)
     ]
-
-
-def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
-    """Return the suites (data set, model and failures) called `names`, or all of them if `names` is empty."""
-    every = {suite.name: suite for suite in suites(matrix)}
-    if unknown := [name for name in names if name not in every]:
-        raise BadInput(f"there is no suite {unknown[0]!r}; choose among {', '.join(every)}.")
-    return [suite for name, suite in every.items() if not names or name in names]
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:

@@ -8,8 +8,7 @@ import numpy as np
 
 from holdfast.lab import confidence
 from holdfast.lab.experiment import Options
-from holdfast.lab.partial.comparison import PanelComparison
-from holdfast.lab.partial.measure import LIMIT
+from holdfast.lab.partial.comparison import LIMIT, PanelComparison
 from holdfast.lab.partial.panels import panel_notes, quick_notes
 from holdfast.lab.plot_style import BAND, colour_of, legend, new_figure, style_name
 from holdfast.lab.result import Claim, Result, ResultTable, Row

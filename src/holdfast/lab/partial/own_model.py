@@ -17,7 +17,7 @@ from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
 from holdfast.lab.partial.cost_report import cost_result, panel_title
 from holdfast.lab.plot_style import colour_of, legend, new_figure, style_name
 from holdfast.lab.result import Result
-from holdfast.lab.simulate.process_pool import exit_if_worker_process
+from holdfast.lab.simulate.pools import exit_if_worker_process
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.registry import as_workload, load_for_lab
 from holdfast.workloads.simple_model import OneState
@@ -106,7 +106,7 @@ def compare(
     if jobs > 1:
         exit_if_worker_process()  # before any work, which every process would repeat
     from holdfast.lab.result_page import write
-    from holdfast.lab.simulate.ray_pool import trial_cluster
+    from holdfast.lab.simulate.pools import trial_cluster
 
     model = load_model(workload, data)
     folder = Path(out) if out is not None else Path("results") / NAME

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.errors import BadInput
+from holdfast.lab.experiment import chosen
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.workload import Workload
 
@@ -27,26 +27,19 @@ class Panel:
 
 def panel_notes(names: Sequence[str]) -> list[str]:
     """Return notes on how the panels `names` (models with data sets), by default all, differ from the SCAR paper's."""
-    return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen_panels(names) if panel.name in NOTES]
-
-
-def chosen_panels(names: Sequence[str]) -> list[Panel]:
-    """Return the panels (pairs of a model and a data set) called `names`, or all panels if `names` is empty."""
-    if unknown := [name for name in names if name not in PANELS]:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
-    return [panel for name, panel in PANELS.items() if not names or name in names]
+    return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen(names, PANELS, "panel") if panel.name in NOTES]
 
 
 def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
     """Return the chosen panels; if `quick`, only the first of those that use the same small data."""
-    chosen = chosen_panels(names)
-    return list({panel.small: panel for panel in reversed(chosen)}.values())[::-1] if quick else chosen
+    panels = chosen(names, PANELS, "panel")
+    return list({panel.small: panel for panel in reversed(panels)}.values())[::-1] if quick else panels
 
 
 def quick_notes(names: Sequence[str]) -> list[str]:
     """Return a note on the chosen panels that a quick run leaves out, because others use the same small data."""
     kept = distinct_panels(names, quick=True)
-    left_out = [panel.name for panel in chosen_panels(names) if panel not in kept]
+    left_out = [panel.name for panel in chosen(names, PANELS, "panel") if panel not in kept]
     return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.errors import BadInput
 from holdfast.lab.confidence import ConfidenceInterval, mean
-from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.experiment import Experiment, Meter, Options, chosen
 from holdfast.lab.plot_style import COLOURS, legend, new_figure
 from holdfast.lab.result import Claim, Result, Row
 from holdfast.lab.server.server_trials import (
@@ -120,10 +119,7 @@ def time_added(trial: ServerTrial) -> float:
 def run(options: Options, meter: Meter) -> Result:
     """Run the experiment: train with every policy and recovery, then measure the speed of this machine."""
     known = PANELS if options.data is not None and not options.quick else REDUCED
-    names = [panel.workload for panel in known]
-    if unknown := [name for name in options.panels if name not in names]:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(names)}.")
-    panels = tuple(panel for panel in known if not options.panels or panel.workload in options.panels)
+    panels = chosen(options.panels, {panel.workload: panel for panel in known}, "panel")
     prepare(options.out)
     seeds = {p.workload: range(options.seed, options.seed + options.trial_count(p.seeds, 1)) for p in panels}
     all_results = [_measure(panel, seeds[panel.workload], options, meter) for panel in panels]

@@ -24,8 +24,7 @@ from holdfast.code_digest import code_digest
 from holdfast.errors import WorkerLost
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
-from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.trial_log import TrialLog
+from holdfast.lab.experiment import Meter, Options, TrialLog
 from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve
 from holdfast.server.settings import Settings

@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.simulate.process_pool import Report, map_in_processes
+from holdfast.lab.simulate.pools import Report, map_in_processes
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 

@@ -12,16 +12,15 @@ import pytest
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import confidence as interval
-from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.experiment import Options, Progress, TrialLog, chosen
 from holdfast.lab.partial import priority_checkpoint
-from holdfast.lab.partial.measure import Measurement, concentration, measure
-from holdfast.lab.partial.panels import chosen_panels, distinct_panels, quick_notes
+from holdfast.lab.partial.comparison import Measurement, concentration, measure
+from holdfast.lab.partial.panels import PANELS, distinct_panels, quick_notes
 from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
 from holdfast.lab.simulate.strategy import lost_in_trial
 from holdfast.lab.simulate.trajectory import Trajectory
-from holdfast.lab.trial_log import TrialLog
 from holdfast.workloads.mlr import mlr
 
 
@@ -129,10 +128,10 @@ def test_concentration_is_the_share_of_the_movement_that_one_small_save_could_ho
 
 
 def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None:
-    assert [panel.name for panel in chosen_panels(["mf-jester", "mlr-mnist"])] == ["mlr-mnist", "mf-jester"]
-    assert len(chosen_panels([])) == 8
-    with pytest.raises(BadInput, match="no panel 'mlr-iris'"):
-        chosen_panels(["mlr-iris"])
+    assert [panel.name for panel in chosen(["mf-jester", "mlr-mnist"], PANELS, "panel")] == ["mlr-mnist", "mf-jester"]
+    assert len(chosen([], PANELS, "panel")) == 8
+    with pytest.raises(BadInput, match="no panel 'mlr-iris'; choose among mlr-mnist"):
+        chosen(["mlr-iris"], PANELS, "panel")
 
 
 def test_the_interval_of_a_reduction_covers_the_true_value_in_about_95_percent() -> None:

@@ -1,0 +1,179 @@
+"""Costs of failures, predicted from a run without failures and then measured: kills of workers, simulated failures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.advice.estimate import Estimate
+from holdfast.advice.prices import RECOVERIES, Price, prices
+from holdfast.advice.question import Question
+from holdfast.advice.run_costs import RunCosts, recoveries, restart_seconds, run_costs
+from holdfast.blocks.policy import Policy
+from holdfast.cost.breakdown import cost_breakdown
+from holdfast.events import Event, Iterate, Serve, What
+from holdfast.faults.schedule import Failure
+from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.partial.comparison import measure
+from holdfast.lab.partial.panels import PANELS
+from holdfast.lab.result import Row
+from holdfast.lab.simulate.strategy import Strategy
+from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.server.advice import RECOVERIES as SERVER_RECOVERIES
+from holdfast.server.advice import ServedCosts, iterations_lost, served_costs
+from holdfast.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from holdfast.runs.config import RunConfig
+
+SCRIPT = Path(__file__).with_name("train.py")
+WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
+WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
+# The ranges of steps for the two kills, far enough apart for a replacement worker to have joined.
+EARLIER, LATER = (70, 120), (190, 260)
+POINTS = ("boundary", "forward", "backward=0.3", "backward=0.5", "backward=0.8", "optimizer")
+KILLED = WORKERS - 1  # the rank that is killed in a sweep
+SIMULATED = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # panels; their quick workloads are used
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceCase:
+    """The predicted and the measured cost of one failure; `unit` is seconds or iterations."""
+
+    workload: str
+    failure: str
+    strategy: str
+    unit: str
+    predicted: Estimate
+    measured: float
+
+    @property
+    def holds(self) -> bool:
+        """True if the measured cost lies in the predicted interval."""
+        return self.predicted.holds(self.measured)
+
+    def to_row(self) -> Row:
+        """Return the case as a row of the result."""
+        case = {name: getattr(self, name) for name in ("workload", "failure", "strategy", "unit")}
+        predicted = {"predicted": self.predicted.value, "low": self.predicted.low, "high": self.predicted.high}
+        return {**case, **predicted, "basis": self.predicted.basis, "measured": self.measured, "holds": self.holds}
+
+
+def coverage(cases: Sequence[AdviceCase]) -> float:
+    """Return the share of cases whose measured cost lies in the predicted interval."""
+    return sum(case.holds for case in cases) / len(cases) if cases else float("nan")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedRuns:
+    """The measurements of real runs; `calm` has the costs of the run of each workload without failures."""
+
+    cases: list[AdviceCase]
+    calm: dict[str, RunCosts]
+    restarts: dict[str, list[float]]  # seconds of the restarts after kills, by workload
+
+
+def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
+    """Run each workload once without failures, and once with each recovery method and two kills."""
+    from holdfast.lab.advice_check.run_driver import start_driver
+
+    names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
+    progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
+    kills, observed = scheduled_kills(options.seed), ObservedRuns([], {}, {})
+    with start_driver(options.out) as execute:
+        for name in names:
+            observed.calm[name] = costs = run_costs(execute(run_config(name), f"{name}-calm"))
+            progress(1)
+            predicted = prices(costs, Question())
+            for recovery in RECOVERIES:
+                history = execute(run_config(name, recovery, kills), f"{name}-{recovery}")
+                observed.cases.extend(_killed_cases(name, costs, predicted[recovery], history))
+                if recovery == "restart":
+                    restarts = map(restart_seconds, cost_breakdown(history).failures)
+                    observed.restarts[name] = [value for value in restarts if value is not None]
+                progress(1)
+    return observed
+
+
+def scheduled_kills(seed: int) -> tuple[Failure, ...]:
+    """Return the two kills that every killed run gets: a random worker, at a random step and point of the step."""
+    rng, kills = np.random.default_rng((seed, 1)), []
+    for steps in (EARLIER, LATER):
+        step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))
+        kills.append(Failure(step=step, kind="kill", point=point, targets=(rank,)))
+    return tuple(kills)
+
+
+def run_config(
+    name: str,
+    recovery: str = "restart",
+    failures: tuple[Failure, ...] = (),
+    *,
+    steps: int = STEPS,
+    save_every: int = SAVE_EVERY,
+) -> "RunConfig":
+    """Return the config of a run of the workload `name`, which is a key of `WIDTHS`."""
+    from holdfast.runs.config import RunConfig
+
+    return RunConfig(
+        script=str(SCRIPT),
+        args=(str(WIDTHS[name]), str(steps)),
+        workers=WORKERS,
+        recovery=recovery,
+        save_every=save_every,
+        failures=failures,
+        max_restarts=len(failures) + 3,
+    )
+
+
+def _killed_cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
+    cases = []
+    for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
+        work, where = failure.rework_steps + failure.samples_lost / costs.batch, f"killed in step {failure.step}"
+        cases.append(AdviceCase(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework))
+        cases.append(AdviceCase(name, where, price.recovery, "iterations", price.iterations, work))
+    return cases
+
+
+def strategies(interval: int) -> dict[str, Strategy]:
+    """Return the strategies to test, by name: full recovery, and partial recovery from full or priority checkpoints."""
+    whole = Policy(ranking="full", interval=interval)
+    part = Policy(ranking="priority", interval=interval, fraction=Fraction(1, interval))
+    return {
+        "full": Strategy(policy=whole, recovery="full", lost=Fraction(1)),
+        "partial, 1/4 lost": Strategy(policy=whole, recovery="partial", lost=Fraction(1, 4)),
+        "partial, 1/2 lost": Strategy(policy=whole, recovery="partial", lost=Fraction(1, 2)),
+        "partial, 1/2 lost, priority": Strategy(policy=part, recovery="partial", lost=Fraction(1, 2)),
+    }
+
+
+def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
+    """Simulate failures of every workload under every strategy, and return the predicted and measured costs."""
+    trials = options.trial_count(full=40, quick=5)
+    workloads = (PANELS[name].workload(None, quick=True) for name in SIMULATED)
+    return [case for workload in workloads for case in _simulated_cases(workload, options, trials, meter)]
+
+
+def _simulated_cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[AdviceCase]:
+    name, interval, wanted, cases = workload.name, options.interval, strategies(options.interval), []
+    # The history that a parameter server would write with these losses, one iteration per second.
+    losses = trajectory(workload).losses.tolist()
+    plan = Serve(0, name, 1, 4, 1, 1, "full", "1", interval, "partial", 0, 0, losses[-1], len(losses))
+    done: list[What] = [Iterate(at, loss, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0) for at, loss in enumerate(losses[1:])]
+    costs = served_costs([Event(float(at), "controller", what) for at, what in enumerate([plan, *done])])
+    (measured,) = measure(name, [workload], wanted.values(), options, trials, name, meter)
+    for how, strategy in wanted.items():
+        predicted = predicted_cost(costs, strategy)
+        for step, cost in zip(measured.steps, measured.costs_of(strategy).cost, strict=True):
+            where = f"after iteration {step}{', before the first save' if step < interval else ''}"
+            cases.append(AdviceCase(name, where, how, "iterations", predicted, float(cost)))
+    return cases
+
+
+def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
+    """Return the predicted cost of a failure under `strategy`, from the costs of a run without failures."""
+    lost = float(strategy.lost) if strategy.recovery == SERVER_RECOVERIES[0] else 1.0
+    return iterations_lost(costs.interval, lost, costs.rate, costs.noise)
