@@ -20,7 +20,7 @@ what = "put" if os.environ["HOLDFAST_ATTEMPT"] == "1" else "open"
 call = getattr(DirectoryStore, what)
 
 def slow(self, name, *rest):
-    if run.rank == 0 and name.endswith("state.safetensors") and not name.startswith("step-00000000/"):
+    if os.environ["RANK"] == "0" and name.endswith("state.safetensors") and not name.startswith("step-00000000/"):
         time.sleep(2.5)
     return call(self, name, *rest)
 

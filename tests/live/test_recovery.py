@@ -62,8 +62,7 @@ def live(record: FakeRecord) -> LiveRecovery:
             attempt=1,
             record_steps=lambda: None,
             inject=lambda step: None,
-            has_stepped=lambda: False,
-            has_pending_gradients=lambda: False,
+            work=SimpleNamespace(has_stepped=False, is_pending=False),
         )
     )
     return recovery

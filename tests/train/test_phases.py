@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from attached_runs import attach, close_attached_runs  # noqa: F401 - an autouse fixture
 from finished_run import failed_checks
 from holdfast.errors import BadInput
+from holdfast.train.guards import late_loop
 from holdfast.train.run import Run
-from holdfast.train.script_loops import late_loop
 
 
 class Training:

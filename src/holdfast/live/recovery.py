@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -42,6 +42,18 @@ from holdfast.train.state.protected import Copies, Protected
 logger = logging.getLogger(__name__)
 
 
+class WorkInStep(Protocol):
+    """The work of the script in the step under way."""
+
+    @property
+    def has_stepped(self) -> bool:
+        """True if an optimizer has stepped."""
+
+    @property
+    def is_pending(self) -> bool:
+        """True if gradients of earlier steps wait for their optimizer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingHooks:
     """State and callbacks of the training loop that live recovery needs, set once the loop is built."""
@@ -52,8 +64,7 @@ class TrainingHooks:
     attempt: int
     record_steps: Callable[[], None]  # writes every step that was trained so far to the history
     inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
-    has_stepped: Callable[[], bool]  # returns True if an optimizer has stepped in the step under way
-    has_pending_gradients: Callable[[], bool]  # returns True if gradients of earlier steps wait for their optimizer
+    work: WorkInStep
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +233,7 @@ class LiveRecovery:
         def backward(*args: Any, **options: Any) -> None:
             if self._may_accumulate:
                 self._may_accumulate = False  # the first backward of a step decides
-                if self._training.has_pending_gradients():
+                if self._training.work.is_pending:
                     raise BadInput(
                         "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be "
                         "recovered. With live recovery, step the optimizer in every step; accumulate with "
@@ -305,7 +316,7 @@ class LiveRecovery:
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
             exchanges=has_script_collectives(),
-            has_stepped=self._training.has_stepped() and not is_ahead and not self.is_dropped(window.step),
+            has_stepped=self._training.work.has_stepped and not is_ahead and not self.is_dropped(window.step),
         )
 
     def _apply(
@@ -444,7 +455,7 @@ class LiveRecovery:
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
     """Return the connected LiveRecovery of this rank; None if the run or its backend only supports restarts."""
-    if config.recovery == "restart" or not peers.grouped or peers.connect is None:
+    if not peers.grouped or peers.connect is None:
         return None
     joins = JOINS in os.environ
     if why := nccl_link.why_not(peers.backend):

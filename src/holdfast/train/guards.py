@@ -1,13 +1,28 @@
-"""Guards of a loop against scripts that fetch batches ahead, or change restored state a second time."""
+"""Guards of a loop against scripts that fetch batches ahead, change restored state twice, or make a loop too late."""
 
+import ast
 import copy
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from holdfast import progress
 from holdfast.checkpoint.payload import flatten
 from holdfast.errors import BadInput
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.step_log import Fingerprints, WorkDone
+
+ONLY_SUPERVISED = (
+    "holdfast: supervised only: these steps do not come from run.batches(). After a failure the script starts again, with "
+    "checkpoints of its own if it keeps any; holdfast saves and checks nothing, protected or not."
+)
+_hook: Any = None
+MAKERS = frozenset({"batches", "epochs", "steps", "stream"})  # methods of a run that make a loop
 
 
 class FirstBatchCheck:
@@ -63,3 +78,72 @@ class StateKeeper:
 
     def _mark(self) -> tuple[str, str]:
         return self._fingerprints.take().digest(), tree_digest(flatten(self._protected.capture()))
+
+
+def late_loop(script: Path) -> int | None:
+    """Return the line of a loop over `run.batches(...)` that follows another such loop; None if there is none.
+
+    Only loops of one block, where the second certainly follows the first, are compared.
+    """
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    runs = {name for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _attached(node)}
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.FunctionDef) and isinstance(body, list):
+            loops = [statement for statement in body if isinstance(statement, ast.For) and _makes(statement.iter, runs)]
+            if len(loops) > 1:
+                return loops[1].lineno
+    return None
+
+
+def _attached(assignment: ast.Assign) -> list[str]:
+    """Return the names that an assignment gives to the result of `attach()`."""
+    call = assignment.value
+    name = call.func if isinstance(call, ast.Call) else None
+    called = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+    return [target.id for target in assignment.targets if isinstance(target, ast.Name)] if called == "attach" else []
+
+
+def _makes(expression: ast.expr, runs: set[str]) -> bool:
+    """Return True if the expression calls `batches`, or another method that makes a loop, of one of the `runs`."""
+    calls = (node.func for node in ast.walk(expression) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call, ast.Attribute)
+        and call.attr in MAKERS
+        and isinstance(call.value, ast.Name)
+        and call.value.id in runs
+        for call in calls
+    )
+
+
+def watch_for_own_loop() -> None:
+    """Watch for an optimizer step before the script iterates over `run.batches` or its variants; rank 0 then warns.
+
+    For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
+    own checkpoints, but other users must learn of it at once."""
+    global _hook
+    _hook = register_optimizer_step_post_hook(_warn)
+
+
+def loop_begins() -> None:
+    """Cancel the warning of `watch_for_own_loop`: the script iterates over the batches of the run."""
+    progress.here.set_checked()
+    _remove_hook()
+
+
+def _warn(*_: Any) -> None:
+    _remove_hook()
+    progress.here.set_only_supervised()
+    if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
+        sys.stderr.write(f"{ONLY_SUPERVISED}\n")
+        sys.stderr.flush()
+
+
+def _remove_hook() -> None:
+    global _hook
+    if _hook is not None:
+        _hook.remove()
+        _hook = None

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.distributed.membership import Suspended
 from holdfast.distributed.process_group import has_script_collectives
-from holdfast.distributed.ranks import BoundaryGate, Ranks, RanksChanged
+from holdfast.distributed.ranks import NEVER, BoundaryGate, Ranks, RanksChanged
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.live.recovery import LiveRecovery
@@ -27,8 +25,7 @@ from holdfast.progress import Phase, restart_needed
 from holdfast.sampler.plan import Position
 from holdfast.sampler.run_plan import RunPlan
 from holdfast.train.data.loader import divided
-from holdfast.train.data.phases import Phases, SampleSource
-from holdfast.train.data.requests import share_key
+from holdfast.train.data.phases import Phases, SampleSource, share_key
 from holdfast.train.guards import FirstBatchCheck, StateKeeper
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Batch, EpochStart, PhaseStart, Turns
@@ -42,41 +39,6 @@ from holdfast.train.step_log import RankPlacement, StepRecorder
 from holdfast.train.stopping import Stopping
 
 FINISHED = "finished"
-LINE = (
-    "holdfast: supervised only: these steps do not come from run.batches(). After a failure the script starts again, with "
-    "checkpoints of its own if it keeps any; holdfast saves and checks nothing, protected or not."
-)
-_hook: Any = None
-
-
-def watch() -> None:
-    """Watch for an optimizer step before the script iterates over `run.batches` or its variants; rank 0 then warns.
-
-    For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
-    own checkpoints, but other users must learn of it at once."""
-    global _hook
-    _hook = register_optimizer_step_post_hook(_warn)
-
-
-def begun() -> None:
-    """Cancel the warning that `watch` prepared, because the script has begun to iterate over the run's batches."""
-    progress.here.set_checked()
-    _remove_hook()
-
-
-def _warn(*_: Any) -> None:
-    _remove_hook()
-    progress.here.set_only_supervised()
-    if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
-        sys.stderr.write(f"{LINE}\n")
-        sys.stderr.flush()
-
-
-def _remove_hook() -> None:
-    global _hook
-    if _hook is not None:
-        _hook.remove()
-        _hook = None
 
 
 class RunStopped(Exception):
@@ -99,7 +61,7 @@ class Boundary:
     saves: Saves
     stopping: Stopping
     gate: BoundaryGate
-    injection: Injection
+    injection: Injection | None  # None if no failures are planned
     live: LiveRecovery | None
     recover: Callable[[int, int], Recover]
     _passed_by_some: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
@@ -114,7 +76,8 @@ class Boundary:
         if self.live and self.live.is_joining:
             start, self.has_joined = self.live.join(), True
             self.place.rank, self.place.world_size = self.live.place
-            self.injection.set_rank(self.live.member)
+            if self.injection:
+                self.injection.set_rank(self.live.member)
         self.record.append(self.recover(start, self.place.rank))
         self.record.flush()
         self.source.divide(start, self.place.rank, self.place.world_size)
@@ -166,7 +129,8 @@ class Boundary:
         """Return the next step before which something is planned: a save, a failure, or an epoch's or phase's end."""
         if self.saves.is_under_way:
             return step + 1
-        return min(self.saves.next, self.injection.next(step + 1), self.phases.seam_after(step))
+        failure = self.injection.next(step + 1) if self.injection else NEVER
+        return min(self.saves.next, failure, self.phases.seam_after(step))
 
     def _cross_with_peers(self, step: int, at: Position) -> float:
         while True:
@@ -206,7 +170,7 @@ class Boundary:
         self.saves.collect()
         if self.stopping.is_here(step) and is_complete:
             self._stop(step, at)
-        if self.injection.next(step) == step:
+        if self.injection and self.injection.next(step) == step:
             self.steps.log.write_all()  # this may be the last thing that the process does
             self.injection.strike(step)
         return stall
@@ -269,7 +233,6 @@ class Loop:
         step = self.start
         try:
             step, at = self.boundary.begin(self.start)
-            self._look_for_unprotected(step)
             entered, opened = -1, -1  # the phase and the epoch of the last markers
             while step < self.boundary.end:
                 try:
@@ -315,9 +278,12 @@ class Loop:
         return self.keeper.keeping(in_memory=self.boundary.has_joined)
 
     def _set_weights(self, step: int) -> None:
-        """Set the weight of this rank's gradients: its part of the samples of a step, which phases may change."""
+        """Set the weight of this rank's gradients: its part of the samples of a step, which phases may change.
+
+        DDP's mean over the ranks is already right if all shares have the same size."""
         ranks = self.boundary.ranks
-        if self.boundary.live is None:
+        is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
+        if self.boundary.live is None and not is_even:
             for replica in self.replicas:
                 replica.set_weight(self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step))
 
@@ -356,14 +322,10 @@ class Loop:
                 "forked process with os._exit()."
             )
         self.steps.end()
-        self._look_for_unprotected(step + 1)
+        if self.unprotected and self.steps.work.stepped >= self.unprotected.next:
+            self.unprotected.look(frames_of_script(sys._getframe()), self.steps.work.stepped, step + 1 - self.start)
         if step == 0:
             self.boundary.saves.prepare()  # again: optimizers have made their moments in the first step
-
-    def _look_for_unprotected(self, step: int) -> None:
-        check, stepped = self.unprotected, self.steps.work.stepped
-        if check and stepped >= check.next:
-            check.look(frames_of_script(sys._getframe()), stepped, step - self.start)
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):

@@ -1,5 +1,6 @@
 """The run that a training script belongs to: the object that `holdfast.attach()` returns."""
 
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -15,8 +16,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import dataset as datasets
 from holdfast.train.data.dataset import MapDataset
-from holdfast.train.data.loader import Collate, ShareDataset
-from holdfast.train.data.loader_options import checked_options
+from holdfast.train.data.loader import Collate, ShareDataset, checked_options
 from holdfast.train.data.phases import TrainingPhase
 from holdfast.train.data.samplers import DrawnOrders, Sampler
 from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, Streamed
@@ -34,7 +34,10 @@ class Run:
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._session = Session(config, ranks, out)
-        self._reducer = RankReducer(self._session.ranks, self._session.live)
+
+    @functools.cached_property
+    def _reducer(self) -> RankReducer:
+        return RankReducer(self._session.ranks, self._session.live)
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,6 @@ A setup that cannot be trained is refused here, before the first step. The code 
 """
 
 import atexit
-import functools
 import logging
 import os
 import sys
@@ -17,43 +16,33 @@ from typing import Any, cast
 from torch import nn
 
 from holdfast import progress
-from holdfast.blocks.division import Ids
+from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.payload import flatten
+from holdfast.checkpoint.store import Store
+from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
-from holdfast.distributed.ranks import SUPERVISED, BoundaryGate, Ranks
+from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
-from holdfast.events import Order, Recover
-from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
-from holdfast.live.settlement import LossEffects
-from holdfast.progress import Phase, restart_needed
+from holdfast.live.recovery import live_for
+from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.orders import pieces
 from holdfast.sampler.run_plan import RunPlan
-from holdfast.train import inject, loop
-from holdfast.train.data.dataset import MapDataset
-from holdfast.train.data.loader import ShareLoader
-from holdfast.train.data.phases import Phases, SampleSource, TrainingPhase
-from holdfast.train.data.requests import share_key
+from holdfast.train import inject
+from holdfast.train.data.phases import Phases, TrainingPhase
 from holdfast.train.data.stream import Streamed
-from holdfast.train.guards import FirstBatchCheck, StateKeeper
-from holdfast.train.inject import Injection
+from holdfast.train.guards import late_loop
 from holdfast.train.iterators import WAY, LoopTurns, PhaseTurns, Turns
-from holdfast.train.loop import Boundary, Loop
+from holdfast.train.loop import Loop
+from holdfast.train.loop_setup import LoopSetup
 from holdfast.train.observe import observer
-from holdfast.train.observe.observer import SavingAt, StepObserver
-from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
-from holdfast.train.plan_events import data_digest, identity, plan_event
 from holdfast.train.replicate import Replica
-from holdfast.train.script_loops import late_loop
-from holdfast.train.state import restore, rng, sharded
-from holdfast.train.state.attempt import AttemptContext, MemberRecorder, NoRecorder, Recorder, await_standby, begin
+from holdfast.train.state import protect_checks, restore, rng
+from holdfast.train.state.attempt import AttemptContext, NoRecorder, Recorder, await_standby, begin
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
-from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
-from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
+from holdfast.train.step_log import LoggedLoss
 from holdfast.train.stopping import Stopping
-from holdfast.train.writing import writer_for
 
 logger = logging.getLogger(__name__)
 PHASE = "phase"
@@ -64,7 +53,7 @@ class Session:
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()
-        self.live = live_for(config, ranks)
+        self.live = None if config.recovery == "restart" else live_for(config, ranks)
         self.ranks = self.live.watch(ranks) if self.live else ranks
         self.attempt: AttemptContext | None = None
         self.record: Recorder = NoRecorder()
@@ -75,7 +64,6 @@ class Session:
         self.protected: Protected | None = None
         self.restored = RestoredState()
         self.loss = LoggedLoss()
-        self.stopping: Stopping | None = None
         self._rehearsal = observer.asked()
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
@@ -109,6 +97,11 @@ class Session:
         return self.live.coordination.rank_for_life if self.live else self.ranks.rank
 
     @property
+    def stopping(self) -> Stopping | None:
+        """The object that ends the loop early; None before the loop begins."""
+        return self._loop.boundary.stopping if self._loop else None
+
+    @property
     def _is_joining(self) -> bool:
         return self.live is not None and self.live.is_joining
 
@@ -118,7 +111,7 @@ class Session:
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """Return `model` wrapped for training with the other ranks; a process without peers gets `model` itself."""
-        sharded.refuse({"the model in replicate()": model})
+        protect_checks.refuse_sharded({"the model in replicate()": model})
         self._models.append(model)
         if not self.ranks.grouped:
             return model
@@ -133,6 +126,7 @@ class Session:
         """Include `things` in every snapshot; restore them from the newest snapshot or the run's initial weights."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
+        protect_checks.refuse_sharded(things)
         self.protected = Protected(things)
         if self._is_standby:  # until now nothing was read from the run's folder, or written to it
             await_standby()
@@ -148,7 +142,7 @@ class Session:
                 weights = load_initial_weights(self.config.source, self.protected, reports=self.ranks.rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         if self.ranks.rank == 0:
-            self._writer = writer_for(self.config, self.attempt, self.ranks)
+            self._writer = self._make_writer()
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
     @property
@@ -184,10 +178,9 @@ class Session:
         assert self.protected is not None
         self._check_script()
         phases = Phases(self._phases)
-        inject.check(self.config.failures, phases.plan.steps)
-        if self.attempt:
-            restore.check_config(self.attempt.store, self.restored, phases.plan, extend=self.config.extend)
-        self._loop = self._make_loop(phases, self.protected)
+        if self.attempt and self.restored.config:
+            restore.check_length(self.attempt.store, self.restored, phases.plan, extend=self.config.extend)
+        self._loop = self._loop_setup(phases, self.protected).make()
         turns = self._loop.run()
         self._generator = weakref.ref(turns)
         self._end_if_done(phases.plan, turns)
@@ -227,85 +220,48 @@ class Session:
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
         """Raise BadInput, on all ranks alike, if a phase cannot be trained or could not be restored after a failure."""
-        sharded.refuse(protected.things)  # again: a script may shard its model after protect()
+        protect_checks.refuse_sharded(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
-            protected.check_covers(model)
-        protected.check_schedules()
+            protect_checks.check_covers(protected, model)
+        protect_checks.check_schedules(protected)
         if self.live:
-            protected.check_replicated(self._models)
+            protect_checks.check_replicated(protected, self._models)
         least, micro_batches = phase.plan.share_size(0, self.ranks.size), phase.loads.parts
         if not 1 <= micro_batches <= least:
             raise BadInput(
                 f"micro_batches must be between 1 and {least}, the samples of one rank and step (got {micro_batches})."
             )
-        if self.attempt:
+        if self.attempt and self.restored.config:
             restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
-    def _make_loop(self, phases: Phases, protected: Protected) -> Loop:
-        plan, loads = phases.plan, phases[0].loads
-        self._enter_training()
-        injection = self._make_injection()
-        fingerprint = identity(plan, protected)
-        conditions = self._check_conditions(phases)
-        if self.attempt:
-            self.record.append(plan_event(self.config, self.number, phases, fingerprint, conditions))
-            self.record.flush()
-        start = self.restored.step or 0
-        gate = self.live.coordination.gate if self.live else BoundaryGate()
-        self.stopping = Stopping(self.ranks, start, gate, wanted=self._was_stopped)
-        place = RankPlacement(self.ranks.rank, self.ranks.size)
-        fingerprints = Fingerprints(protected if self.attempt else None)
-        log = StepLog(self.record, fingerprints, self.number, place)
-        work = WorkDone(self._replicas, protected)
-        watcher = self._make_observer(protected, loads.dataset, place)
-        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
-        source = SampleSource(phases, self._record_order)
-        if self.live:
-            self._start_live(self.live, plan, protected, steps, injection)
-        return Loop(
-            phases=phases,
-            plan=plan,
-            start=start,
-            source=source,
-            replicas=self._replicas,
-            steps=steps,
-            keeper=StateKeeper(protected, fingerprints, self._restore_again),
-            first_batch=FirstBatchCheck(fingerprints, work) if self.attempt else None,
-            unprotected=self._make_unprotected_check(protected),
-            boundary=Boundary(
-                phases=phases,
-                plan=plan,
-                end=self._rehearsal.end(plan) if self._rehearsal else plan.steps,
-                ranks=self.ranks,
-                attempt=self.number,
-                record=self.record,
-                place=place,
-                source=source,
-                steps=steps,
-                saves=self._make_saves(plan, fingerprint, injection, loads, conditions, protected),
-                stopping=self.stopping,
-                gate=gate,
-                injection=injection,
-                live=self.live,
-                recover=functools.partial(self._recover, plan, protected, fingerprints),
-            ),
+    def _make_writer(self) -> Writer:
+        """Return a writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
+        assert self.attempt is not None
+        config, attempt, moves = self.config, self.attempt, progress.here.add_moved
+        store = inject.faulty(
+            _fenced(attempt.store, self.ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
         )
+        if config.writer == "blocking":
+            return writers.blocking(store, keep_last=config.keep_last, progress=moves)
+        return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
 
-    def _start_live(
-        self, live: LiveRecovery, plan: RunPlan, protected: Protected, steps: StepRecorder, injection: Injection
-    ) -> None:
-        assert isinstance(self.record, MemberRecorder)
-        live.start(
-            TrainingHooks(
-                losses=LossEffects(live.strategy, plan),
-                protected=protected,
-                record=self.record,
-                attempt=self.number,
-                record_steps=steps.log.write_all,
-                inject=injection.strike_in_recovery,
-                has_stepped=lambda: steps.work.has_stepped,
-                has_pending_gradients=lambda: steps.work.is_pending,
-            )
+    def _loop_setup(self, phases: Phases, protected: Protected) -> LoopSetup:
+        return LoopSetup(
+            config=self.config,
+            ranks=self.ranks,
+            live=self.live,
+            attempt=self.attempt,
+            record=self.record,
+            phases=phases,
+            protected=protected,
+            restored=self.restored,
+            models=self._models,
+            replicas=self._replicas,
+            writer=self._writer,
+            make_writer=self._make_writer,
+            loss=self.loss,
+            rehearsal=self._rehearsal,
+            was_stopped=self._was_stopped,
         )
 
     def _end_if_done(self, plan: RunPlan, turns: Turns) -> None:
@@ -318,108 +274,14 @@ class Session:
                 raise AssertionError("nothing was left to train")
             raise SystemExit(0)
 
-    def _enter_training(self) -> None:
-        if not self._is_joining:
-            progress.here.enter(Phase.TRAINING)
-        loop.begun()
-        if self.ranks.rank == 0 and self.number == 1:
-            if (seed := rng.seeded()) is not None:
-                logger.warning(
-                    "holdfast: torch.manual_seed(%d) after attach() has no effect on the order of samples or on what is "
-                    "drawn in the loop: call it before attach(), or write attach(seed=%d).",
-                    seed,
-                    seed,
-                )
-            if not self.attempt:
-                logger.warning(
-                    "holdfast: nothing is saved, since the run has no folder: give attach(out=...), or start the script "
-                    "by `holdfast run`."
-                )
 
-    def _make_injection(self) -> Injection:
-        struck = self.attempt.past.struck if self.attempt else ()
-        folder = self.attempt.folder if self.attempt else None
-        injection = Injection(self.config.failures, self.ranks.rank, self.number, struck, folder, self.ranks)
-        injection.watch(self._models, self._replicas)
-        return injection
+def _fenced(store: Store, ranks: Ranks) -> Store:
+    """Return `store`. On several nodes it is wrapped to refuse writes once other nodes continue without this one."""
+    term, connect = os.environ.get(distributed.TERM), ranks.connect
+    if term is None or connect is None:
+        return store
 
-    def _check_conditions(self, phases: Phases) -> Conditions:
-        """Return the data digests and thread count of this attempt, after comparing them with those of the snapshot."""
-        if self.attempt is None:
-            return Conditions.now([None])
-        now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])
-        same_world = self.restored.world == self.ranks.size
-        now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
-        return now
+    def is_ours(newer: Term) -> bool:
+        return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
 
-    def _record_order(self, epoch: int, order: Ids) -> None:
-        for first, width, indices in pieces(order):
-            self.record.append(Order(self.number, epoch, first, width, indices))
-        self.record.flush()
-
-    def _recover(
-        self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
-    ) -> Recover:
-        """Seed the random generators for step `start`; return the event that describes this rank's initial state."""
-        restored = self.restored
-        if start != (restored.step or 0):
-            restored = RestoredState(step=start)  # the state came from another rank
-        at = plan.position(start)
-        saved = RunPlan.from_json(restored.config) if restored.config else plan
-        saved_key = share_key(saved, start, rank)
-        return Recover(
-            attempt=self.number,
-            restored=restored.step,
-            epoch=at.epoch,
-            cursor=at.cursor,
-            rng=restore.key_generators(share_key(plan, start, rank), saved_key, restored, self.ranks),
-            seconds=restored.seconds,
-            passed_over=restored.passed_over,
-            state=restored.digest_in_memory(protected),
-            weights=restored.weights,
-            fingerprint=fingerprints.take().digest(),
-        )
-
-    def _restore_again(self) -> None:
-        if self.attempt is None or self.protected is None or self.restored.step is None:
-            raise restart_needed("a script that changes protected state before an epoch's batches cannot join in one")
-        restore.restore_again(self.attempt, self.ranks, self.restored.step, self.protected)
-
-    def _make_saves(
-        self,
-        plan: RunPlan,
-        fingerprint: str,
-        injection: Injection,
-        loads: ShareLoader,
-        conditions: Conditions,
-        protected: Protected,
-    ) -> Saves:
-        if self.attempt is None:
-            return NoSaver()
-        saver = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else CheckpointSaver
-        return saver(
-            config=self.config,
-            attempt=self.attempt,
-            ranks=self.ranks,
-            writer=self._writer,
-            make_writer=functools.partial(writer_for, self.config, self.attempt, self.ranks),
-            protected=protected,
-            plan=plan,
-            fingerprint=fingerprint,
-            conditions=conditions,
-            position=loads.position,
-            injected=injection.strike_in_save,
-            saved=self.restored.step,
-        )
-
-    def _make_unprotected_check(self, protected: Protected) -> UnprotectedStateCheck | None:
-        if protected.is_of_trainer:
-            return None
-        return UnprotectedStateCheck(protected, has_resumed=self._is_joining or self.restored.step is not None)
-
-    def _make_observer(self, protected: Protected, dataset: MapDataset, place: RankPlacement) -> StepObserver | None:
-        if self._rehearsal is None:
-            return None
-        live = self.live
-        joined = (lambda: live.coordination.number) if live and live.is_joining else (lambda: 0)
-        return StepObserver(self._rehearsal, protected, dataset, lambda: place.rank, self.number, joined)
+    return Fenced(store, int(term), is_ours)

@@ -22,10 +22,11 @@ from holdfast.events import Seconds, Step
 from holdfast.live.recovery import LiveRecovery
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
-from holdfast.train.data.requests import LoadRequest
+from holdfast.train.data.loader import LoadRequest
 from holdfast.train.observe.observer import StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.state.attempt import Recorder
+from holdfast.train.state.protect_checks import check_trainer
 from holdfast.train.state.protected import Protected
 
 MAX_WAITING = 64  # steps that wait to be written
@@ -291,7 +292,7 @@ class WorkDone:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._known:
-            self._protected.check_trainer(optimizer)
+            check_trainer(self._protected, optimizer)
             self._known.add(id(optimizer))
         for replica in self._replicas:
             if replica.holds_back:

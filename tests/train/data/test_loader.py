@@ -14,10 +14,9 @@ from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loading
-from holdfast.train.data import requests as requesting
-from holdfast.train.data.loader import ShareDataset
-from holdfast.train.data.loader_options import checked_options
-from holdfast.train.data.requests import requests
+from holdfast.train.data import phases as requesting
+from holdfast.train.data.loader import ShareDataset, checked_options
+from holdfast.train.data.phases import requests
 
 
 class Drawn:

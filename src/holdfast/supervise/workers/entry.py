@@ -31,7 +31,7 @@ from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import write_error
 from holdfast.supervise.script_file import import_folder, module_file
-from holdfast.train import loop
+from holdfast.train import guards
 
 SHOW_STACK = signal.SIGRTMIN + 9  # no script is likely to use it
 """The signal that makes a worker write the stack of its main thread, and continue."""
@@ -70,7 +70,7 @@ def main(task: Task) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the supervisor sends SIGTERM
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
     _undo_inheritance()
-    loop.watch()
+    guards.watch_for_own_loop()
     sys.exit(_run(task))
 
 

@@ -7,7 +7,7 @@ the generator states that loading left behind. So loader processes change the sp
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import popen_fork
@@ -18,13 +18,51 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from holdfast import process as preemption
+from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
+from holdfast.sampler.digest import Samples
 from holdfast.train.data.dataset import MapDataset
-from holdfast.train.data.requests import LoadRequest
 from holdfast.train.state import rng
 
 Collate = Callable[[list[Any]], Any]
 SHOWN = 8  # sample ids that an error names
+TAKEN = (
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "timeout",
+)
+_OURS = "the run decides the order of samples"
+REFUSED = {
+    "batch_size": f"{_OURS}: give global_batch",
+    "shuffle": f"{_OURS}, in an order that comes from the seed: leave it out, or give run.batches(..., sampler=...)",
+    "sampler": "give run.batches(..., sampler=...)",
+    "batch_sampler": f"{_OURS}: leave it out, or give run.batches(..., sampler=...)",
+    "drop_last": "samples that do not fill a step always wait for the next epoch: leave it out",
+    "in_order": "steps that overtake each other could not be resumed: leave it out",
+    "generator": "the run keys every generator: give a seed",
+    "collate_fn": "give run.batches(..., collate_fn=...)",
+    "dataset": "give it as the first argument",
+}
+
+
+@dataclass(slots=True, eq=False)
+class LoadRequest:
+    """A request to load the samples `ids` of one rank in one step. `key` seeds the random generators for them.
+
+    `numbers` are the same ids as Python integers, `samples` their count and digest.
+    """
+
+    ids: Ids
+    numbers: list[int]
+    samples: Samples
+    key: int
+
+
 Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
@@ -177,6 +215,24 @@ class Loaders(ForkContext):
     """A fork context whose processes are ended by SIGKILL instead of SIGTERM."""
 
     Process = _Loader
+
+
+def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput for options it does not allow."""
+    options = dict(dataloader_options or {})
+    for name in options:
+        if name in REFUSED:
+            raise BadInput(f"dataloader_options={{{name!r}: ...}} is not possible: {REFUSED[name]}.")
+        if name not in TAKEN:
+            raise BadInput(f"dataloader_options has no option {name!r}: give one of {', '.join(TAKEN)}.")
+    chosen = options.pop("num_workers", num_workers)
+    if num_workers and chosen != num_workers:
+        raise BadInput(
+            f"num_workers={num_workers} and dataloader_options={{'num_workers': {chosen}}} differ: give one of them."
+        )
+    if not isinstance(chosen, int) or chosen < 0:
+        raise BadInput(f"num_workers must be 0 (load in the training process) or more (got {chosen}).")
+    return {"num_workers": chosen, **options}
 
 
 def divided(count: int, parts: int) -> list[range]:

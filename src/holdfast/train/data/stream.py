@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.train.data.loader import Loaded
-from holdfast.train.data.requests import LoadRequest
+from holdfast.train.data.loader import Loaded, LoadRequest
 from holdfast.train.state import plain_values, rng
 from holdfast.train.state.restore import RestoredState
 

@@ -10,7 +10,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 from holdfast.errors import BadInput
@@ -24,27 +24,27 @@ CONSECUTIVE = 2  # looks after the first, each after one more step in which an o
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class UnprotectedStateCheck:
     """A check of the script's variables for state that changes in training and is not protected.
 
-    If the run `has_resumed`, the check begins later: a restart should not wait for it, and the script was checked."""
+    In a run that has resumed, it begins AFTER_RESUMING optimizer steps: the script was checked before."""
 
-    def __init__(self, protected: Protected, *, has_resumed: bool = False) -> None:
-        self.next = AFTER_RESUMING if has_resumed else 0  # the number of optimizer steps after which to look again
-        self._protected = protected
-        self._looks = 0
-        self._seen: dict[int, _Seen] = {}
-        self._before: ProtectedValues | None = None
-        self._warned: set[str] = set()
+    protected: Protected
+    next: int = 1  # the number of optimizer steps after which to look again
+    _looks: int = 0
+    _seen: dict[int, "_Seen"] = field(default_factory=dict)
+    _before: ProtectedValues | None = None
+    _warned: set[str] = field(default_factory=set)
 
     def look(self, frames: Iterable[FrameType], stepped: int, steps: int) -> None:
         """Compare the variables of `frames` with the last look; raise BadInput, or warn after the first steps.
 
         `stepped` counts the optimizer steps and `steps` the steps of this attempt."""
-        self.next = max(1, 2 * stepped)
-        now = ProtectedValues(self._protected)
+        self.next = stepped + 1 if self._looks < CONSECUTIVE else 2 * stepped
+        now = ProtectedValues(self.protected)
         objects = unprotected_objects(starts(frames, {}), now, self._before, averages=self._looks <= CONSECUTIVE)
-        lost = [found for found in objects if stepped and (found.is_averaged_model or self._has_changed(found))]
+        lost = [found for found in objects if self._looks and (found.is_averaged_model or self._has_changed(found))]
         self._seen = {id(found.kept): _Seen(_reference(found.kept), found.values) for found in objects}
         self._before, self._looks = now, self._looks + 1
         if lost and steps <= FIRST_STEPS:

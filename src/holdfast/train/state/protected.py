@@ -8,7 +8,7 @@ wrapped in DDP first; then all keys begin with `_orig_mod.module.`. A bare `modu
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.checkpoint.payload import FlatState, flatten
 from holdfast.errors import BadInput
-from holdfast.train.state import plain_values, sharded
+from holdfast.train.state import plain_values
 from holdfast.train.state.plain_values import PlainState
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
@@ -47,7 +47,6 @@ class Protected:
             raise BadInput(
                 "protect() was given nothing: name what is to be restored, for example protect(model=model)."
             )
-        sharded.refuse(things)
         for name, thing in things.items():
             plain_values.check(name, thing)
             is_stateful = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
@@ -117,53 +116,6 @@ class Protected:
             for name, thing in self.things.items()
             if isinstance(thing, torch.optim.Optimizer)
         }
-
-    def check_covers(self, model: nn.Module) -> None:
-        """Raise BadInput if a parameter of the replicated `model` would not be restored after a failure."""
-        saved = {
-            tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if isinstance(tensor, torch.Tensor)
-        }
-        lost = [name for name, value in model.named_parameters() if value.numel() and value.data_ptr() not in saved]
-        if lost:
-            raise BadInput(
-                f"a replicated {type(model).__name__} is not protected ({listed(lost)}): name it in protect(), as in "
-                "protect(model=model), or it would start again from its initial weights after a failure."
-            )
-
-    def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise BadInput if `optimizer` trains a protected model but is not itself protected (saved and restored)."""
-        trained = {id(parameter) for model in self.models for parameter in model.parameters()}
-        covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
-        if not self.own_objects and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
-            raise BadInput(
-                f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
-                "protect(model=model, optimizer=optimizer), or it would lose its state after a failure."
-            )
-
-    def check_replicated(self, replicated: Iterable[nn.Module]) -> None:
-        """Raise BadInput if an optimizer trains a model that is not `replicated`: its weights would differ by rank."""
-        shared = {id(parameter) for model in replicated for parameter in model.parameters()}
-        for name, thing in self.things.items():
-            if isinstance(thing, torch.optim.Optimizer) and any(
-                id(value) not in shared for value in _parameters(thing)
-            ):
-                raise BadInput(
-                    f"{name} trains parameters of a model that is not replicated, and live recovery needs every rank to "
-                    "have the same: write model = run.replicate(model) before the optimizer is made, or choose "
-                    "--recovery restart."
-                )
-
-    def check_schedules(self) -> None:
-        """Raise BadInput if a protected optimizer has a learning-rate scheduler that would not be restored."""
-        covered = {id(thing.optimizer) for thing in self.things.values() if isinstance(thing, LRScheduler)}
-        for name, thing in self.things.items():
-            # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
-            scheduled = isinstance(thing, torch.optim.Optimizer) and hasattr(thing.step, "_wrapped_by_lr_sched")
-            if scheduled and id(thing) not in covered and not self.own_objects:
-                raise BadInput(
-                    f"{name} has a learning-rate scheduler that is not protected: name it in protect(), as in "
-                    "protect(..., scheduler=scheduler), or it would lose its state after a failure."
-                )
 
     @property
     def own_objects(self) -> dict[str, Protectable]:

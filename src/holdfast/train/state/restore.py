@@ -19,7 +19,6 @@ from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
-from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, digest, listed, tree_digest
 from holdfast.train.state.save import (
@@ -58,11 +57,7 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the digest of the restored snapshot if `protected` still equals it, else the digest of `protected`.
-
-        Return None if no snapshot was restored."""
-        if self.step is None:
-            return None
+        """Return the digest of the restored snapshot if `protected` still equals it, else the digest of `protected`."""
         in_memory = protected.digest()
         return self.committed if in_memory == self.loaded else in_memory
 
@@ -132,7 +127,7 @@ def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: P
 def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: int) -> None:
     """Raise BadInput if the snapshot was saved with another order of samples in the phase with this index.
 
-    Only the last phase of the saved run may have another length, which `check_config` checks.
+    Only the last phase of the saved run may have another length, which `check_length` checks.
     """
     phases = phases_of(restored.config) if restored.config else []
     if index >= len(phases):
@@ -144,16 +139,12 @@ def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: 
         raise _of_another_run(store, restored.step or 0, fields)
 
 
-def check_config(store: Store, restored: RestoredState, plan: RunPlan, *, extend: bool) -> None:
+def check_length(store: Store, restored: RestoredState, plan: RunPlan, *, extend: bool) -> None:
     """Raise BadInput if the plan is shorter than that of the snapshot, or longer without `extend`."""
-    if restored.step is not None and restored.config is not None:
-        _check_length(store, restored.step, plan, RunPlan.from_json(restored.config), extend=extend)
-
-
-def _check_length(store: Store, step: int, plan: RunPlan, saved: RunPlan, *, extend: bool) -> None:
+    saved = RunPlan.from_json(restored.config) if restored.config else plan
     if plan.steps < saved.steps:
         raise BadInput(
-            f"the run in {store} was to train {saved.steps} steps and has trained {step}, and now its plan has "
+            f"the run in {store} was to train {saved.steps} steps and has trained {restored.step}, and now its plan has "
             f"{plan.steps}: a run can be made longer (--extend) and not shorter. Give it the same number of steps, or "
             "name another folder."
         )
@@ -162,20 +153,6 @@ def _check_length(store: Store, step: int, plan: RunPlan, saved: RunPlan, *, ext
             f"the plan of this run has {plan.steps} steps now, and the run in {store} was to train {saved.steps}: give "
             "--extend to train it for longer, or name another folder."
         )
-
-
-def key_generators(key: int, saved_key: int, restored: RestoredState, ranks: Ranks) -> str:
-    """Seed the random generators with `key`, and check the states that the restored snapshot recorded.
-
-    They must be those of `saved_key`, the key of the same step in the plan of the snapshot, which may have been
-    extended. Return "restored" if they are, "none" if not, and "keyed" if the snapshot has no states for this rank."""
-    if restored.step is None or restored.world != ranks.size:
-        rng.set_all(key)
-        return "keyed"  # no state was captured for exactly this share
-    rng.set_all(saved_key)
-    is_same = rng.capture() == restored.generators[ranks.rank]
-    rng.set_all(key)
-    return "restored" if is_same else "none"  # "none": a library seeds its generator in another way than before
 
 
 def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:

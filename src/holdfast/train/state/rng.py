@@ -7,7 +7,7 @@ the generators. A snapshot holds their states all the same, and a resumed run co
 
 import base64
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,3 +95,17 @@ def capture() -> dict[str, Any]:
 
 def _text(values: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(values.tobytes()).decode()
+
+
+def key_and_compare(key: int, saved_key: int, saved: Mapping[str, Any] | None) -> str:
+    """Seed the generators with `key`, and return how they compare with the states in the restored snapshot.
+
+    "restored" means that `saved` are the states after seeding with `saved_key`, the key of the same step in the plan of
+    the snapshot, and "none" that a library now seeds its generator in another way. If `saved` is None, return "keyed".
+    """
+    is_same = False
+    if saved is not None:
+        set_all(saved_key)
+        is_same = capture() == saved
+    set_all(key)
+    return "keyed" if saved is None else "restored" if is_same else "none"

@@ -1,0 +1,112 @@
+"""Checks of what a script protects: refuse, before training, state that could not be restored after a failure.
+
+A snapshot holds whole tensors of one rank, so models that FSDP or DTensor divide among the ranks are refused. Reading
+their state is often a collective operation, which would hang if rank 0 alone began it. So they are recognized by their
+classes, taken from the modules that the script has imported, and their state is never read.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.errors import BadInput
+from holdfast.train.state.protected import Protected, listed
+
+_MODULES = {
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"): "FSDP (FullyShardedDataParallel)",
+    ("torch.distributed.fsdp", "FSDPModule"): "FSDP2 (fully_shard)",
+}
+_TENSORS = {
+    ("torch.distributed.fsdp._flat_param", "FlatParameter"): "FSDP (FullyShardedDataParallel)",
+    ("torch.distributed.tensor", "DTensor"): "DTensor",
+}
+
+
+def refuse_sharded(things: Mapping[str, object]) -> None:
+    """Raise BadInput if one of `things` (models, optimizers, tensors, by name) is divided among the ranks."""
+    for name, thing in things.items():
+        if kind := _sharding(thing):
+            raise BadInput(
+                f"{name} is sharded with {kind}, and holdfast saves and restores whole states only: use run.replicate() if "
+                "the model fits on one device. Otherwise leave out protect() and save in the script; holdfast then only "
+                "restarts it after failures."
+            )
+
+
+def check_covers(protected: Protected, model: nn.Module) -> None:
+    """Raise BadInput if a parameter of the replicated `model` would not be restored after a failure."""
+    saved = {tensor.data_ptr() for tensor in _tensors(protected.capture())}
+    lost = [name for name, value in model.named_parameters() if value.numel() and value.data_ptr() not in saved]
+    if lost:
+        raise BadInput(
+            f"a replicated {type(model).__name__} is not protected ({listed(lost)}): name it in protect(), as in "
+            "protect(model=model), or it would start again from its initial weights after a failure."
+        )
+
+
+def check_trainer(protected: Protected, optimizer: torch.optim.Optimizer) -> None:
+    """Raise BadInput if `optimizer` trains a protected model but is not itself protected (saved and restored)."""
+    trained = {id(parameter) for model in protected.models for parameter in model.parameters()}
+    covered = {id(parameter) for trainer in protected.optimizers for parameter in _tensors(trainer)}
+    if not protected.own_objects and any(id(parameter) in trained - covered for parameter in _tensors(optimizer)):
+        raise BadInput(
+            f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
+            "protect(model=model, optimizer=optimizer), or it would lose its state after a failure."
+        )
+
+
+def check_replicated(protected: Protected, replicated: Iterable[nn.Module]) -> None:
+    """Raise BadInput if an optimizer trains a model that is not `replicated`: its weights would differ by rank."""
+    shared = {id(parameter) for model in replicated for parameter in model.parameters()}
+    for name, thing in protected.things.items():
+        if isinstance(thing, torch.optim.Optimizer) and any(id(value) not in shared for value in _tensors(thing)):
+            raise BadInput(
+                f"{name} trains parameters of a model that is not replicated, and live recovery needs every rank to "
+                "have the same: write model = run.replicate(model) before the optimizer is made, or choose "
+                "--recovery restart."
+            )
+
+
+def check_schedules(protected: Protected) -> None:
+    """Raise BadInput if a protected optimizer has a learning-rate scheduler that would not be restored."""
+    covered = {id(thing.optimizer) for thing in protected.things.values() if isinstance(thing, LRScheduler)}
+    for name, thing in protected.things.items():
+        # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
+        scheduled = isinstance(thing, torch.optim.Optimizer) and hasattr(thing.step, "_wrapped_by_lr_sched")
+        if scheduled and id(thing) not in covered and not protected.own_objects:
+            raise BadInput(
+                f"{name} has a learning-rate scheduler that is not protected: name it in protect(), as in "
+                "protect(..., scheduler=scheduler), or it would lose its state after a failure."
+            )
+
+
+def _sharding(thing: object) -> str:
+    """Return the name of the method that divides `thing` among the ranks, or an empty text."""
+    modules = thing.modules() if isinstance(thing, nn.Module) else ()
+    return _match(modules, _MODULES) or _match(_tensors(thing), _TENSORS)
+
+
+def _tensors(thing: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a model or optimizer, or of a nested state."""
+    if isinstance(thing, nn.Module):
+        yield from thing.parameters()
+        yield from thing.buffers()
+    elif isinstance(thing, torch.optim.Optimizer):
+        for group in thing.param_groups:
+            yield from group["params"]
+    elif isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, Mapping | list | tuple):
+        for value in thing.values() if isinstance(thing, Mapping) else thing:
+            yield from _tensors(value)
+
+
+def _match(values: Iterable[object], kinds: Mapping[tuple[str, str], str]) -> str:
+    classes = {
+        cls: kind for (module, name), kind in kinds.items() if (cls := getattr(sys.modules.get(module), name, None))
+    }
+    found = (kind for value in values for cls, kind in classes.items() if isinstance(value, cls))
+    return next(found, "") if classes else ""
