@@ -5,17 +5,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast.audit.verdicts import audit_run
 from holdfast.errors import WorkerLost
-from holdfast.server.cluster import cluster
+from holdfast.server.cluster import LocalRay, cluster
 from server_processes import DEADLINE, until
 
 
-def group(number: int) -> list[str]:
-    """The names of the processes of a session that still run."""
-    found = []
+def group(number: int) -> dict[str, int]:
+    """The processes of a session that still run, by name."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -23,7 +25,7 @@ def group(number: int) -> list[str]:
             except OSError:
                 continue
             if int(fields.split()[3]) == number and fields.split()[0] != "Z":
-                found.append(name)
+                found[name] = int(entry.name)
     return found
 
 
@@ -54,3 +56,36 @@ def test_asked_to_end_while_ray_starts_it_ends_in_order_and_leaves_nothing_behin
     assert run.returncode == 130, said.decode()
     assert said.decode().strip().endswith("interrupted")
     until(lambda: not group(run.pid), "nothing of it is left")
+
+
+def test_a_run_whose_raylet_is_killed_says_so_keeps_its_history_and_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "serve", "train", "--workload", "mlr-digits", "--out", "run"]
+    command += ["--nodes", "1", "--workers", "1"]
+    history = tmp_path / "run" / "history" / "controller.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as run:
+        until(lambda: history.exists() and '"iterate"' in history.read_text(), "the first iteration is done")
+        raylet = group(run.pid)["raylet"]
+        os.kill(raylet, signal.SIGKILL)
+        _, said = run.communicate(timeout=DEADLINE)
+
+    assert run.returncode == 2, said.decode()
+    (line,) = said.decode().splitlines()
+    assert line.startswith(f"holdfast: Ray's process raylet (pid {raylet}) was ended by SIGKILL after ")
+    assert f"history is kept in {history.parent}, and its checkpoints in {tmp_path / 'run' / 'checkpoints'}" in line
+    assert line.endswith("Start the run again with another --out.")
+    until(lambda: not group(run.pid), "nothing of it is left")
+    assert {finding.check for finding in audit_run(tmp_path / "run") if finding.verdict != "pass"} == {
+        "reached_the_end"
+    }
+
+
+def test_rays_logs_may_end_but_not_the_process_that_finds_actors() -> None:
+    with subprocess.Popen(["false"]) as ended:
+        ended.wait(DEADLINE)
+
+    def ray_with(name: str) -> LocalRay:
+        processes = {name: [SimpleNamespace(process=ended)]}
+        return LocalRay(SimpleNamespace(all_processes=processes, get_logs_dir_path=lambda: "logs"))
+
+    assert ray_with("log_monitor").ended() is None
+    assert ray_with("gcs_server").ended() == f"Ray's process gcs_server (pid {ended.pid}) ended with status 1"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from subprocess import Popen, TimeoutExpired
 from threading import current_thread, main_thread
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 from holdfast.errors import BadInput, WorkerLost
@@ -16,33 +17,57 @@ from holdfast.errors import BadInput, WorkerLost
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 END_WITHIN = 10.0  # seconds for Ray's own processes to end
 OBJECTS = 512 << 20  # bytes of memory for messages between actors
+NEEDED = ("raylet", "gcs_server")  # without these processes of Ray, no actor can be started or found
 
 
-@contextmanager
-def cluster(address: str | None = None) -> Iterator[None]:
-    """Start Ray on this machine or connect to `address`, and stop it afterwards, unless Ray was already running."""
-    ray = _ray()
-    if address is not None:
-        require_answer(address)
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        with _uninterrupted(ray), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it starts
-            _start(ray, address)
-        yield
-    finally:
-        node = ray._private.worker._global_node
-        groups = () if node is None else node.all_processes.values()
-        started: list[Popen[bytes]] = [info.process for group in groups for info in group]  # without those of actors
-        ray.shutdown()
-        for process in started:  # Ray has asked them to end, and does not wait
+class LocalRay:
+    """The processes of Ray itself that this process has started; none if the cluster was running before."""
+
+    def __init__(self, node: Any) -> None:
+        processes = {} if node is None else node.all_processes
+        self._processes: dict[str, list[Popen[bytes]]] = {
+            name: [info.process for info in group] for name, group in processes.items()
+        }
+        self.logs = "" if node is None else node.get_logs_dir_path()
+
+    def ended(self) -> str | None:
+        """Return which process of Ray has ended and how, or None if all that a run needs are running."""
+        for name in NEEDED:
+            for process in self._processes.get(name, []):
+                if (status := process.poll()) is not None:  # actors end themselves once the raylet is no zombie
+                    how = (
+                        f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                    )
+                    return f"Ray's process {name} (pid {process.pid}) {how}"
+        return None
+
+    def await_end(self) -> None:
+        for process in [process for group in self._processes.values() for process in group]:
             try:
                 process.wait(END_WITHIN)
             except TimeoutExpired:
                 process.kill()
                 process.wait(END_WITHIN)
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[LocalRay]:
+    """Start Ray on this machine or connect to `address`, and stop it afterwards, unless Ray was already running."""
+    ray = _ray()
+    if address is not None:
+        require_answer(address)
+    if ray.is_initialized():
+        yield LocalRay(ray._private.worker._global_node)
+        return
+    try:
+        with _uninterrupted(ray), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it starts
+            _start(ray, address)
+        yield LocalRay(ray._private.worker._global_node)
+    finally:
+        started = LocalRay(ray._private.worker._global_node)
+        ray.shutdown()
+        started.await_end()  # Ray has asked its processes to end, and does not wait
 
 
 def _start(ray: ModuleType, address: str | None) -> None:

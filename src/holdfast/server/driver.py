@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
+from holdfast.finding import counted
 from holdfast.memory import require_room
-from holdfast.server.cluster import cluster
+from holdfast.server.cluster import LocalRay, cluster
 from holdfast.server.settings import Settings
 from holdfast.server.status import JoinRequest
 from holdfast.workloads.registry import own_error
@@ -39,8 +40,8 @@ def serve(
     if address is None:
         members, hint = settings.nodes + settings.workers, "use fewer, or a cluster (--address)"
         require_room(members, ACTOR, "nodes and workers", hint)
-    with cluster(address):
-        return _Driver(settings, report).run()
+    with cluster(address) as local_ray:
+        return _Driver(settings, report, local_ray).run()
 
 
 def _check(settings: Settings) -> None:
@@ -64,8 +65,8 @@ def _actor(kind: type[Any], **options: object) -> Any:
 class _Driver:
     """The owner of all Ray actors of a run; the actors end when its process does."""
 
-    def __init__(self, settings: Settings, report: "Callable[[Status], None]") -> None:
-        self._settings, self._report = settings, report
+    def __init__(self, settings: Settings, report: "Callable[[Status], None]", local_ray: LocalRay) -> None:
+        self._settings, self._report, self._local_ray = settings, report, local_ray
         self._join_request = JoinRequest(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
@@ -73,12 +74,17 @@ class _Driver:
         self._request = self._iteration = 0
 
     def run(self) -> "ServerOutcome":
+        from ray.exceptions import RayError
+
         try:
             self._start("node", self._settings.nodes)
             self._start("worker", self._settings.workers)
             self._controllers.append(self._new_controller())
             self._await_start()
             return self._watch()
+        except RayError:
+            self._require_ray()
+            raise
         finally:
             self._end()
 
@@ -92,11 +98,12 @@ class _Driver:
             if not life:
                 self._controllers.append(self._new_controller())
             try:
-                while not ray.wait([done], timeout=LOOK_EVERY)[0]:
+                while not self._wait([done], LOOK_EVERY):
                     self._look()
                 outcome: ServerOutcome = ray.get(done)
                 return outcome
             except RayActorError:
+                self._require_ray()
                 ray.kill(self._controllers.pop(0))  # it may only be unreachable, and must not drive the run any more
                 if not self._controllers:
                     self._controllers.append(self._new_controller())
@@ -111,14 +118,12 @@ class _Driver:
     def _look(self) -> None:
         """Report the progress of the run, and start new nodes or workers that the controller or a user requests."""
         import ray
-        from ray.exceptions import GetTimeoutError
 
-        try:
-            asked: Any = self._controllers[0].status.remote()
-            status: Status = ray.get(asked, timeout=SILENT_FOR)
-        except GetTimeoutError:
+        asked: Any = self._controllers[0].status.remote()
+        if not self._wait([asked], SILENT_FOR):
             ray.kill(self._controllers[0])
             return
+        status: Status = ray.get(asked)
         self._report(status)
         # A lost controller is replaced once training continues; before, its successor would compete for the cores.
         if len(self._controllers) == 1 and status.iteration > self._iteration:
@@ -171,7 +176,7 @@ class _Driver:
         }
         deadline, starts = time.monotonic() + START_WITHIN, STARTS
         while waiting:
-            done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            done = self._wait(list(waiting), deadline - time.monotonic())
             if not done:
                 names = ", ".join(sorted(f"{kind} {number}" for kind, number in waiting.values()))
                 raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder.")
@@ -183,6 +188,29 @@ class _Driver:
                 if not starts:
                     raise
                 waiting[self._make(*member)] = member
+
+    def _wait(self, calls: list[Any], seconds: float) -> list[Any]:
+        """Wait up to `seconds` until one of the remote `calls` is done; return the calls that are done.
+
+        Raise WorkerLost as soon as a process of Ray itself has ended, because the calls may then never be done."""
+        import ray
+
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = ray.wait(calls, timeout=min(LOOK_EVERY, left))
+            self._require_ray()
+            if done or left <= LOOK_EVERY:
+                return list(done)
+
+    def _require_ray(self) -> None:
+        if (what := self._local_ray.ended()) is not None:
+            settings = self._settings
+            raise WorkerLost(
+                f"{what} after {counted(self._iteration, 'iteration')}, and the run cannot continue without it. Its "
+                f"history is kept in {settings.history}, and its checkpoints in {settings.store}. Ray's logs in "
+                f"{self._local_ray.logs} may say why. Start the run again with another --out."
+            )
 
     def _end(self) -> None:
         import ray

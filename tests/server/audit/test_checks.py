@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_server_runs import PlayedRun, play_run
+from fake_server_runs import NOON, PlayedRun, play_run
 from forged_server_runs import FORGERIES, Files, because, found, places
 from holdfast.audit.verdicts import audit, worst
 from holdfast.events import Restored, Serve
@@ -31,6 +31,16 @@ def test_a_run_that_could_have_happened_passes(seed: int, failing: float) -> Non
     files = dict(play_run(random.Random(seed), failing).files)
 
     assert worst(found(files)) == "pass", because(files)
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from([0.0, 0.05, 0.2, 0.4]), st.floats(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_a_run_that_was_interrupted_at_any_moment_does_not_fail(seed: int, failing: float, ended: float) -> None:
+    run = play_run(random.Random(seed), failing)
+    last = NOON + ended * (run.now - NOON)
+    files = {who: [event for event in events if event.time <= last] for who, events in run.files.items()}
+
+    assert worst(found({who: events for who, events in files.items() if events})) != "fail", because(files)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

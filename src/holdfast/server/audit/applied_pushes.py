@@ -13,19 +13,23 @@ from holdfast.server.audit.stale_rounds import applied_as_they_came, pushed_as_t
 
 
 def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied the updates of every round to all its blocks, unless recorded as dropped."""
+    """Check that each node applied the updates of every round to all its blocks, unless recorded as dropped.
+
+    The last iteration of a run that was interrupted is not judged, because its history is incomplete."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
     finished = replay.iterations * rounds
     if ledger.plan.staleness:
         return applied_as_they_came(ledger)
-    for number in sorted({*range(finished), *ledger.applied, *replay.dropped}):
+    for number in range(finished):
         tenure, applied = in_force(replay.tenures, number), ledger.applied.get(number, {})
-        because = "it was applied after the run had ended" if replay.done and number >= finished else None
-        because = because or _other_blocks(tenure, applied) or _other_map(replay.tenures, tenure, applied)
-        if because := because or _undeclared_round(ledger, number, tenure, is_finished=number < finished):
+        because = _other_blocks(tenure, applied) or _other_map(replay.tenures, tenure, applied)
+        if because := because or _undeclared_round(ledger, number, tenure):
             return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
+    last = max([*ledger.applied, *replay.dropped], default=-1)
+    if replay.done and last >= finished:
+        return "fail", f"iteration {last // rounds} round {last % rounds}: it was applied after the run had ended"
     if because := _out_of_order(ledger):
         return "fail", because
     skipped = sum(event.blocks.count for events in replay.dropped.values() for event in events)
@@ -73,10 +77,10 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
     return None
 
 
-def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
+def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure) -> str | None:
     """Return a message if a node did not apply the updates of round `number`, and they are not recorded as dropped.
 
-    `tenure` tells which blocks each node owned in this round. A round that is not finished may still lack updates."""
+    `tenure` tells which blocks each node owned in this round."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -87,7 +91,7 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_f
         if not adds_up(declared, missing, applied):
             return "the blocks declared dropped are not those of the nodes lost in it"
         silent -= lost
-    if silent and is_finished:
+    if silent:
         return f"node-{min(silent)} never applied it, but nothing is declared dropped"
     return None
 

@@ -1,6 +1,7 @@
 """Replay the controller's history line by line: which members take part, which node holds which block, what is saved.
 
-Contradictions are kept as messages by topic; the checks turn the topics into findings.
+Contradictions are kept as messages by topic; the checks turn the topics into findings. Only finished iterations are
+judged: a run that was interrupted may have done more in its last iteration than it recorded.
 """
 
 from collections import defaultdict
@@ -56,6 +57,7 @@ class Replay:
     def __init__(self, plan: Serve, policy: Policy, recorded: RecordedChoices) -> None:
         self.plan, self._policy, self._recorded = plan, policy, recorded
         self.wrong: defaultdict[Topic, list[str]] = defaultdict(list)
+        self._in_open_iteration: list[tuple[Topic, str]] = []  # contradictions that count once the iteration ends
         self.members = ReplayedMembers(plan.nodes, plan.workers)
         self.ownership = Ownership(plan.blocks)
         self.saves = CommittedSaves(plan.blocks)
@@ -112,7 +114,7 @@ class Replay:
             restore.version > self.ownership.version
             and self._is_open(restore.iteration * self.plan.rounds + restore.round)
             and ids is not None
-            and bool((self.ownership.is_declared_lost[ids] | (self.plan.recovery == "full")).all())
+            and bool((self.ownership.is_declared_lost[ids] | ~self.ownership.has_come_back[ids]).all())
         )
 
     def _lose(self, what: Lost) -> None:
@@ -283,6 +285,7 @@ class Replay:
         self.iterations, self.loss, self.is_taken_over = what.iteration + 1, what.loss, False
         if self.iterations > self.plan.iterations:
             self._complain("ends", f"{self.iterations} iterations were done, and {self.plan.iterations} allowed")
+        self._judge()
 
     def _strike(self, what: Struck) -> None:
         members = self.members
@@ -299,6 +302,7 @@ class Replay:
         if self.members.struck:
             kind, number = min(self.members.struck)
             self._complain("losses", f"{kind}-{number} was killed on purpose, but its loss is not recorded")
+        self._judge()
 
     def _continue(self) -> None:
         if not self.tenures:
@@ -326,7 +330,14 @@ class Replay:
         return ids
 
     def _complain(self, topic: Topic, because: str) -> None:
-        self.wrong[topic].append(because)
+        self._in_open_iteration.append((topic, because))
+        if self.done:
+            self._judge()
+
+    def _judge(self) -> None:
+        for topic, because in self._in_open_iteration:
+            self.wrong[topic].append(because)
+        self._in_open_iteration.clear()
 
 
 HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {

@@ -50,7 +50,10 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
     """Check that nodes applied every push (a worker's update) separately, and only to blocks that they held."""
     rounds, count = ledger.plan.rounds, 0
+    finished = ledger.replay.iterations * rounds
     for number, by_node in sorted(ledger.applied.items()):
+        if number >= finished and not ledger.replay.done:
+            break  # the history of an interrupted run may lack the moves of blocks in its last iteration
         for node, events in by_node.items():
             for event in events:
                 count += 1
