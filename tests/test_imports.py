@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     ],
     "advice": ["blocks", "cost", "errors", "events"],
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
-    "audit": ["blocks", "errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
+    "audit": ["errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
     "report": ["atomic_write", "audit", "cost", "errors", "events", "finding", "history", "printable", "runs"],
     "watch": ["cost", "errors", "events", "finding", "history", "printable", "report", "runs"],
     "workloads": ["blocks", "checkpoint", "code_digest", "errors", "extras", "own_file"],

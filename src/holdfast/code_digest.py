@@ -14,7 +14,6 @@ from uuid import uuid4
 from xxhash import xxh3_128
 
 _PACKAGE = Path(__file__).resolve().parent
-_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def code_digest(*sources: Path) -> str:
@@ -90,4 +89,9 @@ def _files(dotted: str, where: list[str]) -> Iterator[Path]:
 
 
 def _is_outside(path: Path) -> bool:
-    return any(folder in path.parents for folder in (_PACKAGE, *_INSTALLED))
+    return not {_PACKAGE, *_installed()}.isdisjoint(path.parents)
+
+
+@cache
+def _installed() -> list[Path]:
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -5,8 +5,7 @@ from itertools import groupby
 
 import numpy as np
 
-from holdfast.audit.rank_session import RankSession
-from holdfast.blocks.division import Ids
+from holdfast.audit.rank_session import Numbers, RankSession
 from holdfast.errors import Corrupt
 from holdfast.events import Order
 from holdfast.finding import CannotTell
@@ -22,7 +21,7 @@ class RecordedOrders:
     def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str, epochs: range) -> None:
         self.digest, self._first = digest, epochs.start
         self.errors: list[str] = []
-        self._orders: dict[int, tuple[RankSession, Ids]] = {}
+        self._orders: dict[int, tuple[RankSession, Numbers]] = {}
         for session in sessions:
             for epoch, order in _read(session, samples):
                 if epoch in epochs:
@@ -33,13 +32,13 @@ class RecordedOrders:
         """The epochs of the phase, counted from 0, whose order is recorded."""
         return frozenset(epoch - self._first for epoch in self._orders)
 
-    def of(self, epoch: int) -> Ids:
+    def of(self, epoch: int) -> Numbers:
         """Return the ids of all samples of `epoch` in their order; raise CannotTell if no rank recorded them."""
         if (recorded := self._orders.get(self._first + epoch)) is None:
             raise CannotTell(f"the history does not hold the order that the sampler returned for epoch {epoch}")
         return recorded[1]
 
-    def _add(self, session: RankSession, epoch: int, order: Ids) -> None:
+    def _add(self, session: RankSession, epoch: int, order: Numbers) -> None:
         first, before = self._orders.setdefault(epoch, (session, order))
         if not np.array_equal(before, order):
             who = f"{first.who} in attempt {first.attempt} and {session.who} in attempt {session.attempt}"
@@ -53,12 +52,12 @@ class RecordedOrders:
             )
 
 
-def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Ids]]:
+def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
     """Yield (epoch, sample ids in training order) from the pieces of orders that `session` recorded.
 
     An order is left out if a kill prevented the recording of all its pieces."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
-        pieces: list[Ids] = []
+        pieces: list[Numbers] = []
         for piece in group:
             if piece.first == 0:
                 pieces = []  # recorded again, after a change of the members
@@ -67,7 +66,7 @@ def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Ids]]:
                 yield epoch, np.concatenate(pieces)
 
 
-def _ids(session: RankSession, piece: Order) -> Ids:
+def _ids(session: RankSession, piece: Order) -> Numbers:
     try:
         return orders.read_piece(piece.width, piece.indices)
     except Corrupt as error:

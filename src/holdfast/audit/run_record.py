@@ -315,9 +315,12 @@ class RunRecord:
 
     @cached_property
     def absent_nodes(self) -> list[int]:
-        """The nodes of the run whose supervisor has no event file; their ranks' files are probably missing, too."""
+        """The nodes whose supervisor has no event file, at most `SHOWN` + 1 of them.
+
+        The event files of their ranks are probably missing, too."""
         nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
-        return [node for node in range(nodes) if f"supervisor-{node}" not in self.writers] if nodes > 1 else []
+        absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
+        return list(islice(absent, SHOWN + 1))
 
     def absent_ranks(self, attempt: int) -> list[str]:
         """Return the names of ranks without an event file in `attempt`, such as "rank-3"; at most the first `SHOWN`."""

@@ -16,7 +16,6 @@ from holdfast.audit.history_checks import leftover
 from holdfast.audit.rank_session import Numbers, RankSession
 from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.audit.run_record import RunRecord, ShareReport
-from holdfast.blocks.division import Ids
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position, SamplePlan
@@ -225,7 +224,7 @@ class _ReportedShares:
         self._rows, self._steps, self._count = order, session.steps.step[order], session.steps.count[order]
         self._digest = session.steps.digest[order]
 
-    def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
+    def differing(self, plan: SamplePlan, chunk: Numbers, windows: Numbers) -> Iterator[int]:
         """Yield the steps of `chunk` in which this process trained other samples than those planned for its rank.
 
         Row i of `windows` has the ids of all samples of step `chunk[i]`."""
@@ -243,7 +242,7 @@ class _ReportedShares:
             yield from steps[wrong].tolist()
 
 
-def _windows(plan: RunPlan, steps: Numbers) -> Iterator[tuple[SamplePlan, Numbers, Ids]]:
+def _windows(plan: RunPlan, steps: Numbers) -> Iterator[tuple[SamplePlan, Numbers, Numbers]]:
     """Yield (phase, chunk of `steps`, windows), where row i of the windows has the samples planned for the ith step."""
     for first, phase in zip(plan.first_steps, plan.phases, strict=True):
         own = steps[(steps >= first) & (steps < first + phase.steps)]

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from holdfast.checkpoint.snapshot import LATEST
 from holdfast.checkpoint.store import Reader, Store, read, refusal
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure, Schedule
@@ -99,6 +98,8 @@ class FaultyStore:
 
     def _point_of(self, name: str) -> str | None:
         """Return the point of a save (one of POINTS) at which file `name` is written; None for other files."""
+        from holdfast.checkpoint.snapshot import LATEST  # not needed to read the settings of a run
+
         if name == LATEST:
             return "latest"
         match = _NAME.fullmatch(name)

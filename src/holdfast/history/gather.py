@@ -11,21 +11,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from holdfast.checkpoint.store import Store
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import What, parse
 from holdfast.history.log import files_of
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.store import Store
 
 PIECE = 4 << 20
 FIRST_LINE = 1 << 16  # bytes; longer than any first line
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
 
 
-def send(history: Path, store: Store) -> None:
+def send(history: Path, store: "Store") -> None:
     """Upload every history file in the folder `history` to the store, sending only what is new."""
     sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
     for name, first_line, piece in _list_pieces(store):
@@ -43,7 +45,7 @@ def send(history: Path, store: Store) -> None:
                     store.remove(_piece_name(path.name, digest, number))
 
 
-def supervisor_events(store: Store) -> Iterator[What]:
+def supervisor_events(store: "Store") -> Iterator[What]:
     """Yield the events of all supervisors' histories in `store`, without damaged lines."""
     for (file, _), pieces in _pieces_by_file(store).items():
         if file.startswith("supervisor"):
@@ -52,14 +54,14 @@ def supervisor_events(store: Store) -> Iterator[What]:
                     yield parse(line).what
 
 
-def last_attempt(store: Store) -> int:
+def last_attempt(store: "Store") -> int:
     """Return the number of the last attempt in the supervisors' histories in `store`; 0 if there is none."""
     numbers = (getattr(what, "attempt", None) for what in supervisor_events(store))
     return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 @contextmanager
-def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[list[Path]]:
+def gather_files(paths: Sequence[Path], store: "Store | None" = None) -> Iterator[list[Path]]:
     """Yield the files of one history, at `paths` and in `store`, merged into one file for each writer.
 
     Files that are fetched or merged are put into a temporary folder, which is removed afterwards."""
@@ -85,13 +87,13 @@ def _piece_name(file: str, digest: str, piece: int) -> str:
     return f"histories/{file}/{digest}/{piece:08d}"
 
 
-def _list_pieces(store: Store) -> Iterator[tuple[str, str, int]]:
+def _list_pieces(store: "Store") -> Iterator[tuple[str, str, int]]:
     for name in store.names("histories/"):
         if found := _NAME.fullmatch(name):
             yield found[1], found[2], int(found[3])
 
 
-def _pieces_by_file(store: Store) -> dict[tuple[str, str], list[str]]:
+def _pieces_by_file(store: "Store") -> dict[tuple[str, str], list[str]]:
     files: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for file, digest, piece in _list_pieces(store):
         if piece != len(files[file, digest]):
@@ -100,7 +102,7 @@ def _pieces_by_file(store: Store) -> dict[tuple[str, str], list[str]]:
     return dict(files)
 
 
-def _read_piece(store: Store, name: str) -> bytes:
+def _read_piece(store: "Store", name: str) -> bytes:
     with store.open(name) as reader:
         if reader.length > PIECE:
             raise Corrupt(f"{name} in {store} is not a piece of a history: it has {reader.length} bytes.")
