@@ -3,33 +3,35 @@
 Four packages hold further public names: `holdfast.supervise`, `holdfast.blocks`, `holdfast.theory` and `holdfast.lab`.
 """
 
+# ruff: noqa: I001 - `X as X` exports a name; isort would give each of them a statement of its own
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast import blocks, lab, supervise, theory
-    from holdfast.audit.verdicts import Finding, audit_run
-    from holdfast.checkpoint.objects import ObjectStore
-    from holdfast.checkpoint.place import open_store
-    from holdfast.checkpoint.snapshot import Snapshot
-    from holdfast.checkpoint.store import DirectoryStore, Store
+    from holdfast import blocks as blocks, lab as lab, supervise as supervise, theory as theory
+    from holdfast.audit.verdicts import Finding as Finding, audit_run as audit_run
+    from holdfast.checkpoint.objects import ObjectStore as ObjectStore
+    from holdfast.checkpoint.place import open_store as open_store
+    from holdfast.checkpoint.snapshot import Snapshot as Snapshot
+    from holdfast.checkpoint.store import DirectoryStore as DirectoryStore, Store as Store
     from holdfast.errors import (
-        BadInput,
-        CommitConflict,
-        Corrupt,
-        FutureVersion,
-        HoldfastError,
-        NoSnapshot,
-        NotAStore,
-        StorageFailed,
-        WorkerLost,
+        BadInput as BadInput,
+        CommitConflict as CommitConflict,
+        Corrupt as Corrupt,
+        FutureVersion as FutureVersion,
+        HoldfastError as HoldfastError,
+        NoSnapshot as NoSnapshot,
+        NotAStore as NotAStore,
+        StorageFailed as StorageFailed,
+        WorkerLost as WorkerLost,
     )
-    from holdfast.history.log import read_history
-    from holdfast.runs.config import RunConfig
-    from holdfast.train.attach import attach
-    from holdfast.train.iterators import Batch
-    from holdfast.train.run import Run
-    from holdfast.weights.load import load
+    from holdfast.history.log import read_history as read_history
+    from holdfast.runs.config import RunConfig as RunConfig
+    from holdfast.train.attach import attach as attach
+    from holdfast.train.iterators import Batch as Batch
+    from holdfast.train.run import Run as Run
+    from holdfast.weights.load import load as load
 
 __version__ = "0.1.0"
 
@@ -61,34 +63,7 @@ _MODULES = {
 }
 _PACKAGES = ("blocks", "lab", "supervise", "theory")
 
-__all__ = [
-    "BadInput",
-    "Batch",
-    "CommitConflict",
-    "Corrupt",
-    "DirectoryStore",
-    "Finding",
-    "FutureVersion",
-    "HoldfastError",
-    "NoSnapshot",
-    "NotAStore",
-    "ObjectStore",
-    "Run",
-    "RunConfig",
-    "Snapshot",
-    "StorageFailed",
-    "Store",
-    "WorkerLost",
-    "attach",
-    "audit_run",
-    "blocks",
-    "lab",
-    "load",
-    "open_store",
-    "read_history",
-    "supervise",
-    "theory",
-]
+__all__ = [*_MODULES, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:

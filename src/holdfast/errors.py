@@ -1,16 +1,4 @@
-"""The errors that holdfast raises on purpose: one class for each way in which a caller can react.
-
-    HoldfastError
-    ├── BadInput          the request is invalid: correct it
-    ├── DataMissing       a data set is missing: download it, or name its folder
-    ├── NotAStore         the place is not a checkpoint store: name another
-    ├── NoSnapshot        the store has no verified snapshot: start from the beginning
-    ├── Corrupt           bytes differ from their manifest: fall back to an older snapshot
-    ├── FutureVersion     a file was written by a newer holdfast: upgrade
-    ├── CommitConflict    another writer committed this name first: give each run its own store
-    ├── StorageFailed     the disk or object store refused: free space, fix permissions, retry
-    ├── WorkerLost        a worker process died: see its log, or start fewer at once
-    └── Interrupted       the user interrupted the command: start it again
+"""The errors that holdfast raises on purpose, one class for each way in which a caller can react.
 
 Every message is one line: what happened, why, and what to do.
 """
@@ -29,15 +17,15 @@ class Interrupted(HoldfastError):
 
 
 class DataMissing(HoldfastError):
-    """A data set is neither in the data folder nor available for download."""
+    """A data set is neither in the data folder nor available for download; name its folder."""
 
 
 class NotAStore(HoldfastError):
-    """The given path or address is not a checkpoint store."""
+    """The given path or address is not a checkpoint store; name another."""
 
 
 class NoSnapshot(HoldfastError):
-    """The store has no snapshot that passes verification."""
+    """The store has no snapshot that passes verification; start from the beginning."""
 
 
 class Corrupt(HoldfastError):
@@ -45,16 +33,16 @@ class Corrupt(HoldfastError):
 
 
 class FutureVersion(HoldfastError):
-    """A manifest or history was written by a newer version of holdfast."""
+    """A manifest or history was written by a newer version of holdfast; upgrade."""
 
 
 class CommitConflict(HoldfastError):
-    """Another writer has already committed this name, which can be committed only once."""
+    """Another writer has already committed this name, which can be committed only once; give each run its own store."""
 
 
 class StorageFailed(HoldfastError):
-    """The disk or the object store refused a read or a write."""
+    """The disk or the object store refused a read or a write; free space, fix permissions or retry."""
 
 
 class WorkerLost(HoldfastError):
-    """A worker process died before its work was done."""
+    """A worker process died before its work was done; see its log."""
