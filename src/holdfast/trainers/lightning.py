@@ -7,29 +7,7 @@
     trainer.fit(module, loader)
 
 The Trainer keeps its loops, but its batches come from the run, so that a resumed run continues with the very next
-batch. From the training loader only the dataset, batch size, `collate_fn` and `num_workers` are used. Snapshots contain
-the module, optimizers, schedulers, precision, loop progress, the state of callbacks and of a data module, and the
-running sums of `self.log(..., on_epoch=True)` and torchmetrics; all are restored bit for bit. The global batch is the
-loader's batch size times the number of workers times `accumulate_grad_batches`. An epoch leaves out samples that do not
-fill a global batch. The seed of `seed_everything`, or else that of the run, determines the order of samples and all
-random draws.
-
-Options that prevent exact recovery are refused, each with the reason:
-
-- strategies other than DDP and a single device: a rank must hold the whole state;
-- `ckpt_path` given to `fit`: the run resumes from its own snapshots;
-- several loaders, custom samplers, loaders that do not shuffle, iterable-style datasets: the run decides the order of
-  samples;
-- `limit_train_batches`, `overfit_batches`, `reload_dataloaders_every_n_epochs`: every epoch is the whole dataset;
-- `max_time` and a `val_check_interval` of clock time: after a restart they would take effect at another step;
-- `automatic_optimization=False` and a `training_step` that takes `dataloader_iter`: the run must know where steps end;
-- a module that overrides `on_save_checkpoint`: store its values in buffers instead, which are restored;
-- `--recovery` other than `restart`: the surviving workers cannot repair the collectives of the Trainer.
-
-Not restored exactly: times, the output of loggers (a new version after each restart), the files of `ModelCheckpoint`
-and their names (some may be of steps that are trained again after a restart), callbacks with a state that is not in
-their `state_dict`, and metrics with list states. `on_train_start` is called after every restart. Lightning's SIGTERM
-handler is not installed, because the run itself saves its state and stops on SIGTERM.
+batch. docs/training.md lists what is restored bit for bit, what is not, and which options are refused.
 """
 
 import functools
@@ -150,7 +128,6 @@ class _Protection:
         trainer.fit_loop._data_source = sources._DataLoaderSource(run_loader, "train_dataloader")
 
     def _loader(self) -> tuple[DataLoader[Any], RunLoader]:
-        """Return the user's training loader, and the loader that replaces it with batches of the run."""
         trainer = self._trainer
         loader = trainer.fit_loop._data_source.dataloader()
         if not isinstance(loader, DataLoader):

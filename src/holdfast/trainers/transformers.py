@@ -7,28 +7,7 @@
     trainer.train()
 
 The Trainer keeps its loop, but its batches come from the run, so that a resumed run continues with the very next batch.
-Snapshots contain the model, optimizer, scheduler, gradient scaler, the Trainer's state and running loss, and the state
-of callbacks that are `ExportableState`; all are restored bit for bit. The global batch is `per_device_train_batch_size`
-times the number of workers times `gradient_accumulation_steps`. An epoch leaves out samples that do not fill a global
-batch, as with `dataloader_drop_last`. `data_seed`, or else `seed`, determines the order of samples.
-
-Options that prevent exact recovery are refused, each with the reason:
-
-- `resume_from_checkpoint` and hyperparameter search: the run resumes from its own snapshots, and trains one model;
-- `deepspeed`, `fsdp`, tensor, context and sequence parallelism, `device_map` over several devices, and several GPUs in
-  one process: every rank must hold the whole state and train its own part of a step;
-- `auto_find_batch_size`: steps would have another size after a failure;
-- `train_sampling_strategy` other than `random`, and `split_batches`: the run decides the order and sizes of batches;
-- optimizers that step inside backward (LOMO, the layerwise ones): a step must end after backward;
-- `enable_jit_checkpoint`: the run itself saves and stops on SIGTERM;
-- iterable-style datasets; `--recovery` other than `restart`, because the surviving workers
-  cannot repair the collectives of the Trainer.
-
-Not restored exactly: times and speeds (`train_runtime` counts from the last restart; the restored `log_history` has no
-times), the state of callbacks that are not `ExportableState`, and files that the Trainer writes itself
-(`save_strategy`), which may be of steps that are trained again after a restart. After every restart `on_train_begin` is
-called again, and `on_epoch_begin` in the middle of an epoch. The run can resume with another number of workers if the
-batch size is changed so that the global batch stays the same.
+docs/training.md lists what is restored bit for bit, what is not, and which options are refused.
 """
 
 import functools
