@@ -50,8 +50,8 @@ run.sum(1)
 """
 SOON = """
 import sys
-from holdfast.supervise import start_watch
-start_watch.FIRST_STEP = 1
+from holdfast.supervise.workers import pool
+pool.FIRST_STEP = 1
 from holdfast.cli import main
 sys.exit(main())
 """

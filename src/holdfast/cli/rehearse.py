@@ -61,7 +61,7 @@ def rehearse_script(
         from holdfast.rehearse import rehearsal
         from holdfast.rehearse.report import lines
         from holdfast.runs.config import RunConfig
-        from holdfast.supervise.script_file import script_file
+        from holdfast.supervise.preload import script_file
 
         config = RunConfig(
             script=script, module=module, args=tuple(args or ()), workers=workers, recovery=recovery, seed=seed

@@ -454,7 +454,7 @@ class LiveRecovery:
 
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """Return the connected LiveRecovery of this rank; None if the run or its backend only supports restarts."""
+    """Return the connected LiveRecovery of this rank; None if its backend only supports restarts."""
     if not peers.grouped or peers.connect is None:
         return None
     joins = JOINS in os.environ

@@ -132,6 +132,11 @@ class RunConfig:
         if self.checkpoints == "":
             raise BadInput("--checkpoints is empty: give a directory or a URL such as s3://bucket/run.")
 
+    @property
+    def import_folder(self) -> Path:
+        """The folder from which the script imports its own modules, as with `python script.py` or `python -m`."""
+        return Path.cwd() if self.module else Path(self.script).resolve().parent
+
     def workers_at(self, restart: int) -> int:
         """Return the number of workers on each node after `restart` restarts."""
         if restart == 0 or not self.workers_after:

@@ -30,7 +30,7 @@ _UNFINISHED = r"(?:\.[0-9a-f]{8}\.tmp)?"
 _FILES = re.compile(
     r"run\.json|\.run-\d+\.tmp|\.supervisor-\d+\.lock|scale\.(?:json|partial)|join(?:\.new)?"
     rf"|history(?:-before-\d+)?/{_HISTORY}"
-    r"|logs/attempt-\d{4,18}/(?:(?:rank|worker)-\d+\.(?:out|err|error\.json)|ranks\.jsonl)"
+    r"|logs/attempt-\d{4,18}/(?:(?:rank|worker)-\d+\.(?:out|err|error\.json)|ranks\.jsonl|standby)"
     rf"|checkpoints/(?:latest\.json|{_SNAPSHOT}|{_RUNNING}|{_BETWEEN_NODES}|probe-[0-9a-f]{{16}}){_UNFINISHED}",
     re.ASCII,
 )

@@ -1,4 +1,4 @@
-"""Imports that the supervisor does once before it forks workers, so that no worker and no restart waits for them.
+"""The script of a run: its file, and its imports, which the supervisor does once before it forks workers.
 
 Nothing imported here may start a thread pool or a CUDA context: neither survives a fork.
 """
@@ -10,9 +10,11 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from holdfast.errors import BadInput
+from holdfast.runs.config import RunConfig
 
 # Most of a cold start is torch itself and, when a model is first wrapped in DDP, the compiler behind it.
 MODULES = (
@@ -28,6 +30,34 @@ MODULES = (
 # Slow to import and safe to fork afterwards. Lightning is not: when it is imported, it reads RANK, which each worker
 # has for itself.
 HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio", "torchvision", "transformers")
+
+
+def script_file(config: RunConfig) -> Path:
+    """Return the absolute path of the script of a run; raise BadInput if there is no such file or module."""
+    if not config.module:
+        if not Path(config.script).is_file():
+            raise BadInput(f"there is no script {config.script}: name a Python file, or a module with -m.")
+        return Path(config.script).resolve()
+    if file := module_file(config.script):
+        return file
+    raise BadInput(
+        f"there is no module {config.script} that can be run with -m: start the command in the folder that holds its "
+        "package, or name that folder in PYTHONPATH."
+    )
+
+
+def module_file(name: str) -> Path | None:
+    """Return the file that `python -m NAME` would run; None if there is none. No package is imported for this."""
+    places: list[str] = [str(Path.cwd()), *sys.path]
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:number]), places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())  # none in a module that is not a package
+    if spec and spec.submodule_search_locations is not None:  # a package: its __main__ is run
+        spec = PathFinder.find_spec(f"{name}.__main__", places)
+    return Path(spec.origin).resolve() if spec and spec.origin else None
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:

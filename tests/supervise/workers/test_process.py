@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.progress import Phase, Progress
-from holdfast.supervise.workers.process import WorkerProcess, dying_status
+from holdfast.supervise.workers.process import WorkerProcess, dying_status, innermost_call
 
 EXIT = {"x86_64": 60, "aarch64": 93}  # the system call that ends one thread, not the process
 DEADLINE = 30.0
@@ -66,3 +66,25 @@ def test_a_worker_that_dies_after_a_poll_is_dead_from_the_next_poll_on(
             assert worker.has_failed is is_dead
             assert worker.has_finished is is_dead
             assert worker.can_lose_peers is not is_dead
+
+
+STACK = """Current thread 0x0000ffff (most recent call first):
+  File "/venv/torch/distributed/distributed_c10d.py", line 5356 in barrier
+  File "/home/me/train.py", line 12 in prepare
+  File "/home/me/train.py", line 30 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+def test_the_innermost_line_of_the_script_and_the_call_in_it_are_named() -> None:
+    assert (
+        innermost_call(STACK, "/home/me/train.py") == " (train.py:12, which called barrier in distributed_c10d.py:5356)"
+    )
+
+
+def test_without_a_line_of_the_script_the_innermost_call_is_named() -> None:
+    assert innermost_call(STACK, "/home/me/other.py") == " (barrier in distributed_c10d.py:5356)"
+
+
+def test_a_worker_that_did_not_answer_has_no_place() -> None:
+    assert innermost_call("", "/home/me/train.py") == ""

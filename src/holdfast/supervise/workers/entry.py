@@ -30,7 +30,7 @@ from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import write_error
-from holdfast.supervise.script_file import import_folder, module_file
+from holdfast.supervise.preload import module_file
 from holdfast.train import guards
 
 SHOW_STACK = signal.SIGRTMIN + 9  # no script is likely to use it
@@ -142,7 +142,7 @@ def thread_pools() -> ThreadpoolController:
 def _run(task: Task) -> int:
     pid, config = os.getpid(), task.config
     sys.argv = [config.script, *config.args]
-    sys.path.insert(0, str(import_folder(config)))
+    sys.path.insert(0, str(config.import_folder))
     try:
         if config.module:
             runpy.run_module(config.script, run_name="__main__", alter_sys=True)

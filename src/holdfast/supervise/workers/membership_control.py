@@ -9,6 +9,8 @@ Of several nodes, the one that hosts the store in which they met decides for all
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 
 from holdfast.distributed.membership import Membership
 from holdfast.progress import Phase
@@ -154,7 +156,7 @@ class Stranded(Exception):
 class MembershipController:
     """The controller of the workers that train together in one attempt, which begins with the rendezvous `round`.
 
-    `wanted` is the number of workers that should train; None for all."""
+    `out` is the run's folder, and `wanted` the number of workers that should train; None for all."""
 
     def __init__(
         self,
@@ -162,10 +164,10 @@ class MembershipController:
         pool: WorkerPool,
         round: RoundInfo,
         peers: Peers,
-        rank_log: RankLog,
+        out: Path,
         wanted: int | None = None,
     ) -> None:
-        self._config, self._pool, self._round, self._peers, self._rank_log = config, pool, round, peers, rank_log
+        self._config, self._pool, self._round, self._peers, self._out = config, pool, round, peers, out
         self.members = Members(config.recovery, round.world_size)
         if wanted and not pool.has_script_collectives:
             self.members.wanted = min(wanted, round.world_size)
@@ -174,6 +176,10 @@ class MembershipController:
         self._changed = 0.0  # when the membership changed last
         self.is_suspicious = False
         """True if workers of some node wait for the next membership although no lost worker is known."""
+
+    @cached_property
+    def _rank_log(self) -> RankLog:
+        return RankLog(self._out, self._round.attempt)
 
     def report(self) -> MembersReport:
         """Return the state of the workers of this node that have not failed."""

@@ -25,6 +25,15 @@ from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds
 
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 5.0
+FIRST_STEP = 60.0  # seconds without a first step after which the user is told
+_DOING = {
+    Phase.STARTING: "runs the script, which has not come to its training loop",
+    Phase.RESTORING: "restores the newest snapshot",
+    Phase.TRAINING: "is about to begin its first step",
+    Phase.SAVING: "saves the first state",
+    Phase.JOINING: "waits to join the others",
+    Phase.RECOVERING: "recovers from a loss",
+}
 STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a second unless the machine is overloaded
 
 
@@ -39,7 +48,8 @@ class WorkerPool:
         self._forked: list[WorkerProcess] = []  # since `starting` began
         self._leaving: list[WorkerProcess] = []  # lost workers of which something may be left
         self.hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
-        self._looked = 0.0
+        self._looked = self._began = 0.0
+        self._reports_start = True
         self._stack = os.memfd_create("holdfast-stack")  # one file for all workers, which are asked one after another
         self.has_script_collectives = False
         """True if the script calls torch.distributed itself: then every lost worker needs a restart."""
@@ -51,6 +61,7 @@ class WorkerPool:
             worker.task.progress.has_exchanged for worker in [*self.running, *self._leaving]
         )
         self.running = []
+        self._began, self._reports_start = time.monotonic(), True
         self.hangs.begin()
 
     @contextmanager
@@ -142,6 +153,20 @@ class WorkerPool:
         if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(round.address)):
             variables["GLOO_SOCKET_IFNAME"] = name
         return {name: str(value) for name, value in variables.items()}
+
+    def late_start(self) -> list[str]:
+        """Return lines about what each worker does, once, if a minute has passed without a first step; else none."""
+        if not self._reports_start or time.monotonic() - self._began < FIRST_STEP:
+            return []
+        self._reports_start = False
+        states = [worker.task.progress for worker in self.running]
+        if any(state.step is not None or state.is_only_supervised or state.phase not in _DOING for state in states):
+            return []
+        lines = [f"no worker has reached its first step for {FIRST_STEP:g} s:"]
+        for worker in self.running:
+            doing = _DOING[worker.task.progress.phase]
+            lines.append(f"rank {worker.rank} {doing}{worker.call_in(self._config.script)}")
+        return lines
 
     def poll(self) -> None:
         """Update the exit status of every worker."""

@@ -5,6 +5,7 @@ Also functions that read the state, exit status and CPU time of a process from /
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
@@ -22,6 +23,7 @@ from holdfast.supervise.workers.entry import Task
 _PROC = Path("/proc")
 _EXIT = 49  # index of the exit status in /proc/PID/stat, counted from the state
 UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only on an overloaded machine
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 STACK_TITLE = b"(most recent call first)"  # printed by faulthandler
 STACK_WITHIN, STACK_BYTES = 0.2, 1 << 16
 NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 for no limit
@@ -178,6 +180,10 @@ class WorkerProcess:
             time.sleep(0.002)
         return text.decode(errors="replace")
 
+    def call_in(self, script: str) -> str:
+        """Return text that names the line of `script` that the worker is in, and the call in it; empty if unknown."""
+        return innermost_call(self.stack(), script)
+
     def abort(self) -> None:
         """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""
         self.poll()
@@ -234,6 +240,18 @@ class WorkerProcess:
             idle=idle,
             log=str(self.task.stderr.relative_to(out)) if self.has_printed_stacks else "",
         )
+
+
+def innermost_call(stack: str, script: str) -> str:
+    """Return text that names the innermost line of `script` in a stack that faulthandler printed, and the call in it."""
+    frames = [(path, f"{Path(path).name}:{line}", name) for path, line, name in _FRAME.findall(stack)]
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if frame[0] == script), None)
+    call = f"{frames[0][2]} in {frames[0][1]}"
+    if own is None:
+        return f" ({call})"
+    return f" ({own[1]})" if own == frames[0] else f" ({own[1]}, which called {call})"
 
 
 def dying_status(pid: int) -> int | None:
