@@ -33,10 +33,7 @@ ENOUGH = 3  # failures that were not injected, from which a failure rate is esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The recommended recovery strategy and save interval, and the estimates on which they are based.
-
-    `prices` and `outlooks` have an entry for each recovery strategy. `unknown` lists facts missing from the
-    history."""
+    """The recommended recovery strategy and save interval, and the estimates for each strategy that led to them."""
 
     recovery: str
     save_every: int
@@ -57,7 +54,6 @@ class Advice:
         return f"advice: --recovery {self.recovery} --save-every {self.save_every}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as nested dicts of JSON values."""
         return asdict(self)
 
 
@@ -82,10 +78,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """Return the mean time between failures of the job in seconds.
-
-    Use the value in `question` if it has one. Otherwise use the mean of the run, if it failed `ENOUGH` times without
-    injection and the job has the same size. Otherwise use published figures."""
+    """Return the mean seconds between failures: as given, as measured if the run failed often, or as published."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -99,10 +92,7 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery strategy with the largest fraction of the wall clock spent on training.
-
-    A strategy that loses samples is chosen only if its fraction is more than `WORTH_LOSING_SAMPLES` larger than that
-    of the best exact strategy."""
+    """Return the recovery with the largest share of time spent on training; one that loses samples must gain 1 %."""
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:
@@ -213,7 +203,6 @@ def _with_range(estimate: Estimate) -> str:
 
 
 def _range(estimate: Estimate, words: Callable[[float], str], basis: str = "") -> str:
-    """Return the interval of `estimate`, unless it is a single number, and its `basis`, in parentheses."""
     low, high = words(estimate.low), words(estimate.high)
     known = "; ".join(filter(None, ("" if low == high else f"{low} to {high}", basis)))
     return f" ({known})" if known else ""

@@ -20,10 +20,9 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run: `rate` is the factor by which the distance to the optimum shrinks in a step.
+    """The convergence of a run: the distance to the optimum shrinks by the factor `rate` in each step.
 
-    The loss approaches `limit`. `left` is the last loss minus `limit`, and `gain` is how much the next step lowers the
-    loss."""
+    The loss approaches `limit`. `left` is the last loss minus `limit`; the next step lowers the loss by `gain`."""
 
     rate: Estimate
     limit: float
@@ -65,7 +64,6 @@ def _fit(means: Floats) -> tuple[Floats, Floats]:
 
 
 def _error(values: Floats) -> float:
-    """Return the standard error of the mean of autocorrelated `values`, by dividing them into `PARTS` batches."""
     width = len(values) // PARTS
     if width < 1:
         return float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -46,11 +46,9 @@ class Estimate:
         return self.basis in (MEASURED, INFERRED)
 
     def holds(self, value: float) -> bool:
-        """Return True if `value` lies in the 90 % interval."""
         return self.low <= value <= self.high
 
     def times(self, factor: float) -> "Estimate":
-        """Return the estimate scaled by `factor`."""
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
@@ -66,10 +64,7 @@ class Estimate:
 
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Predict the next value of a log-normal sample of positive `values`.
-
-    The 90 % interval combines the spread of the sample with a prior, because few values do not show how much they vary.
-    """
+    """Predict the next value of a log-normal sample, with a 90 % interval that a prior widens if there are few values."""
     logs = np.log(np.maximum(np.asarray(values, dtype=np.float64), 1e-6))
     count, middle = len(logs), float(logs.mean())
     freedom = WORTH + count - 1
@@ -79,9 +74,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of `values` with its 90 % confidence interval, which does not go below 0 for a positive mean.
-
-    The interval for a single value is from half to twice the value. `basis` says where the values come from."""
+    """Estimate the mean of `values` with its 90 % confidence interval; for a single value, half of it to twice of it."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:

@@ -64,13 +64,11 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
 
 
 def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds until a replacement for a lost worker trains.
-
-    A replacement does not read a snapshot, and starts faster than all workers together, which compete for cores."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     start = costs.start or UNKNOWN_START
     basis = INFERRED if start.is_seen else BENCHMARK
+    # It reads no snapshot, and does not compete with other workers that start.
     return NOTICE + Estimate(SOONER * start.value, start.low / costs.workers, start.high, basis)
 
 
@@ -80,10 +78,7 @@ def lost_part(costs: RunCosts, question: Question) -> Fraction:
 
 
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds from a failure until the restarted workers train.
-
-    Use the seconds in `question` if given. Otherwise use the restarts measured in the run, or else its start-up
-    time."""
+    """Estimate the seconds from a failure to the next step: as given, as measured, or from the start of the run."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     if costs.restart is not None:
@@ -130,7 +125,6 @@ def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Qu
 
 
 def save_delay(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds by which one save delays training."""
     if question.stall is not None:
         return Estimate.exact(question.stall, GIVEN)
     return costs.stall or STALL

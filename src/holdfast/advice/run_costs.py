@@ -20,10 +20,7 @@ FEW = 3  # steps; with fewer, the time of a step is not estimated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """The costs of a training run, in seconds, measured from its events. A cost that the events do not show is None.
-
-    `start` is the time from the launch of workers to their first step. `stall` is the delay of training by a save, and
-    `stalls` has the time that training waited for a save, by writer. `durable` is the time until a save is durable."""
+    """The costs of a training run, in seconds, measured from its events. A cost that the events do not show is None."""
 
     workers: int
     batch: int
@@ -106,10 +103,10 @@ def restart_seconds(failure: FailureCost) -> float | None:
 
 
 def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
-    """Return the seconds for which training paused after a failure that other workers survived; None if all restarted.
+    """Return the seconds that training paused after a failure that other workers survived; None if all restarted.
 
-    This is the time from the failure to the end of the next step, without the `step` seconds that a step usually takes,
-    plus `joins` seconds of waiting for new workers."""
+    The pause lasts until the next step ends, less the `step` seconds that it usually takes, plus `joins` seconds of
+    waiting for new workers."""
     if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
         return None
     return max(0.0, failure.to_first_step - step) + joins
@@ -173,7 +170,6 @@ def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None
 
 
 def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
-    """Return how many seconds in total the steps took beyond `usual` seconds each while `save` was written."""
     first = bisect_left(attempt.steps, save.step, key=lambda step: step.number)
     if first == len(attempt.steps) or save.durable_after is None:
         return 0.0

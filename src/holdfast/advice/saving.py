@@ -45,10 +45,9 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The best number of steps between saves, and the numbers of steps from Young's and Daly's formulas.
+    """The best number of steps between saves, and those of Young's and Daly's formulas.
 
-    With `low` to `high` steps between saves the run takes at most 1 % longer than with the best. `effective` is the
-    expected fraction of the wall clock spent on training."""
+    With `low` to `high` steps between saves, the run takes at most 1 % longer than with the best."""
 
     best: int
     young: int

@@ -19,10 +19,10 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0. `begin` and `end` are seconds since the run began; `data`, `compute` and `stall` are durations.
+    """A step of rank 0. `begin` and `end` are seconds since the run began; the other times are durations.
 
-    `compute` does not include live recoveries. `device` is True if it was measured by GPU events, not by the CPU clock.
-    `rolled_back` is True if the step was lost in a later failure and had to be trained again."""
+    `compute` is without live recoveries; `device` says if GPU events measured it. A step is `rolled_back` if it was
+    lost in a later failure and trained again."""
 
     number: int
     begin: float
@@ -39,10 +39,9 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The end of a live recovery, in which the surviving workers continue without a restart.
+    """The end of a live recovery, `at` seconds after the run began and at Unix time `time`.
 
-    It is `at` seconds after the run began, at Unix time `time`. `regroup` is the event that records it. `rolled_back`
-    is True if a later restore undid the step of the recovery."""
+    `rolled_back` is True if a later restore undid the step of the recovery."""
 
     at: float
     time: float
@@ -59,10 +58,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """The cost of saving the state at `step`: how long the save stalled training, its size and its retries.
-
-    `writer` names the kind of snapshot writer. `durable_after` is the seconds until the save was durable, or None if it
-    never was."""
+    """The cost of saving the state at `step`. `durable_after` is None if the save never became durable."""
 
     attempt: int
     step: int
@@ -73,7 +69,6 @@ class SaveCost:
     durable_after: float | None
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the save as a flat dict: the fields of `stall` become keys of their own."""
         row = asdict(self)
         stall = row.pop("stall")
         return {**row, **stall, "unaccounted": self.stall.unaccounted}
@@ -83,9 +78,8 @@ class SaveCost:
 class AttemptTimeline:
     """One attempt, the time from a start of all workers to the next, with its steps, live recoveries and saves.
 
-    `stretch` has the events that account for the duration of the attempt. `committed` is the number of steps that were
-    saved by its end. `struck` is the injected failure that ended it, if any. `stop` is the time at which its failure
-    began, or at which it ended if it did not fail."""
+    `committed` is the number of steps that were saved by its end. `stop` is the time at which its failure began, or
+    at which it ended if it did not fail."""
 
     stretch: AttemptStretch
     steps: Sequence[StepCost]
@@ -152,17 +146,12 @@ def verdict(stretch: AttemptStretch) -> str | None:
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the seconds from the start of the run to `event`, which follows the last step of an attempt.
-
-    `stretch` has the events of this attempt, with their times since the start of the run."""
+    """Return the seconds from the start of the run to `event`, which follows the last step of the attempt `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
 def _read(stretches: Iterable[AttemptStretch]) -> tuple[Lineage, list[int]]:
-    """Return the lineage (the run's steps and commits that were not rolled back), and the committed steps by attempt.
-
-    The second result has the total number of committed steps at the end of each attempt."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):
@@ -235,9 +224,8 @@ def _fatal(
 ) -> StruckFailure | None:
     """Return the injected failure that ended the attempt, or None.
 
-    A failure between two steps ended the attempt if the next step was not trained. A failure inside a step or a save
-    ended the attempt if it killed the process, even if other workers still finished that step. `survived` counts, for
-    each rank, the losses after which the other workers continued; these did not end the attempt."""
+    A failure between two steps ended it if the next step was not trained; one inside a step or save, if it killed
+    the process. `survived` counts the losses of each rank after which others continued."""
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike

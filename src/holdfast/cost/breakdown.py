@@ -79,7 +79,6 @@ class AttemptCost:
     seconds: Seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attempt as a flat dict: the causes in `seconds` become keys of their own."""
         row = asdict(self)
         seconds = row.pop("seconds")
         return {**row, **seconds}
@@ -89,10 +88,8 @@ class AttemptCost:
 class Waiting:
     """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of them.
 
-    The rank with the shortest compute time in a step is taken as late, because the others wait for it in their first
-    collective. A rank that begins in time but computes slowly is not found. The costs `compute` and `rework` include
-    these seconds.
-    """
+    The rank that computes for the shortest time in a step is taken as late: the others wait for it in their first
+    collective. `compute` and `rework` include these seconds."""
 
     seconds: float
     share: float
@@ -139,7 +136,6 @@ class CostBreakdown:
         return self.stall.waited / len(self.saves) if self.saves else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as nested dicts and lists of JSON values."""
         return {
             "ended": self.ended,
             "goodput": self.goodput,
@@ -265,9 +261,7 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
 
 
 def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the cost of the failure that ended `attempt`, up to the first step of the next attempt, `after`.
-
-    `elsewhere` has the failure detections that other nodes recorded."""
+    """Return the cost of the failure that ended `attempt`. `elsewhere` has the detections by other nodes."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -301,9 +295,7 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return the cost of each loss of a worker after which the other workers continued.
-
-    If an injected failure (in `struck`) caused a loss, the `id()` of that failure is added to `known`."""
+    """Return the cost of each loss that others survived; add the `id()` of failures that caused one to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -349,10 +341,7 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the first detection of the failure that ended `attempt`, and its time, or (None, None).
-
-    The time is in seconds since the run began. `elsewhere` are detections by other nodes; those with the same attempt
-    number are considered too."""
+    """Return the first detection of the failure that ended `attempt`, and its seconds since the run began, if any."""
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]

@@ -60,9 +60,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield each event of a rank together with its place, a pair (attempt, number of the membership).
-
-    The place is None for the events of a replacement process before it has joined the other workers."""
+    """Yield each event of a rank with its attempt and membership number; None before a replacement has joined."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -79,11 +77,7 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield step events that are missing in `path`, because the leading rank was killed before it wrote them.
-
-    The leading rank is the one whose events are in `path`. The missing events are taken from other ranks that led at
-    some time. A place is a pair (attempt, membership number). `first` has the leading rank at each place, and `placed`
-    the events of each rank with their places."""
+    """Yield the steps of other leading ranks that `path` lacks, because its rank was killed before it wrote them."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -136,8 +130,7 @@ class AttemptStretch:
 class Timeline:
     """The timeline of a run, with one stretch of events for each attempt.
 
-    Its times do not include the seconds in `away` and `clock_back`: `away` is the time between a clean end of the run
-    and its continuation, and `clock_back` is how far clocks were set back."""
+    Its times leave out `away`, from a clean end to a continuation, and `clock_back`, by which clocks were set back."""
 
     stretches: tuple[AttemptStretch, ...]
     away: float
@@ -200,8 +193,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
     """Yield (attempt number, event) pairs.
 
-    An event without an attempt number gets that of the event before it; an `open` event gets that of the event after
-    it."""
+    An event without a number gets that of the event before it, or after it if it opens a file."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
@@ -232,7 +224,7 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float
 
 @dataclass(slots=True)
 class _Attempt:
-    """The state of an attempt, as read so far: its launch number, and if a rank started or a failure was detected."""
+    """The attempt that is being read: its launch number, and if a rank started or a failure was detected."""
 
     launched: int | None = None
     joined: bool = False

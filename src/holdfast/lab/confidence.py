@@ -22,7 +22,6 @@ class ConfidenceInterval(NamedTuple):
     high: float
 
     def ends(self, spec: str = ".2f") -> str:
-        """Return the ends of the interval as text; see `ends_text`."""
         return ends_text(self.low, self.high, spec)
 
 
@@ -35,11 +34,9 @@ _UNKNOWN = ConfidenceInterval(float("nan"), float("nan"), float("nan"))
 
 
 def mean(values: Floats) -> ConfidenceInterval:
-    """Return the mean of `values` with a 95 % interval by Student's t; all NaN if there are no values.
+    """Return the mean of `values` with a 95 % interval by Student's t.
 
-    The interval is unknown for a single value, and for fewer than `FEWEST` values that are all equal, whose spread is
-    unknown.
-    """
+    The interval is unknown for a single value, and for fewer than `FEWEST` equal values."""
     if not len(values):
         return _UNKNOWN
     center, count = float(values.mean()), len(values)
@@ -50,14 +47,13 @@ def mean(values: Floats) -> ConfidenceInterval:
 
 
 def _quantile(count: int) -> float:
-    """Return the quantile of Student's t for a 95 % interval of `count` values."""
     return _STUDENT[count - 2] if count <= len(_STUDENT) + 1 else 1.96
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of all values in `rounds` with a bootstrap interval, or an unknown one if there are few rows.
+    """Return the median of all values in `rounds` with a bootstrap interval, which is unknown if there are few rows.
 
-    Each row has the values of one round of measurements. They correlate, so whole rows are resampled."""
+    The values of a row were measured in one round and correlate, so whole rows are resampled."""
     if len(rounds) < FEWEST:
         return ConfidenceInterval(float(np.median(rounds)), float("nan"), float("nan"))
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -79,8 +75,8 @@ def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
     """Return the fraction by which the mean of `costs` is below that of `baseline`; NaN if `baseline` is all 0.
 
-    The interval comes from resampling trials in pairs, because entry i of both arrays has the same failure. The
-    interval is unknown for fewer than `FEWEST` trials."""
+    Trials are resampled in pairs, because entry i of both arrays has the same failure. Fewer than `FEWEST` trials
+    have an unknown interval."""
     if not baseline.any():
         return _UNKNOWN
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]
@@ -93,11 +89,9 @@ def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInter
 
 
 def _percentiles(count: int) -> tuple[float, float]:
-    """Return the lower and upper percentile of resampled means that give a 95 % confidence interval.
+    """Return the percentiles of resampled means that give a 95 % interval: further apart than usual for few values.
 
-    For few values they are further apart than 2.5 and 97.5, because resampling `count` values understates their spread.
-    Plain percentiles of 5 to 12 values cover the truth in 80 to 90 % of cases (Hesterberg, "What teachers should know
-    about the bootstrap", 2015)."""
+    Plain percentiles of 5 to 12 values cover the truth in 80 to 90 % of cases (Hesterberg, 2015)."""
     if count > len(_STUDENT) + 1:
         return 2.5, 97.5
     tail = 100 * NormalDist().cdf(-_quantile(count) * (count / (count - 1)) ** 0.5)

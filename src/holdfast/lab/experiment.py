@@ -38,8 +38,8 @@ def per_trial(progress: Progress) -> TrialDone:
 class TrialLog:
     """An append-only log file of numbers by key; `known` also holds the entries that earlier processes wrote.
 
-    `code` is a digest of the code that computes the numbers. Entries of other code are not in `known`; `outdated` is
-    their number. `reused` has the keys of earlier entries that were asked for again."""
+    `code` is a digest of the code that computes the numbers. Entries of other code are only counted, in `outdated`.
+    `reused` has the keys of earlier entries that were asked for again."""
 
     def __init__(self, path: Path, code: str) -> None:
         self._path, self._code, self.known, self.outdated = path, code, dict[str, float](), 0
@@ -97,7 +97,6 @@ class TrialLog:
         return lines
 
     def close(self) -> None:
-        """Close the log file."""
         self._file.close()
 
 
@@ -105,11 +104,9 @@ class TrialLog:
 class Options:
     """The options of `holdfast lab run`.
 
-    If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set; if it is
-    empty, all pairs run. If `workload` is given, this model of the user is measured instead of the panels. `interval`
-    is the number of iterations between full checkpoints. Trials run in `jobs` local processes, or on `cluster`.
-    `policies` are files with checkpoint policies of the user. `logs` are the logs of finished trials that the experiment has opened.
-    """
+    If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set, and none
+    means all; `workload` is a model of the user that is measured instead. Trials run in `jobs` local processes, or
+    on `cluster`. `logs` are the logs of finished trials that the experiment has opened."""
 
     seed: int = 0
     trials: int | None = None
@@ -140,13 +137,10 @@ class Options:
 
     @property
     def parallelism(self) -> int:
-        """The number of processes that can run trials at once."""
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Return the outcome of `work` for each of `items`, computed in local processes or on the cluster.
-
-        While it runs, `work` may report progress to its second argument; the reports are passed to `on_report`."""
+        """Return the outcome of `work` for each of `items`; what `work` reports meanwhile is passed to `on_report`."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)

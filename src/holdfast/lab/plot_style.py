@@ -31,7 +31,6 @@ def style_name(strategy: Strategy) -> str:
 
 
 def colour_of(name: str) -> str:
-    """Return the colour of a policy or recovery; policies from files of the user share one."""
     return COLOURS.get(name, OWN)
 
 

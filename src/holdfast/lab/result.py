@@ -26,10 +26,10 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that a measured value lies in the range `expected`, a pair (low, high).
+    """A statement that a measured value lies in the range `expected`, a pair (low, high) of limits or None.
 
-    A limit that is None does not restrict the value. `interval` is the 95 % confidence interval of `measured`. It is
-    None if the value has no noise, and has NaN limits if there are too few trials to estimate the noise."""
+    `interval` is the 95 % confidence interval of `measured`: None if the value has no noise, and NaN if there are
+    too few trials to estimate it."""
 
     id: str
     claim: str
@@ -54,8 +54,7 @@ class Claim:
     def resolved(self) -> bool:
         """True if the confidence interval decides the claim: it is inside the expected range, or entirely outside.
 
-        Also True if there is no interval, because the value has no noise, or if the measured value is infinite or NaN.
-        False for a finite value whose interval is unknown (NaN)."""
+        Also True if the value has no noise, is infinite or NaN; False for a finite value with an unknown interval."""
         if self.interval is None or not math.isfinite(self.measured):
             return True
         low, high = self.interval
@@ -65,12 +64,10 @@ class Claim:
         return (least is not None and high < least) or (most is not None and low > most)
 
     def expects(self, value: float) -> bool:
-        """Return True if `value` lies in the expected range."""
         low, high = self.expected
         return not math.isnan(value) and (low is None or low <= value) and (high is None or value <= high)
 
     def to_json(self) -> Row:
-        """Return the claim as JSON values, with its verdict."""
         return {
             **asdict(self),
             "expected": list(self.expected),
@@ -99,9 +96,8 @@ class ResultTable:
 class Result:
     """The result of an experiment, as `result.json` and the report show it.
 
-    `remarks` are sentences for the reader, computed from the rows. `captions` has a sentence for each figure, by its
-    name. `command` is the command line, empty if Python code ran the experiment. `date` looks like 2026-01-31.
-    """
+    `remarks` are sentences for the reader. `captions` has a sentence for each figure. `command` is the command line,
+    empty if Python code ran the experiment. `date` looks like 2026-01-31."""
 
     experiment: str
     config: Mapping[str, Any]
@@ -120,7 +116,6 @@ class Result:
         return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:
-        """Return the content of `result.json` as JSON values."""
         return {
             "experiment": self.experiment,
             "command": self.command,

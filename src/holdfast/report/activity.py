@@ -37,8 +37,8 @@ class Line(NamedTuple):
 class Activity:
     """The data of a run's timeline figure, with times in seconds from the start of the run.
 
-    `lanes` has the activities of each rank. `lines` shows how many steps were trained at what time. `wall` is the
-    duration of the run, `reached` the last step plus 1, and `trained` the number of steps including repeated ones."""
+    `lanes` has the activities of each rank, and `lines` the steps trained over time. `reached` is the last step plus
+    1, and `trained` the number of steps including repeated ones."""
 
     wall: float
     reached: int

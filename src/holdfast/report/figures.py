@@ -49,12 +49,10 @@ def picture(
 
 
 def png(figure: "Figure") -> bytes:
-    """Render the figure as PNG and return the bytes."""
     return _saved(figure, "png")
 
 
 def pdf(figure: "Figure") -> bytes:
-    """Render the figure as PDF with embedded TrueType fonts, and return the bytes."""
     return _saved(figure, "pdf")
 
 
@@ -108,9 +106,7 @@ def gain(values: Mapping[str, float], baseline: str) -> "Figure":
 
 
 def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """Draw one point for each run: the share of its wall clock spent waiting for saves, and its gain in goodput.
-
-    `places` has these two numbers by the name of the run. The gain is that over the run `baseline`, which is grey."""
+    """Draw one point for each run: its share of time spent waiting for saves, and its gain over `baseline`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

@@ -41,7 +41,6 @@ class Statement:
 
     @property
     def tone(self) -> Tone:
-        """The colour category of the verdict: "good", "bad" or "open"."""
         return TONES[self.verdict]
 
 
@@ -80,7 +79,6 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """The rows that a page shows: the first `most` rows of the table."""
         return self.rows[: self.most]
 
     @property
@@ -102,10 +100,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture of a page with its texts: `svg` with the colours of the page, or `png`.
+    """A picture of a page: `svg` with the colours of the page, or `png`, and a text `alt` for screen readers.
 
-    `name` is used for file names, and `alt` is the description for screen readers. A `wide` picture has the width of
-    the page. `file` is a standalone SVG file, and `figure` the matplotlib figure for other formats."""
+    A `wide` picture has the width of the page. `file` is a standalone SVG file; `figure` is for other formats."""
 
     name: str
     title: str
@@ -122,8 +119,7 @@ class Picture:
 class Page:
     """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
 
-    `scoreboard` has the words that follow a count such as "3 of 4". With `brief`, the statements are collapsed if all
-    their verdicts are good. A `live` page is served while its run trains, and refreshes itself."""
+    With `brief`, the statements are collapsed if all verdicts are good. A `live` page refreshes itself."""
 
     title: str
     lead: str
@@ -140,7 +136,6 @@ class Page:
 
     @property
     def good(self) -> int:
-        """The number of statements whose tone is good."""
         return sum(statement.tone == "good" for statement in self.statements)
 
     @property

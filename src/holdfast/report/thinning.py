@@ -22,11 +22,10 @@ Point: TypeAlias = tuple[float, float]
 
 
 def thinned(pieces: Iterable[TimelineBar], least: float) -> list[TimelineBar]:
-    """Merge pieces that are shorter than `least` seconds with their neighbours; `pieces` must be sorted by time.
+    """Merge sorted pieces that are shorter than `least` seconds with their neighbours.
 
     A merged piece has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both
-    are long enough to be distinguished.
-    """
+    are long enough to be distinguished."""
     joined: list[TimelineBar] = []
     for piece in _gathered(pieces, least):
         last = joined[-1] if joined else None
@@ -68,9 +67,7 @@ def _merged(pieces: Sequence[TimelineBar]) -> TimelineBar:
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
-    """Reduce a line to at most four points in each of `columns` equally wide columns.
-
-    The first, last, lowest and highest point of each column are kept, so that no peak is lost."""
+    """Reduce a line to the first, last, lowest and highest point in each of `columns` equally wide columns."""
     if len(points) <= columns:
         return list(points)
     left, right = points[0][0], points[-1][0]

@@ -188,7 +188,6 @@ def _lanes(run: Activity) -> Iterator[str]:
 
 
 def _shape(run: Activity, piece: TimelineBar) -> str:
-    """Return the SVG path of a bar. A wide bar is drawn slightly narrower, so that neighbours stay visible."""
     scale = COLUMNS / (run.wall or 1.0)
     width = piece.length * scale
     width -= 0.8 if width >= 4 else 0

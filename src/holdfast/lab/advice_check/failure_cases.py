@@ -52,11 +52,9 @@ class AdviceCase:
 
     @property
     def holds(self) -> bool:
-        """True if the measured cost lies in the predicted interval."""
         return self.predicted.holds(self.measured)
 
     def to_row(self) -> Row:
-        """Return the case as a row of the result."""
         case = {name: getattr(self, name) for name in ("workload", "failure", "strategy", "unit")}
         predicted = {"predicted": self.predicted.value, "low": self.predicted.low, "high": self.predicted.high}
         return {**case, **predicted, "basis": self.predicted.basis, "measured": self.measured, "holds": self.holds}

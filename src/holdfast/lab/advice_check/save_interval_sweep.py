@@ -35,7 +35,6 @@ class Sweep:
 
     @property
     def means(self) -> Floats:
-        """The mean relative goodput at each save interval, over the repeats."""
         return np.asarray(self.goodput.mean(axis=0))
 
     @property
@@ -79,10 +78,8 @@ def _useful_share(
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
     """Measure goodput in real runs at each interval, and return two sweeps that define goodput differently.
 
-    The first sweep divides the time that the steps take without saves and failures by the time of the run; on a shared
-    machine this ratio varies from run to run. The second one divides the run's own training time by the time of the
-    run; this ratio hardly varies, but does not show that steps are slower while a save is written.
-    """
+    The first divides the usual time of the steps by the time of the run, and varies on a shared machine. The second
+    divides the own training time of the run; it does not show that steps are slower while a save is written."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     mtbf, every = intervals_to_sweep(costs)

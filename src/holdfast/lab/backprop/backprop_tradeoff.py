@@ -86,7 +86,6 @@ def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, m
 
 
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
-    """Run the trials that are not in the log yet, in parallel processes, and return the outcomes of all trials."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     name = f"{panel.name}-quick" if options.quick else panel.name
     with closing(options.open_log(name, code_digest())) as log:
@@ -100,7 +99,6 @@ def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter)
 
 
 def _rows(results: PanelResults) -> Iterator[Row]:
-    """Yield the result rows of one network: accuracies, slowdowns, restart costs, and accuracy without failures."""
     for phase, epoch in zip(PHASES, results.phases, strict=True):
         for cell, when in MEASURED:
             deviation = results.deviation(phase, cell, when)

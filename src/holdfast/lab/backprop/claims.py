@@ -30,9 +30,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set.
-
-    `phases` has the epochs in which failures were simulated. The last four fields are explained in `MeasuredTimes`."""
+    """The measurements of one network on a data set; `phases` are the epochs in which failures were simulated."""
 
     panel: BackpropPanel
     data: str
@@ -51,36 +49,25 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's test accuracy after the failure `cell` in the training phase `phase`.
-
-        The accuracy is measured `when`: "immediately" or "an epoch later"."""
+        """Return each trial's test accuracy after a failure in a phase of training, immediately or an epoch later."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's accuracy with the failure `cell`, divided by its accuracy without a failure, minus 1.
-
-        The failure happens in `phase` of the training. `when` says how long after the failure the accuracy is measured.
-        """
+        """Return each trial's accuracy with a failure, divided by its accuracy without one, minus 1."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return the mean absolute deviation of each trial's accuracy, over all failures of `strategy` in `phases`.
-
-        The deviation is relative to the accuracy without a failure."""
+        """Return each trial's mean absolute deviation of accuracy, over all failures of `strategy` in `phases`."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a mini-batch that fails and is recovered by `strategy`.
-
-        `point` selects the failures after that fraction of the backward pass; None selects all failures."""
+        """Return the median slowdown of a mini-batch that fails at `point` of backward, or at any, under `strategy`."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return how many times more work checkpoint-restart repeats after a failure than `strategy` adds.
-
-        Both are measured in mini-batches, and the failure is at the last point of backward."""
+        """Return how many times more mini-batches checkpoint-restart repeats after a failure than `strategy` adds."""
         repeated = mean_checkpoint_restart(self.prices, epoch=self.panel.epoch).replay / self.prices.minibatch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)

@@ -35,7 +35,6 @@ def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
 
 
 def caption(name: str) -> str:
-    """Return the caption of the figure called `name`."""
     if name == "training":
         return (
             "Above: test accuracy without failures, with 95 % confidence intervals. Below: seconds of work that "
@@ -72,9 +71,7 @@ def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
-    """Draw figures 3 and 4 of the lossy-recovery paper: accuracy after a failure and an epoch later, and slowdown.
-
-    Only the rows of the network called `panel` are drawn."""
+    """Draw figures 3 and 4 of the lossy-recovery paper for one network: accuracy after failures, and slowdown."""
     own = [row for row in rows if row["panel"] == panel]
     drawn = new_figure(13, 9)
     places = drawn.subplots(3, len(PHASES), squeeze=False)
@@ -105,9 +102,7 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Draw a bar chart of the column `value`: a group of bars for each point of failure, a bar for each strategy.
-
-    Error bars show the confidence intervals. The value in the column `marked` is written at the foot of each bar."""
+    """Draw the column `value` as bars, grouped by point of failure; the column `marked` is written on the bars."""
     foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}

@@ -34,11 +34,9 @@ class TrainingTask:
 
     @property
     def batch(self) -> int:
-        """The number of samples in a mini-batch, over all workers."""
         return WORKERS * self.share
 
     def optimizer(self, model: "nn.Module") -> "SGD":
-        """Return a new SGD optimizer for `model`."""
         from torch.optim import SGD
 
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
@@ -58,9 +56,6 @@ class BackpropPanel:
     note: str = ""
 
     def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        """Return the training task of this panel, a model with a data set; a small one if `quick`.
-
-        `data` is the folder of the data set."""
         return self.quick(data) if quick else self.full(data)
 
 

@@ -34,7 +34,6 @@ class Overhead:
 
     @property
     def total(self) -> float:
-        """The sum over all causes, in seconds."""
         return self.replay + self.checkpoint + self.restart
 
 
@@ -47,9 +46,7 @@ def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> O
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
-    """Return the mean cost of a failure if a checkpoint is saved every `epoch` mini-batches.
-
-    The cost of saving `saves` checkpoints is added."""
+    """Return the mean cost of a failure, plus `saves` checkpoints, with one checkpoint every `epoch` mini-batches."""
     return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 
@@ -61,8 +58,7 @@ def immediate_rollback(prices: Prices) -> Overhead:
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
     """Return the slowdown of a mini-batch that fails at the fraction `point` of backward and runs again.
 
-    The slowdown is the time of both tries divided by the time of a mini-batch without a failure. The failed try
-    consists of the forward pass, and of backward and updates up to `point`, so the slowdown lies in (1, 2]."""
+    It is the time of both tries, divided by that of a mini-batch without a failure."""
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
         raise BadInput(
             f"a failure must strike at a point in [0, 1] of a mini-batch that takes time (got {point:g}, "

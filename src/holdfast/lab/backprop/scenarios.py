@@ -23,10 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """A simulated failure in a backward pass, and the strategy that handles it.
-
-    The failure happens after the fraction `point` of the backward pass, and `survivors` workers remain. If `point` is
-    None, nothing fails."""
+    """A failure after the fraction `point` of a backward pass (None: no failure), and the strategy that handles it."""
 
     strategy: str
     point: float | None = None
@@ -34,7 +31,6 @@ class FailureCase:
 
     @property
     def name(self) -> str:
-        """The name of the failure in tables and logs."""
         parts = [self.strategy] + ([] if self.point is None else [f"at {self.point:.0%}"])
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
@@ -64,9 +60,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: test accuracy by epoch without failures (`curve`), and the `accuracy` after each simulated failure.
-
-    The keys of `accuracy` are (phase of training, failure, time of the measurement)."""
+    """One trial: test accuracy by epoch without failures, and after each failure, by (phase, failure, time)."""
 
     curve: list[float]
     accuracy: dict[tuple[str, FailureCase, str], float]
@@ -137,9 +131,7 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: FailureCase, order: list[int]
     ) -> None:  # fmt: skip
-        """Train mini-batch `failing` from the state `before`, with the failure `cell` during its backward.
-
-        `first` are the precomputed gradients of that mini-batch, and `order` is the order in which workers are lost."""
+        """Train mini-batch `failing` from `before`, with a failure in its backward; `first` are its gradients."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch

@@ -85,12 +85,10 @@ def compute_gradients(
 
 
 def copy_tensors(named: Iterator[tuple[str, Tensor]]) -> Tensors:
-    """Return detached copies of the tensors, by name."""
     return {name: tensor.detach().clone() for name, tensor in named}
 
 
 def copy_into(values: Tensors, targets: Tensors) -> None:
-    """Copy `values` into the tensors of the same names in `targets`."""
     with torch.no_grad():
         for name, value in values.items():
             targets[name].copy_(value)
@@ -145,8 +143,7 @@ def train_minibatch(
 ) -> None:
     """Train one mini-batch on all workers, with the failure `interruption` if one is given.
 
-    If the strategy discards the gradients of the failed try, backward is computed only up to the failure. If `inside`,
-    the optimizer updates each layer during backward; otherwise it steps after backward."""
+    If the failed try is discarded, backward is computed only up to the failure. `inside` is as in `apply_gradients`."""
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)
     if interruption and interruption.casualties and interruption.strategy in abandoned:
@@ -186,10 +183,7 @@ def apply_gradients(
 def _weights(
     order: Layers, samples: Sequence[int], interruption: Interruption, *, inside: bool
 ) -> dict[str, Weights | None]:
-    """Return, by parameter, the weight of each worker's gradient in the step that failed; None means no update.
-
-    If `inside`, the optimizer steps layer by layer within backward, so layers done before the failure stay updated.
-    """
+    """Return, by parameter, the weight of each worker's gradient in the step that failed; None means no update."""
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed_parameters(order, interruption.point)
     weights = {
@@ -212,10 +206,7 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Sum the gradients of `workers`, multiplied by their `weights`, and step the optimizer.
-
-    If `inside`, step it layer by layer, from the last layer in `order` to the first, as if inside the backward pass;
-    otherwise once for all layers. A parameter whose `weights` are None does not change."""
+    """Sum the weighted gradients of all workers, and step the optimizer; a weight of None prevents an update."""
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:

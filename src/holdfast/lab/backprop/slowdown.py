@@ -76,10 +76,7 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: FailureCase
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return the measured `Prices`, the predicted slowdown for each point of failure, and two durations of a restart.
-
-    These durations are the predicted and the measured seconds to load a checkpoint and train `REPLAYED` batches again.
-    `whole` is the measured time of a mini-batch in seconds."""
+    """Return measured prices, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
@@ -92,9 +89,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the measured prices of this training, and the seconds to load a snapshot and train `REPLAYED` batches.
-
-    The prices are the seconds to train a mini-batch, save a snapshot, start a worker process and load a snapshot."""
+    """Return the measured prices of this training, and the seconds to load a snapshot and train `REPLAYED` batches."""
     device = training.device
 
     def train_one() -> None:

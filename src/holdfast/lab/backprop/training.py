@@ -18,7 +18,6 @@ EVALUATED = 4  # workers' shares at once when accuracy is measured: no more memo
 
 
 def default_device() -> torch.device:
-    """Return the first GPU, or the CPU if there is none."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -64,7 +63,6 @@ class Training:
         return [Share(*self._samples(share), self._key(number, rank)) for rank, share in enumerate(ids)]
 
     def step(self, number: int) -> None:
-        """Train mini-batch `number` without a failure."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         if self.task.whole:
@@ -90,11 +88,9 @@ class Training:
         return float(torch.stack(right).sum()) / len(y)
 
     def state(self) -> State:
-        """Return a copy of the model and the optimizer."""
         return State(copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict()))
 
     def restore(self, state: State) -> None:
-        """Set the model and the optimizer to `state`."""
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))  # the optimizer keeps the tensors it is given
 

@@ -28,9 +28,9 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A convergence rate; `proved` is True if the trajectory satisfies the assumptions of Theorem 3.2 (SCAR paper).
+    """A convergence rate, `proved` if the trajectory satisfies the assumptions of Theorem 3.2 (SCAR paper).
 
-    Otherwise the rate was fitted, and its possible values are between `low` and `high`."""
+    Otherwise it was fitted, and lies between `low` and `high`."""
 
     proved: bool
     low: float
@@ -38,7 +38,6 @@ class Contraction(Rate):
 
     @property
     def words(self) -> str:
-        """The convergence rate as a phrase for reports."""
         if self.proved:
             return f"c = {self.c:.4f}, the largest ratio of two consecutive steps"
         return (

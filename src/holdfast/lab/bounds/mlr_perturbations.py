@@ -30,9 +30,7 @@ BEYOND = 10  # the optimum is unknown, so the iterate this many times as far as 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """The unperturbed run of a workload, with which perturbed trials are compared.
-
-    `optimum` is an approximation of the optimum by long training, and `rate` the rate of convergence to it."""
+    """The unperturbed run of a workload, the approximate optimum, and the rate of convergence to it."""
 
     workload: LogisticRegression
     run: Trajectory
@@ -41,20 +39,15 @@ class Reference:
 
     @property
     def weights(self) -> npt.NDArray[Any]:
-        """The weights at step `STEP`, which every trial perturbs."""
         return self.run.states[STEP]["weights"]
 
     def distance(self, weights: npt.NDArray[Any]) -> float:
-        """Return the L2 distance of `weights` from the optimum."""
         return float(np.linalg.norm(weights - self.optimum))
 
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Run one trial for each of `deltas`, which is added to the weights at iteration `STEP`.
-
-        Return the additional iterations that each trial needs. `sizes` are the norms of `deltas`, and `kind` names
-        them."""
+        """Run a trial for each of `deltas`, which is added to the weights at `STEP`; `sizes` are their norms."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -66,7 +59,6 @@ class Reference:
         self, name: str, title: str, trials: int, options: Options, groups: list[PerturbedTrials], claims: list[Claim],
         remarks: list[str],
     ) -> Result:  # fmt: skip
-        """Return the result of the experiment `name`, with its groups of trials, claims and remarks."""
         model = self.workload
         start = self.distance(self.run.states[0]["weights"])
         return Result(
@@ -85,9 +77,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, then on to `BEYOND` times as many iterations, where the state is close to the optimum.
-
-    Return this run as the reference for the trials."""
+    """Train until convergence, and `BEYOND` times as long to approximate the optimum; return the reference run."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length

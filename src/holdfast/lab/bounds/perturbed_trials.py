@@ -33,15 +33,10 @@ class PerturbedTrials:
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return the total perturbation of each trial, divided by the distance to the optimum before training.
-
-        The total is Δ in Theorem 3.2 of the SCAR paper, where later perturbations count more."""
+        """Return the total perturbation of each trial (Δ in Theorem 3.2) over the initial distance to the optimum."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
-        """Return a row for each trial: its perturbation, its measured cost in iterations, and the bound on that cost.
-
-        The perturbation is given as its norm (`size`), and relative to the distance to the optimum (`aggregate`)."""
         columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
         names = ("size", "aggregate", "cost", "bound")
         return [
@@ -50,22 +45,16 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials whose cost in whole iterations is at most 1 above the bound for `rate`.
-
-        The bound is that of Theorem 3.2 in the SCAR paper."""
+        """Return the fraction of trials whose cost in whole iterations is at most 1 above the bound of Theorem 3.2."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return each trial's cost divided by its bound for `rate`, from Theorem 3.2 of the SCAR paper.
-
-        If the theorem applies, no quotient exceeds 1."""
+        """Return each trial's cost divided by its bound; at most 1 if Theorem 3.2 of the SCAR paper applies."""
         return self.costs / self.bounds(rate)
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound for `rate`.
-
-    The bound is that of Theorem 3.2 in the SCAR paper, rounded up to a whole iteration."""
+    """Return the claim that the fraction `at_least` of the trials or more cost at most their bound, rounded up."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "
@@ -75,9 +64,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a remark on how many trials exceed the bound as printed in the SCAR paper.
-
-    The printed bound uses `start`, the initial distance to the optimum, in place of the effective `rate.distance`."""
+    """Return a remark on how many trials exceed the bound with the initial distance `start`, as the paper prints it."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

@@ -125,7 +125,6 @@ class Analysis:
 
     @cached_property
     def failed(self) -> list[GateFailure]:
-        """The failed quality gates of all suites."""
         return [failure for suite in self.suites for failure in gate_failures(self.matrix, suite, self.measured)]
 
     @cached_property
@@ -136,7 +135,6 @@ class Analysis:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The names of the variants (recovery methods), in the order of the matrix file."""
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
@@ -183,8 +181,8 @@ class Analysis:
 class LossGap(NamedTuple):
     """The distance of a run from the reference run, which has no failures; NaN if nothing could be compared.
 
-    `loss` and `most` are the mean and the largest absolute difference of the losses at the same step. `distance` is the
-    mean L2 distance of the models in snapshots of the same step. `last` is the distance of the last snapshots, divided
+    `loss` and `most` are the mean and the largest absolute difference of the losses at the same step. `distance` is
+    the mean L2 distance of the models in snapshots of the same step, and `last` that of the last snapshots, divided
     by the norm of the reference model."""
 
     loss: float

@@ -49,10 +49,9 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """Return the line number of a TOML `key`, or of one `value` in its list; without `key`, that of the table's header.
+    """Return the line of a TOML `key` or of a `value` in its list, or 0; without `key`, that of the table's header.
 
-    `table` is "" for keys before the first header; `nth` selects a table in an array of tables. For a table without a
-    header of its own, return the line of its first subtable. Return 0 if there is no such line."""
+    `nth` selects a table in an array of tables. A table without a header has the line of its first subtable."""
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
@@ -90,8 +89,7 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 class Matrix:
     """The settings of a matrix of runs: each combination of data set, model and failure schedule is a suite.
 
-    Each suite runs in every variant with every seed. `failures` has the failure schedules by name. `sweep` has lists of
-    values for further settings; each value makes suites of its own."""
+    Each suite runs in every variant with every seed. Each value in `sweep` makes suites of its own."""
 
     steps: int
     batch: int
@@ -129,7 +127,6 @@ class _Reader:
         self._path, self._text = path, text
 
     def matrix(self, given: Mapping[str, Any]) -> Matrix:
-        """Return the experiment matrix described by `given`, a parsed file, after checking every value."""
         self._only(given, KEYS, "")
         for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
             if key not in given:
@@ -171,7 +168,6 @@ class _Reader:
                     self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {most - 1}", table, "ranks")
 
     def _failures(self, given: Any) -> dict[str, Schedule]:
-        """Return failure schedules by name from the TOML value `given`; a schedule is a table or a list of tables."""
         if not isinstance(given, dict) or not given:
             self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
         schedules = {}

@@ -32,12 +32,11 @@ THREADS = 2  # threads that compare snapshots; each has two snapshots in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """The measurements of one run: its verdict (for the reason `because`), audit, costs and losses.
+    """The measurements of one run: its verdict, audit, costs and losses (None where no loss was logged).
 
-    `seconds` is the wall-clock time by cause, and `stall` the wait for saves by part. `losses` has an entry for each
-    committed step, None if no loss was logged. `distances` are the L2 distances from the reference run's models, None
-    if there was nothing to compare. `stolen` is the share of CPU time that the host of a virtual machine gave to
-    others, if known, and `tries` is how often the run was executed because of that."""
+    `seconds` is the wall clock by cause, and `stall` the wait for saves by part. `distances` are the L2 distances
+    from the reference run's models. `stolen` is the share of CPU time that the host of a virtual machine gave to
+    others, and `tries` is how often the run was executed because of that."""
 
     suite: str
     variant: str
@@ -65,7 +64,6 @@ class MeasuredRun:
 
     @property
     def goodput(self) -> float:
-        """Committed steps per second of wall clock."""
         return self.committed / self.wall if self.wall > 0 else math.nan
 
     @property
@@ -79,12 +77,10 @@ class MeasuredRun:
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measurements as JSON values."""
         return {**asdict(self), "wall": finite_or_none(self.wall)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "MeasuredRun":
-        """Create a run from the JSON values that `to_json` returned."""
         wall, distances = data["wall"], data["distances"]
         converted = {
             "wall": math.nan if wall is None else float(wall),
@@ -156,9 +152,7 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distances between the models of two runs, for all steps of which both have an intact snapshot.
-
-    Return None if there is no such step."""
+    """Return the distances between the models of two runs, at each step of which both have an intact snapshot."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)
@@ -166,9 +160,7 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the L2 distance of the models in `folder` and `reference` at `step`, and the reference's norm.
-
-    Only floating-point values count. Return None if a snapshot is damaged, for example by an injected storage fault."""
+    """Return `step`, the distance of two runs' models at it, and the reference's norm; None for a damaged snapshot."""
     try:
         one, other = _model(folder, step), _model(reference, step)
     except HoldfastError:

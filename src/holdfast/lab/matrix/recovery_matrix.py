@@ -69,7 +69,6 @@ def _config(file: Path, matrix: "Matrix", suites: int) -> Mapping[str, Any]:
 
 
 def row(run: "MeasuredRun") -> Row:
-    """Return the measurements of one run as a row of the result."""
     costs = ("committed", "rolled_back", "samples_lost", "restarts", "saves", "bytes")
     return {
         **{name: getattr(run, name) for name in ("suite", "variant", "seed", "verdict", "audit", "goodput")},

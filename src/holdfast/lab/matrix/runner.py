@@ -87,15 +87,12 @@ class MatrixRunner:
 
     @property
     def planned(self) -> list[PlannedRun]:
-        """All runs, in the order of execution."""
         return list(planned_runs(self.matrix, self.suites))
 
     def folder(self, planned: PlannedRun) -> Path:
-        """Return the folder of the run `planned`."""
         return self.out / "runs" / planned.suite.name / planned.name
 
     def config(self, planned: PlannedRun) -> RunConfig:
-        """Return the config of the run `planned`."""
         return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
     def finished(self, planned: PlannedRun) -> MeasuredRun | None:
@@ -157,9 +154,8 @@ class MatrixRunner:
     def _distances(self, planned: PlannedRun) -> Distances | None:
         """Return the distances of a run's models from those of the reference run, or None if they cannot be compared.
 
-        A child process compares them, because a client of an object store starts threads. This process forks workers
-        and must therefore not have threads.
-        """
+        A child process compares them: a client of an object store starts threads, which a process that forks must
+        not have."""
         answer: Any = None
         folder = self.folder(planned)
         reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))

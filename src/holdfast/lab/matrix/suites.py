@@ -21,9 +21,7 @@ SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A data set, model and failure schedule of an experiment matrix, with values of the settings that vary.
-
-    All variants (recovery methods) run in each suite and are compared there."""
+    """A data set, model and failure schedule, with values of the settings that vary; all variants run in each suite."""
 
     dataset: str
     model: str
@@ -32,7 +30,6 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """The name of the suite in tables and folders."""
         swept = [f"{key}={_word(value)}" for key, value in self.settings]
         return "-".join([self.dataset, self.model, self.failures, *swept])
 
@@ -53,12 +50,10 @@ class PlannedRun:
 
     @property
     def how(self) -> Variant:
-        """The definition of the run's variant: its recovery method and snapshot writer."""
         return VARIANTS[self.variant]
 
     @property
     def name(self) -> str:
-        """The name of the run within its suite."""
         return f"{self.variant}-{self.seed}"
 
 
@@ -72,30 +67,25 @@ def all_suites(matrix: Matrix) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield all runs of the `chosen` suites, with runs to be compared next to each other.
-
-    Adjacent runs are measured under similar conditions, because the speed of a machine changes slowly."""
+    """Yield all runs; those to be compared are neighbours, because the speed of a machine changes slowly."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
 
 def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
-    """Return the failures to inject into a run."""
     return matrix.failures[unit.suite.failures] if unit.how.fails else ()
 
 
 def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
     """Return how many restarts a run should have: one for each step in which a failure ends a worker process.
 
-    A run that recovers without a restart still has one if the disk stays full (`enospc`)."""
+    A live recovery still restarts if the disk stays full (`enospc`)."""
     fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
     return len({failure.step for failure in failure_schedule(matrix, unit) if failure.kind in fatal})
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of the run `unit`, which keeps all its snapshots.
-
-    They are stored at the path or URL `checkpoints`; None means in the run's own folder."""
+    """Return the config of the run `unit`, which keeps all its snapshots at the path or URL `checkpoints`, if given."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),

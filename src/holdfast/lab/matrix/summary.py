@@ -177,9 +177,7 @@ def claims(analysis: Analysis) -> list[Claim]:
 
 
 def _overlapped(analysis: Analysis) -> Iterator[Claim]:
-    """Yield claims that compare overlapped saves with blocking saves.
-
-    Yield none if the matrix lacks one of the two variants, sweeps over settings, or plans storage faults."""
+    """Yield claims that compare overlapped with blocking saves, unless there are sweeps or storage faults."""
     has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
     if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return
@@ -195,9 +193,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
-    """Yield the claim that runs with exact recovery have the same losses as the reference run, which has no failures.
-
-    Yield nothing if the matrix has no such runs, or if their number of workers changes."""
+    """Yield the claim that exact recoveries have the same losses as the reference run, which has no failures."""
     exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return

@@ -29,8 +29,8 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 class Costs:
     """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds.
 
-    `cost` is fractional, and infinite for a trial that did not converge within the limit. `whole` is the cost in whole
-    iterations, as the paper counts. `bound` is the bound of Theorem 3.2 in the SCAR paper."""
+    `cost` is fractional, and infinite for a trial that did not converge. `whole` is in whole iterations, as the
+    paper counts. `bound` is that of Theorem 3.2 in the SCAR paper."""
 
     cost: Floats
     whole: Floats
@@ -39,16 +39,12 @@ class Costs:
 
     @property
     def unconverged(self) -> int:
-        """The number of trials that did not converge."""
         return int(np.isinf(self.cost).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of each strategy; trial i fails after iteration `steps[i]` of a run that needs `lengths[i]` iterations.
-
-    `rate` is the convergence rate. `concentration` is a fraction from 0 to 1: how much of the squared movement of all
-    blocks is due to the few blocks that moved most."""
+    """The costs of each strategy; trial i fails after step `steps[i]` of a run that needs `lengths[i]` iterations."""
 
     lengths: Ids
     steps: Ids
@@ -78,10 +74,9 @@ def measure(
 ) -> list[Measurement]:
     """Run every strategy on the same failures, and return a measurement for each of `workloads`.
 
-    The workloads train alike and differ only in their blocks. Progress is shown under `name`. Trials found in the log
-    called `log` are not run again, and new ones are written to it. The convergence rate and the concentration (see
-    `concentration`) come from a run with random seed 0. If `early` is more than 1, every second failure happens before
-    step `early`."""
+    The workloads train alike and differ only in their blocks. Trials in the log called `log` are not run again. The
+    convergence rate comes from a run with random seed 0. If `early` is more than 1, every second failure happens
+    before step `early`."""
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
@@ -120,10 +115,9 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return the fraction of the squared movement that is in the most moved blocks, over `interval` iterations.
+    """Return the fraction of the squared movement over `interval` iterations that is in the most moved blocks.
 
-    These blocks hold 1/`interval` of all values, as much as one partial save. Priority checkpoints help if the fraction
-    is near 1. Return NaN for a run shorter than `interval`."""
+    These blocks hold 1/`interval` of all values, as a partial save does. Priority checkpoints help if it is near 1."""
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):
         moved = np.square(workload.norm(workload.blocks, after, before))
@@ -162,8 +156,7 @@ def compare_strategies(
 ) -> list[PanelComparison]:
     """Measure strategies on the chosen panels (models with data sets) or the user's own workload.
 
-    Cost reductions are relative to `baseline`. If `early` is more than 1, every second failure happens before step
-    `early`."""
+    Cost reductions are relative to `baseline`. `early` is as in `measure`."""
     folder = prepare(options.out)
     is_quick = options.quick and options.workload is None
     chosen = distinct_panels(options.panels, quick=is_quick)
@@ -225,7 +218,6 @@ def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: St
 
 
 def strategy_columns(strategy: Strategy) -> Row:
-    """Return the cells of a result row that identify a strategy."""
     return {
         "recovery": strategy.recovery,
         "policy": strategy.policy.name,

@@ -111,9 +111,7 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Return a figure with up to four plots in a row: `draw` draws one for each of `panels`.
-
-    `across` labels the x axes."""
+    """Return a figure with up to four plots in a row: `draw` draws one for each panel; `across` labels the x axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
@@ -130,15 +128,12 @@ def panel_grid(
 
 
 def panel_title(comparison: PanelComparison) -> str:
-    """Return the title for the figure of one comparison, marked if it is a quick run."""
     quick = "quick, " if comparison.quick else ""
     return f"{comparison.title or comparison.label} ({quick}{comparison.measurement.unperturbed:.0f} iterations)"
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Plot the mean cost in each of `rows` with its interval, as a series called `name`.
-
-    The column `over` has the tick labels. All points are moved right by `shift`."""
+    """Plot the mean cost in each of `rows` with its interval, as a series; the column `over` has the tick labels."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]

@@ -37,9 +37,7 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A recovery strategy together with a checkpoint schedule, which is given by `saves` and `fraction`.
-
-    `saves` is "regular" or tells which early saves are added. A regular save has the given `fraction` of the blocks."""
+    """A recovery strategy with a checkpoint schedule; a regular save has the given `fraction` of the blocks."""
 
     name: str
     recovery: str
@@ -47,7 +45,6 @@ class Approach:
     fraction: Fraction = Fraction(1)
 
     def strategy(self, interval: int) -> Strategy:
-        """Return this approach as a strategy, with checkpoint interval `interval` and half of the blocks lost."""
         ranking = "full" if self.fraction == 1 else "priority"
         policy = Policy(ranking=ranking, interval=interval, fraction=self.fraction, saves=self.saves)
         return Strategy(policy=policy, recovery=self.recovery, lost=LOST)
@@ -96,7 +93,6 @@ class Split:
         return rows
 
     def table(self) -> ResultTable:
-        """Return a table of the mean costs of early and of later failures, by approach."""
         length = round(self.comparison.measurement.unperturbed)
         rows: list[list[Value]] = []
         for approach in self.approaches:

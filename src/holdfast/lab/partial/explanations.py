@@ -16,16 +16,11 @@ from holdfast.lab.simulate.strategy import Strategy
 class ReductionFacts:
     """Measurements that may explain by how much one strategy reduces the cost of failures on one model and data set.
 
-    A reduction is a fraction of the cost with full checkpoints. `whole` is the reduction over all `trials`, with costs
-    counted in whole iterations as in the paper.
-
-    `early` counts failures before the first full checkpoint, after which both strategies restore the initial state. The
-    next three fields describe the other trials, or all trials if there are no others. `later` is their cost reduction,
-    `smaller` the reduction of the perturbation's norm, and `scaled` the cost reduction with a ranking by relative
-    distance.
-
-    `concentration` is the share of the movement that is in the blocks of one save. `largest` and `budget` are the sizes
-    of the largest block and of a save, as fractions of all values."""
+    `whole` is the reduction over all `trials` in whole iterations, as in the paper. `early` counts failures before
+    the first full checkpoint, after which both strategies restore the initial state. For the other trials, `later`
+    is the reduction of cost, `smaller` that of the perturbation, and `scaled` that of cost with a ranking by
+    relative distance. `concentration` is the share of the movement in the blocks of one save. `largest` and `budget`
+    are the sizes of the largest block and of a save, as fractions of all values."""
 
     trials: int
     whole: float

@@ -38,9 +38,8 @@ CAPTION = (
 class CostRow:
     """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals.
 
-    `fraction` is the part of the state in one save, and `lost` the part that a failure loses. `whole_mean` is the mean
-    cost in whole iterations. `reduction` is the fraction by which the cost is below that of full checkpoints and full
-    recovery. `unconverged` trials did not reach the criterion, and are in no mean. Unknown numbers are NaN."""
+    `lost` is the part of the state that a failure loses. `reduction` is the fraction by which the cost is below that
+    of full checkpoints and full recovery. `unconverged` trials are in no mean. Unknown numbers are NaN."""
 
     recovery: str
     policy: str

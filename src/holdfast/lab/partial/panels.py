@@ -21,7 +21,6 @@ class Panel:
     quick: Callable[[], Workload]
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
-        """Return the small workload if `quick`, otherwise the full one, with its data in the folder `data`."""
         return self.quick() if quick else self.full(data)
 
 

@@ -31,9 +31,6 @@ IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves full checkpoints every `interval` iterations.
-
-    After a failure that loses the fraction `lost` of all blocks, it restores with the method `recovery`."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
@@ -111,9 +108,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw, for each workload (panel), the mean cost of a failure against the fraction of the parameters lost.
-
-    `interval` is the number of iterations between full checkpoints. If `paper`, the paper's ranges are added."""
+    """Draw the mean cost of a failure against the fraction of parameters lost, with the ranges of the `paper`."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

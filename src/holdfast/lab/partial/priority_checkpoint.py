@@ -94,9 +94,7 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost with small frequent saves chosen by `ranking`, divided by that with full checkpoints.
-
-    Full checkpoints are `interval` iterations apart. The frequent saves write the same number of bytes."""
+    """Return the mean cost with frequent small saves by `ranking`, over that with full checkpoints of equal bytes."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
@@ -106,10 +104,9 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
 def figure(
     panels: Sequence[PanelComparison], interval: int, others: Sequence[str] = BEYOND, *, paper: bool
 ) -> "Figure":
-    """Draw, for each workload (panel), the mean cost of a failure against the frequency of checkpoints.
+    """Draw the mean cost of a failure against the frequency of checkpoints, with ranges of the paper if `paper`.
 
-    `interval` is the number of iterations between full checkpoints. The rankings `others` are drawn at the highest
-    frequency only. If `paper`, the paper's results are added."""
+    The rankings `others` are drawn at the highest frequency only."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):

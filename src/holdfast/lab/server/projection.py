@@ -29,10 +29,10 @@ TIMES = 5
 class Rates:
     """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`.
 
-    These are in seconds: `sample` per token and topic on one core; `tally` per token to compare its topic with the
-    saved one; `select` per document to choose what is saved; `message` to send a message to all nodes and get the
-    answers; `work` for a node's fixed work in a checkpoint. These are in bytes per second: `transfer` between a worker
-    and the server, `set_aside` to copy blocks in memory for a checkpoint, and `write` to a store on disk."""
+    In seconds: `sample` per token and topic; `tally` per token to compare its topic with the saved one; `select` per
+    document to choose what is saved; `message` for a round trip to all nodes; `work` of a node in a checkpoint. In
+    bytes per second: `transfer` between a worker and the server, `set_aside` to copy blocks in memory, and `write`
+    to disk."""
 
     sample: float
     transfer: float
@@ -118,9 +118,7 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Return the speeds of this machine, measured with `workload` and files in the folder `scratch`.
-
-    The network is not measured: `transferred` is its bytes per second, and `message` the seconds for a message."""
+    """Return the speeds of this machine, measured with `workload`; those of the network are passed in."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)

@@ -73,9 +73,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:
-        """Return how many iterations earlier the variant `less` reaches the losses that the variant `more` reaches.
-
-        The result is a mean over the seeds; -infinity if `less` never reaches a loss of `more`."""
+        """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
@@ -92,8 +90,7 @@ class OverheadResults:
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """Return how many iterations sooner, on average, run `less` reaches each loss that run `more` reaches.
 
-    Both arrays have the loss of every iteration, and `fails` is the iteration of the failure. Only losses below those
-    before the failure count. The result is fractional, and NaN if no loss counts."""
+    Only losses below those before iteration `fails` count. The result is fractional, and NaN if none counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -223,7 +220,6 @@ def _checkpoint_parts(results: OverheadResults) -> str:
 
 
 def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
-    """Return remarks that compare how long a checkpoint and an iteration take with few topics and with many."""
     if len(panels) < 2:
         return []
     parts = [

@@ -45,9 +45,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """A variant of the experiment: a policy for saves and a recovery strategy, with failures if `fails`.
-
-    Its trials run `lasts` times as many iterations as those of other variants."""
+    """A variant of the experiment: a policy for saves and a recovery strategy, with failures if `fails`."""
 
     name: str
     policy: Policy
@@ -87,12 +85,10 @@ class ServerTrial:
 
     @property
     def losses(self) -> Floats:
-        """The loss after each iteration."""
         return self.columns["loss"]
 
     @property
     def rest(self) -> Floats:
-        """The seconds of each iteration, without the wait for its checkpoint."""
         return self.columns["seconds"] - self.columns["checkpoint"]
 
 
@@ -121,7 +117,6 @@ def run_trials(
 
 
 def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, options: Options) -> list[events.Iterate]:
-    """Run one trial and return its iteration events; raise WorkerLost after `ENDS_WITHIN` seconds."""
     deadline = time.monotonic() + ENDS_WITHIN
 
     def check_deadline(_: object) -> None:

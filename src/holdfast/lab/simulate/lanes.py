@@ -46,7 +46,7 @@ def run_lanes(
 ) -> Floats:
     """Run the trials, several at a time, and return the number of iterations that each needs to converge.
 
-    A trial starts with the state that `begin` returns. The number is infinite if the trial exceeds `limit`."""
+    `begin` computes the starting state of a trial. The number is infinite if the trial exceeds `limit`."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -111,10 +111,7 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration of every current trial.
-
-        Report the trials that have converged or reached `limit` iterations to `finish`, and start other trials instead.
-        """
+        """Run one iteration of every current trial; report and replace trials that converged or reached `limit`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -181,8 +178,8 @@ def iterations_to_criterion(
 ) -> Floats:
     """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
 
-    A trial is a small description. `begin` computes the starting state from it, just before the trial runs. So the
-    starting states of a thousand trials never exist at once, and none is sent to another process."""
+    A trial is a small description, from which `begin` computes the starting state just before the trial runs. So not
+    all states exist at once, and none is sent to another process."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
@@ -196,10 +193,7 @@ def iterations_to_criterion(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A picklable function that runs some of the trials in one process and returns their numbers of iterations.
-
-    Its argument is a list of pairs (index among all trials, trial). `begin` computes the starting state of a trial, and
-    `limit` is the largest number of iterations."""
+    """A picklable function that runs some trials, given as (index among all trials, trial), in one process."""
 
     workload: Workload
     begin: Callable[[Any], Start]

@@ -73,7 +73,6 @@ def exit_if_worker_process() -> None:
 def _results(
     futures: "Sequence[Future[Outcome]]", reports: "SimpleQueue[tuple[Any, ...]]", on_report: Report
 ) -> list[Outcome]:
-    """Wait for all futures and return their results, in order; pass progress reports to `on_report` meanwhile."""
     pending, begun = set(futures), 0
     try:
         while pending:
@@ -133,7 +132,6 @@ class RayPool:
 
     @property
     def jobs(self) -> int:
-        """The number of CPU cores of the cluster."""
         import ray
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]

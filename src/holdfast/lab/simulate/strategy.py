@@ -55,8 +55,8 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `states` has the state after each iteration, and `saved_at` the iteration at which each block was last saved. The
-    recovery `fresh` calls `renew`, with random seed `stream`, for new values of blocks that were never saved."""
+    `saved_at` has the iteration at which each block was last saved. `renew` gives values to blocks that were never
+    saved."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
@@ -87,10 +87,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The equivalent strategy in normal form, which is equal for strategies with the same effect.
-
-        The ranking of blocks does not matter if a save has all of them, and losing all blocks is the same as full
-        recovery."""
+        """The equivalent strategy in normal form, which is equal for strategies with the same effect."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -101,9 +98,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A simulated run with a failure after iteration `step`; without a failure if `strategy` is None.
-
-    `number` is the number of the trial, which also seeds its random draws."""
+    """A simulated run with a failure after iteration `step`, or without one; `number` seeds its random draws."""
 
     strategy: Strategy | None
     step: int
@@ -133,10 +128,9 @@ def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Id
 class CheckpointedRun:
     """A run without failures, and the checkpoint that each policy would have kept of it.
 
-    Call it with a trial to get the state from which the trial continues after its failure. A policy that chooses blocks
-    at random draws a new choice for every trial. `order` is the order of the norm that combines the distances of blocks
-    (see `full_size`). `renew` computes new values for blocks that were never saved; only the recovery `fresh` needs it.
-    """
+    Call it with a trial to get the state from which the trial continues after its failure. A policy that chooses
+    blocks at random draws a new choice for every trial. `order` is as in `full_size`; only the recovery `fresh`
+    needs `renew`."""
 
     def __init__(
         self,
@@ -174,7 +168,6 @@ class CheckpointedRun:
         return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """Return the ids of the blocks that are lost in the failure of `trial`."""
         assert trial.strategy is not None
         return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 

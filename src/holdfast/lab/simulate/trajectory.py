@@ -52,10 +52,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Train with all random seeds in `streams` at once, and return the first `wanted` runs.
-
-    Each returned run ends at the iteration in which it converged. Raise BadInput if one has not converged after `limit`
-    iterations. `progress` is called after each iteration."""
+    """Train with all random seeds at once, and return the first `wanted` runs, each up to its convergence."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]

@@ -31,9 +31,9 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 class Outcomes:
     """The outcome of one failure in a run of one workload, under every recovery strategy.
 
-    The failure is at iteration `step`. `length` and `crossed` are the whole and the fractional number of iterations to
-    convergence without the failure. `counts` are the iterations from the failure to convergence, and `sizes` the norms
-    of the perturbations that the recoveries cause."""
+    `length` and `crossed` are the whole and the fractional number of iterations to convergence without the failure
+    at `step`. `counts` are the iterations from the failure to convergence, and `sizes` the norms of the
+    perturbations."""
 
     length: int
     crossed: float
@@ -44,10 +44,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of trial `number` after `step` iterations.
-
-    Without the failure, the run converges in `length` whole or `crossed` fractional iterations, with these `losses`.
-    `runs` has the run up to the failure, with its checkpoints, for each workload."""
+    """The failure of trial `number` after `step` iterations of a run that converges in `crossed` without it."""
 
     number: int
     length: int
@@ -64,8 +61,8 @@ class _Failure:
 class Trials:
     """All trials of some workloads and strategies; call it with trial numbers to run these trials.
 
-    If training is not random, all trials use the run `shared`. `limit` is the most iterations that a trial may take.
-    `known` has the iterations of finished trials. If `early` > 1, every second failure happens before step `early`."""
+    If training is not random, all trials use the run `shared`. A trial may take `limit` iterations. `known` has
+    those of finished trials. If `early` > 1, every second failure happens before step `early`."""
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
@@ -76,9 +73,7 @@ class Trials:
     early: int = 1
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Divide the trial numbers below `trials` into groups, so that `jobs` processes can simulate one group each.
-
-        Without a shared run, a group has at most as many trials as the workload can simulate at once."""
+        """Divide the trial numbers below `trials` into groups for `jobs` processes; a group must fit into the lanes."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)
@@ -114,9 +109,8 @@ class Trials:
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
         """Return the failure of trial `number` in `run`, at a random step.
 
-        The step is geometric with mean half the length of the run, redrawn if it is past the end. If `early` is more
-        than 1, every second failure instead has a step drawn uniformly below `early`. If `runs` is None, `run` belongs
-        to this trial alone, and only its states up to the failure are kept."""
+        The step is geometric with mean half the length of the run. If `early` is more than 1, every second failure
+        instead has a step drawn uniformly below `early`. Without `runs`, only states up to the failure are kept."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
@@ -131,10 +125,7 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of everything that determines how many iterations a trial takes, as a key for its result.
-
-        It covers every bit of the trial's start, and the convergence criterion. So a result is not used again after a
-        change of policy, seed or workload."""
+        """Return a key for the result of a trial: a digest of every bit of its start, and of the criterion."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())
@@ -146,10 +137,7 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run the trials whose key is not in `self.known`, and store there how many iterations each one needed.
-
-        Trials with the same key are equal, and only one of them is run. `begin` computes the starting state of a trial.
-        """
+        """Run the trials whose key is not in `self.known`, one for each key, and store their iterations there."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)
