@@ -200,7 +200,7 @@ def test_the_costs_of_a_run_are_read_from_its_history() -> None:
     assert costs.stall is not None
     assert costs.stall.value == pytest.approx(0.25)
     assert costs.stalls["blocking"].value == pytest.approx(0.25)
-    assert (costs.restart, costs.live, costs.failures, costs.losses) == (None, {}, 0, None)
+    assert (costs.restart, costs.live, costs.struck, costs.failed, costs.losses) == (None, {}, 0, 0, None)
 
 
 def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
@@ -292,6 +292,19 @@ def test_a_live_recovery_that_was_seen_is_what_training_stood_still_for() -> Non
     assert costs.recovery == "forward"
     assert costs.live["forward"].value == pytest.approx(0.75)
     assert prices(costs, Question())["forward"].stands.basis == MEASURED
+
+
+def test_live_recoveries_are_counted_under_their_own_strategies() -> None:
+    run = calm()
+    for number, (strategy, lost, seconds) in enumerate((("forward", 2, 0.75), ("replay", 3, 2.0)), start=1):
+        run.strikes("kill", lost)
+        run.supervisor(detected(1, lost, "signal"))
+        run.passes("recovery", seconds)
+        run.rank_0(Regroup(1, number, 39 + number, strategy, (0, 1), (lost,), seconds=seconds))
+        run.passes("compute", 0.5)
+        run.reports(39 + number, Seconds(0.0, 0.5 + seconds, 0.0))
+    costs = run_costs(run.events)
+    assert {name: pause.value for name, pause in costs.live.items()} == pytest.approx({"forward": 0.75, "replay": 2.0})
 
 
 def costs_of(**changed: object) -> RunCosts:

@@ -5,8 +5,7 @@ Published figures and results of our benchmarks, with their sources, are used fo
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,13 +57,9 @@ class Estimate:
         above = math.hypot(self.high - self.value, other.high - other.value)
         return Estimate(value, max(0.0, value - below), value + above, max(self.basis, other.basis, key=_weakness))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as JSON values."""
-        return asdict(self)
-
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Predict the next value of a log-normal sample, with a 90 % interval that a prior widens if there are few values."""
+    """Predict the next value of a log-normal sample; a prior widens its 90 % interval if there are few values."""
     logs = np.log(np.maximum(np.asarray(values, dtype=np.float64), 1e-6))
     count, middle = len(logs), float(logs.mean())
     freedom = WORTH + count - 1
@@ -74,7 +69,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of `values` with its 90 % confidence interval; for a single value, half of it to twice of it."""
+    """Estimate the mean of `values` with its 90 % confidence interval; for one value, half of it to twice of it."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:

@@ -152,11 +152,6 @@ class Outlook:
     as_it_is: float
 
 
-def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return each recovery strategy's best save interval and fraction of time spent training; `mtbf` is in seconds."""
-    return {name: _outlook(costs, question, mtbf, price) for name, price in price_of.items()}
-
-
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
     """Return the costs that determine the best save interval for the strategy `recovery`; `mtbf` is in seconds."""
     share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
@@ -169,15 +164,19 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
     )
 
 
-def _outlook(costs: RunCosts, question: Question, mtbf: float, price: Price) -> Outlook:
-    saving = saving_of(costs, question, mtbf, price.recovery)
-    interval = best_interval(saving, None if question.workers else costs.length)
-    live = 1.0
-    if price.recovery != "restart":
-        without = float(lost_part(costs, question)) * restart_time(costs, question).value
-        missing = without if price.recovery in ("forward", "skip") else 0.0
-        # A failure during a pause of S seconds starts the pause again, so it takes M (e^(S/M) - 1) on average.
-        stands = price.stands.value + price.iterations.value * costs.step.value
-        live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
-    now = float(slowdown(costs.save_every, saving)) * live
-    return Outlook(price.recovery, interval, interval.effective / live, 1 / now)
+def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
+    """Return each recovery strategy's best save interval and fraction of time spent training; `mtbf` is in seconds."""
+    found = {}
+    for recovery, price in price_of.items():
+        saving = saving_of(costs, question, mtbf, recovery)
+        interval = best_interval(saving, None if question.workers else costs.length)
+        live = 1.0
+        if recovery != "restart":
+            without = float(lost_part(costs, question)) * restart_time(costs, question).value
+            missing = without if recovery in ("forward", "skip") else 0.0
+            # A failure during a pause of S seconds starts the pause again, so it takes M (e^(S/M) - 1) on average.
+            stands = price.stands.value + price.iterations.value * costs.step.value
+            live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
+        now = float(slowdown(costs.save_every, saving)) * live
+        found[recovery] = Outlook(recovery, interval, interval.effective / live, 1 / now)
+    return found

@@ -43,11 +43,6 @@ class RunCosts:
     losses: Convergence | None
     noted: int  # steps with a loss
 
-    @property
-    def failures(self) -> int:
-        """The number of failures, injected or not."""
-        return self.struck + self.failed
-
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
     """Measure the costs of a training run from its events; raise BadInput if it has too few steps."""
@@ -66,7 +61,6 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
     for _, save in _usual_saves(timelines):
         waits[save.writer].append(save.stall.waited)
     noted = _losses(history)
-    recovered = _live_pauses(cost, history, step.value)
     return RunCosts(
         workers=max((attempt.world or 1 for attempt in cost.attempts), default=1),
         batch=plan.batch if plan else 0,
@@ -82,8 +76,8 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         stalls={writer: mean_of(seconds) for writer, seconds in waits.items()},
         durable=mean_of(durable) if durable else None,
         restart=next_of(restarts) if restarts else None,
-        live={name: next_of(seconds) for name, seconds in recovered.items() if seconds},
-        recovery=next(iter(recovered), None),
+        live={name: next_of(seconds) for name, seconds in _live_pauses(cost, history, step.value).items()},
+        recovery=next((regroup.strategy for regroup in _regroups(history)), None),
         struck=sum(failure.kind is not None for failure in cost.failures),
         failed=sum(failure.kind is None for failure in cost.failures),
         losses=convergence(noted),
@@ -102,16 +96,6 @@ def restart_seconds(failure: FailureCost) -> float | None:
     return failure.recovery if failure.ended_attempt and failure.restart is not None else None
 
 
-def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
-    """Return the seconds that training paused after a failure that other workers survived; None if all restarted.
-
-    The pause lasts until the next step ends, less the `step` seconds that it usually takes, plus `joins` seconds of
-    waiting for new workers."""
-    if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
-        return None
-    return max(0.0, failure.to_first_step - step) + joins
-
-
 def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
     """Return the seconds from the launch of each attempt to its first step, minus the time to restore a snapshot."""
     seconds = []
@@ -124,31 +108,39 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the pause in seconds; `step` is the usual duration of a step."""
-    joins = _joins(history)
+    """Return every failure that paused training, with the pause in seconds; `step` is the usual duration of a step.
+
+    A pause without a restart lasts until the next step ends, less `step`, plus a share of the waiting for new workers.
+    """
+    regroups = _regroups(history)
+    joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
+    joins = joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
     pauses = []
     for failure in cost.failures:
-        seconds = restart_seconds(failure)
-        seconds = live_seconds(failure, step, joins) if seconds is None else seconds
-        if seconds is not None:
+        if (seconds := restart_seconds(failure)) is not None:
             pauses.append((failure, seconds))
+        elif failure.ended_attempt is False and failure.to_first_step is not None and failure.recovery:
+            pauses.append((failure, max(0.0, failure.to_first_step - step) + joins))
     return pauses
 
 
-def _joins(history: Iterable[Event]) -> float:
-    regroups = {(regroup.attempt, regroup.number): regroup for regroup in _regroups(history)}.values()
-    joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
-    return joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
-
-
 def _regroups(history: Iterable[Event]) -> list[Regroup]:
-    return [event.what for event in history if event.who.startswith("rank-") and isinstance(event.what, Regroup)]
+    found = (event.what for event in history if event.who.startswith("rank-") and isinstance(event.what, Regroup))
+    return list({(regroup.attempt, regroup.number): regroup for regroup in found}.values())
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    regroups = _regroups(history)
-    survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
-    return {regroups[0].strategy: survived} if regroups else {}
+    """Return the pauses of training after losses that other workers survived, by recovery strategy."""
+    lost: dict[tuple[int, int, int | None], str] = {
+        (regroup.attempt, regroup.step, rank): regroup.strategy
+        for regroup in _regroups(history)
+        for rank in regroup.lost
+    }
+    pauses: defaultdict[str, list[float]] = defaultdict(list)
+    for failure, seconds in recoveries(cost, history, step):
+        if strategy := lost.get((failure.attempt, failure.step, failure.rank)):
+            pauses[strategy].append(seconds)
+    return pauses
 
 
 def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:

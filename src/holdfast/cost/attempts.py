@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast import events
 from holdfast.cost.timeline import AttemptStretch, TimedEvent
 from holdfast.errors import BadInput
-from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Stopped, Strike
+from holdfast.events import JSON, Commit, Detect, Done, Event, Malformed, Preempted, Regroup, Stopped, Strike
 from holdfast.faults.schedule import ENDING
 from holdfast.history.lineage import Lineage
 from holdfast.stall import Stall
@@ -140,11 +140,6 @@ def strikes(history: Iterable[Event]) -> list[StruckFailure]:
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
-def verdict(stretch: AttemptStretch) -> str | None:
-    """Return the supervisor's verdict on the run, such as "completed", or None if `stretch` does not contain it."""
-    return next((judged.verdict for judged in stretch.events_of(Judged)), None)
-
-
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
     """Return the seconds from the start of the run to `event`, which follows the last step of the attempt `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
@@ -238,7 +233,7 @@ def _fatal(
 
 def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
     """Return "completed", "preempted" or "failed", or None if the attempt still runs or its end was not recorded."""
-    judged = verdict(stretch)
+    judged = stretch.verdict
     detected = bool(fatal(stretch))
     if stretch.moments_of(Preempted) or (judged == "preempted" and not detected):
         return "preempted"

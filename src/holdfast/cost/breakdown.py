@@ -21,7 +21,6 @@ from holdfast.cost.attempts import (
     fatal,
     moment_of,
     strikes,
-    verdict,
 )
 from holdfast.cost.timeline import RANK_0, TimedEvent, timeline
 from holdfast.events import Attempt as Began
@@ -173,7 +172,7 @@ def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
     timelines = attempts(line.stretches, history)
     costs = tuple(_attempt_cost(attempt) for attempt in timelines)
     return CostBreakdown(
-        ended=verdict(line.stretches[-1]) or (None if timelines[-1].failed else timelines[-1].ended),
+        ended=line.stretches[-1].verdict or (None if timelines[-1].failed else timelines[-1].ended),
         wall=line.wall,
         away=line.away,
         clock_back=line.clock_back,

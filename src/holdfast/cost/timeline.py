@@ -103,10 +103,10 @@ class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class AttemptStretch:
-    """One attempt, from a start of all workers to the next, with the events that account for its duration.
+    """The events of one attempt, from a start of all workers to the next, in order of time.
 
-    These events (`moments`) are those of the supervisor and of the leading rank, usually rank 0. `kinds` has the same
-    events by type. `end` is in seconds since the run began."""
+    `moments` has the events of the supervisor and of rank 0, or of the lowest surviving rank once rank 0 is lost.
+    `kinds` has the same events by type. `end` is in seconds since the run began."""
 
     number: int
     moments: Sequence[TimedEvent]
@@ -116,6 +116,11 @@ class AttemptStretch:
     @property
     def begin(self) -> float:
         return self.moments[0].at
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict of the supervisor, such as "completed", if the run ended in this attempt."""
+        return next((judged.verdict for judged in self.events_of(Judged)), None)
 
     def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
         """Return the events of type `kind` with their times since the run began, sorted by time."""
