@@ -88,14 +88,14 @@ class Tally:
 
 
 def plans(seed: int, strategies: list[str], forms: list[str], kinds: list[str]) -> Iterator[Plan]:
-    """Yield the runs of `seed`, without end. Only a run that recovers live has spares or is scaled."""
+    """Yield the runs of `seed`, without end. Only a run that recovers live is scaled."""
     for number in itertools.count():
         rng = random.Random(f"{seed} {number}")
         plan = Plan(number, rng.choice(strategies), rng.choice(forms), rng.choice((3, 4)), rng.choice((7, 50, 200)))
         is_live = plan.strategy != "restart"
         possible = [kind for kind in kinds if is_live or kind != SCALED]
         strikes = tuple(_strike(rng, plan.workers, possible) for _ in range(STRIKES))
-        yield replace(plan, spares=rng.choice((0, 1)) if is_live else 0, strikes=strikes)
+        yield replace(plan, spares=rng.choice((0, 1)), strikes=strikes)
 
 
 def _strike(rng: random.Random, workers: int, kinds: list[str]) -> Strike:
@@ -224,11 +224,8 @@ class Bench:
         tally.restarts = max(tail.attempt for tail in job.tails) - 1
 
     def _reference(self, plan: Plan) -> Reference:
-        """Return the result of the failure-free run of the same form and number of workers.
-
-        Live recovery adds uneven shares in another order than DDP does, so `restart` has a reference of its own.
-        """
-        key = "restart" if plan.strategy == "restart" else "replay", plan.form, plan.workers
+        """Return the result of the failure-free run of the same form and number of workers, with any recovery."""
+        key = "restart", plan.form, plan.workers
         with self._turn:
             if key not in self._references:
                 bare = Plan(-1, *key, save_every=50)

@@ -8,9 +8,11 @@ so that strikes hit a run that is still training. The forms:
 - `adversarial`: two models, two optimizers and two backward passes in each step;
 - `accumulated`: two micro-batches in each step;
 - `stateful`: each rank carries a hidden state of its own from step to step;
-- `sampled`: a weighted sampler chooses the samples.
+- `sampled`: a weighted sampler chooses the samples;
+- `phased`: two loops, the second with a smaller batch and half of the samples.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +29,7 @@ import holdfast as hf
 
 SAMPLES, BATCH, WIDTH, CLASSES = 4096, 64, 32, 4
 PAUSE = 0.003
-FORMS = ("plain", "normed", "averaged", "adversarial", "accumulated", "stateful", "sampled")
+FORMS = ("plain", "normed", "averaged", "adversarial", "accumulated", "stateful", "sampled", "phased")
 Train = Callable[[Any], torch.Tensor]
 
 
@@ -107,7 +109,11 @@ def main(form: str, epochs: str, control: str) -> None:
     how: dict[str, Any] = {"global_batch": BATCH, "num_epochs": int(epochs), "micro_batches": micro_batches}
     if form == "sampled":
         how["sampler"] = WeightedRandomSampler([1.0 + (label == 0) for label in y.tolist()], SAMPLES)
-    for batch in run.batches(TensorDataset(x, y), **how):
+    loops = [run.batches(TensorDataset(x, y), **how)]
+    if form == "phased":
+        part = TensorDataset(x[::2], y[::2])
+        loops.append(run.batches(part, global_batch=BATCH - 16, num_epochs=int(epochs)))
+    for batch in itertools.chain(*loops):
         if not hurry.exists():
             time.sleep(PAUSE / micro_batches)
         run.log(loss=train(batch).item())
