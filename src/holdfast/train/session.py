@@ -64,7 +64,7 @@ class Session:
         self.protected: Protected | None = None
         self.restored = RestoredState()
         self.loss = LoggedLoss()
-        self._rehearsal = observer.asked()
+        self._rehearsal = observer.instructions() if observer.REHEARSAL in os.environ else None
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._writer: Writer | None = None
@@ -238,9 +238,9 @@ class Session:
         """Return a writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
-        store = inject.faulty(
-            _fenced(attempt.store, self.ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
-        )
+        store = _fenced(attempt.store, self.ranks)
+        if config.failures:
+            store = inject.faulty(store, config.failures, attempt.number, attempt.past.struck, attempt.folder)
         if config.writer == "blocking":
             return writers.blocking(store, keep_last=config.keep_last, progress=moves)
         return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)

@@ -45,11 +45,9 @@ class Rehearsal:
         return length(self.steps, plan.steps, plan.phases[0].steps_per_epoch)
 
 
-def asked() -> Rehearsal | None:
-    """Return the rehearsal's instructions from the environment; None if this process is not part of a rehearsal."""
-    if (text := os.environ.get(REHEARSAL)) is None:
-        return None
-    data = json.loads(text)
+def instructions() -> Rehearsal:
+    """Return the rehearsal's instructions from the environment variable REHEARSAL, which must be set."""
+    data = json.loads(os.environ[REHEARSAL])
     return Rehearsal(folder=data["folder"], steps=data["steps"], saves=tuple(data["saves"]))
 
 
