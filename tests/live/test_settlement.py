@@ -42,6 +42,17 @@ def test_a_member_one_step_behind_takes_over_the_parameters_of_a_member_ahead() 
     assert (how.step, how.behind, how.giver, how.given) == (6, (0,), 2, ())
 
 
+def test_a_worker_that_joins_gets_the_state_of_a_member_that_has_finished_the_step_before_itself() -> None:
+    taken_over = MemberReport(
+        step=6, members=ALL, basis=ALL, is_staged=True
+    )  # in an earlier round, which was cut short
+    ahead = MemberReport(step=6, begun=True, members=ALL, basis=ALL, buckets=(False,))
+    how = found({0: taken_over, 1: MemberReport(step=NOWHERE), 2: ahead})
+    assert (how.step, how.joining, how.giver) == (6, (1,), 2)
+    how_without = settle({0: taken_over, 1: MemberReport(step=NOWHERE)})
+    assert how_without == "the member that had finished step 5 is lost, and the others have only its parameters"
+
+
 def test_a_sum_of_a_backward_that_not_all_members_have_begun_needs_a_restart() -> None:
     before = MemberReport(step=5, begun=True, basis=ALL, members=ALL)
     assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"

@@ -316,6 +316,7 @@ class LiveRecovery:
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
             exchanges=has_script_collectives(),
+            is_staged=is_ahead,
             has_stepped=self._training.work.has_stepped and not is_ahead and not self.is_dropped(window.step),
         )
 
@@ -402,7 +403,7 @@ class LiveRecovery:
             protected.restore(state)
             self._take_values(plan)
             giver = reports[plan.giver]
-            progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
+            progress.here.catch_up(giver.boundaries - giver.begun, giver.posted)
             self.window = self.window._replace(basis=())
 
     def _check_marks(self, *, is_first_lost: bool) -> None:

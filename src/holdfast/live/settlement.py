@@ -39,6 +39,9 @@ class MemberReport:
     buckets: tuple[bool, ...] | None = None  # None outside of a backward
     has_stepped: bool = False  # an optimizer has stepped in this step, with gradients
     exchanges: bool = False  # the script calls torch.distributed itself
+    is_staged: bool = (
+        False  # it has the result of the step before `step` from another member, and is still in that step
+    )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,6 +111,9 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
             return f"member {member} is in {place}, others in {top[1]} of step {top[0]}"
     if joining and top[1]:
         return "a worker that joins cannot repeat the backward passes of this step that are complete"
+    finished = [member for member, stand in ahead.items() if not stand.is_staged]
+    if joining and not finished:
+        return f"the member that had finished step {top[0] - 1} is lost, and the others have only its parameters"
     buckets = [stand.buckets for stand in ahead.values() if stand.buckets is not None]
     if len(set(map(len, buckets))) > 1:
         return "the survivors reduce different buckets"
@@ -134,7 +140,7 @@ def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> 
         lost=tuple(sorted(recorded - set(stands) - set(asleep))),  # a joining worker may have a lost member's number
         joining=joining,
         behind=behind,
-        giver=min(ahead),
+        giver=min(finished or ahead),
         synced=lacking,
         syncs=most,
         syncer=max(syncs, key=lambda member: (syncs[member], -member)),
