@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.blocks.policy import RANKINGS
-from holdfast.lab.bounds.contraction import Contraction
+from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
 from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison, cost_row
 from holdfast.lab.partial.cost_report import bound_figure

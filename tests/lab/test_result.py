@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import result_page
-from holdfast.lab.bounds import mlr_perturbations, qp_bound
-from holdfast.lab.bounds.perturbed_trials import PerturbedTrials, within_claim
+from holdfast.lab.bounds import perturbations
+from holdfast.lab.bounds.cost_bound import PerturbedTrials, within_claim
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery
 from holdfast.lab.registry import EXPERIMENTS, experiment
@@ -105,7 +105,7 @@ def test_markup_in_a_claim_is_escaped(tmp_path: Path) -> None:
 
 
 def test_qp_bound_holds_and_writes_all_files(tmp_path: Path) -> None:
-    result = qp_bound.run(QUICK, silent)
+    result = perturbations.run_qp(QUICK, silent)
     assert result.holds
     assert {row["kind"] for row in result.rows} == {"one perturbation", "many perturbations", "adversarial"}
     result_page.write(result, tmp_path)
@@ -115,19 +115,19 @@ def test_qp_bound_holds_and_writes_all_files(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_does_not() -> None:
-    rows = [qp_bound.run(Options(quick=True, trials=5, seed=seed), silent).rows for seed in (1, 1, 2)]
+    rows = [perturbations.run_qp(Options(quick=True, trials=5, seed=seed), silent).rows for seed in (1, 1, 2)]
     assert rows[0] == rows[1]
     assert rows[0] != rows[2]
 
 
 def test_one_and_two_jobs_give_the_same_rows_of_logistic_regression() -> None:
-    one, two = (mlr_perturbations.run_bound(Options(quick=True, trials=6, jobs=jobs), silent) for jobs in (1, 2))
+    one, two = (perturbations.run_bound(Options(quick=True, trials=6, jobs=jobs), silent) for jobs in (1, 2))
     assert one.rows == two.rows
     assert one.holds
 
 
 def test_resets_lie_between_random_and_adversarial_perturbations() -> None:
-    result = mlr_perturbations.run_reset(QUICK, silent)
+    result = perturbations.run_reset(QUICK, silent)
     assert [c.id for c in result.claims if not c.holds] == []
     kinds = [row["kind"] for row in result.rows]
     assert kinds == ["reset"] * 20 + ["random"] * 20 + ["adversarial"] * 20

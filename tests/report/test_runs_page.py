@@ -295,7 +295,7 @@ class TestPictures:
         for number in range(6):
             axes.plot([0, 1], [0, number], label=f"a long name, number {number}")
         sheet.legend(loc="outside lower center", ncols=6)
-        wide, _ = Image.open(io.BytesIO(figures.png(sheet))).size
+        wide, _ = Image.open(io.BytesIO(figures.rendered(sheet, "png"))).size
         assert wide > 3 * 2 * figures.DOTS
         (box,) = re.findall(r'viewBox="([^"]*)"', figures.svg(sheet, "a"))
         assert float(box.split()[2]) > 3 * 2 * 72
@@ -304,7 +304,7 @@ class TestPictures:
         page = runs_page.page([run_from_history(killed_once(), "a")], {})
         (picture,) = page.pictures
         assert picture.figure is not None
-        document = figures.pdf(picture.figure)
+        document = figures.rendered(picture.figure, "pdf")
         assert b"/FontFile2" in document
         assert b"/Type3" not in document
 

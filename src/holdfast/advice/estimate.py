@@ -115,7 +115,7 @@ NOTICE = Estimate(0.1, 0.03, 0.5, BENCHMARK)
 REGROUP = Estimate(0.15, 0.02, 0.7, BENCHMARK)
 # Of 322 random strikes on runs that recover live, 8 fell back to a restart.
 FALLS_BACK = Estimate(8 / 322, 4 / 322, 14 / 322, BENCHMARK)
-# The delay of a save, if a history has none.
+# The delay of a save, if a history has none: 0.003 s on a GPU to 1 s with torch.save (benchmarks/checkpoint).
 STALL = Estimate(0.04, 0.003, 1.0, BENCHMARK)
 SOURCES = {
     "mtbf": "Kokolis et al. 2024 (arXiv 2410.21680): 1.8 h at 16,384 GPUs, 7.9 h measured at 1,024; Llama 3 (arXiv "
@@ -124,6 +124,4 @@ SOURCES = {
     "at_scale": "assumed to grow with the number of workers, to the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for "
     "O(100K) GPUs",
     "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on CPUs, 0.03 to 0.33 s on a GPU, from the kill to the next step",
-    "falls_back": "benchmarks/live-recovery: 8 of 322 random strikes fell back to a restart",
-    "stall": "benchmarks/checkpoint: 0.003 s on a GPU to 1 s with torch.save",
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cost.breakdown import CAUSES, CostBreakdown
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Work is blue, waiting for saves is warm, failures are dark.
@@ -57,24 +58,30 @@ def _typical(spent: CostBreakdown) -> float | None:
     return median(known) if known else None
 
 
+def stacked_bars(axes: "Axes", rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> dict[str, float]:
+    """Draw one bar for each row, with a segment for each part in `colours`; return the ends of the bars."""
+    ends = dict.fromkeys(rows, 0.0)
+    for part, colour in colours.items():
+        # Time that was measured twice is negative; a table shows it, a bar cannot.
+        widths = [max(0.0, row.get(part, 0.0)) for row in rows.values()]
+        if any(widths):
+            axes.barh(list(rows), widths, left=list(ends.values()), color=colour, label=part, height=0.6)
+        ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
+    axes.invert_yaxis()
+    return ends
+
+
 def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
     """Return a chart with a stacked bar for each run: its wall clock by cause, labelled with the run's goodput."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")
     axes = sheet.subplots()
-    names, ends = list(runs), [0.0] * len(runs)
-    for cause, colour in COLOURS.items():
-        # Time that was measured twice is negative; the table shows it, a bar cannot.
-        widths = [max(0.0, spent.seconds[cause]) for spent in runs.values()]
-        if any(widths):
-            axes.barh(names, widths, left=ends, color=colour, label=cause, height=0.6)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    for name, end, spent in zip(names, ends, runs.values(), strict=True):
+    ends = stacked_bars(axes, {name: spent.seconds for name, spent in runs.items()}, COLOURS)
+    for (name, end), spent in zip(ends.items(), runs.values(), strict=True):
         text = f"{spent.goodput:.3g} steps/s"
         axes.annotate(text, (end, name), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_xlabel("wall clock, seconds")
-    axes.invert_yaxis()
     axes.margins(x=0.15)  # room for the goodput
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab.result import Result
 from holdfast.lab.simulate.lanes import TrialDone
-from holdfast.lab.simulate.pools import Item, Outcome, ParallelMap, Report, map_in_processes
+from holdfast.lab.simulate.pools import Item, Outcome, RayPool, Report, map_in_processes
 from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
@@ -117,7 +117,7 @@ class Options:
     panels: tuple[str, ...] = ()
     interval: int = 8
     workload: Workload | None = None
-    cluster: ParallelMap | None = None
+    cluster: RayPool | None = None
     config: Path | None = None
     policies: tuple[str, ...] = ()
     logs: list[TrialLog] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from holdfast.errors import BadInput
 from holdfast.lab.advice_check import advice_check
 from holdfast.lab.backprop import backprop_tradeoff
-from holdfast.lab.bounds import lda_reset, mlr_perturbations, qp_bound
+from holdfast.lab.bounds import perturbations
 from holdfast.lab.experiment import Experiment
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.partial import early_failures, partial_recovery, priority_checkpoint
@@ -12,10 +12,7 @@ from holdfast.lab.server import server_overhead
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        qp_bound.EXPERIMENT,
-        mlr_perturbations.BOUND,
-        mlr_perturbations.RESET,
-        lda_reset.EXPERIMENT,
+        *perturbations.EXPERIMENTS,
         partial_recovery.EXPERIMENT,
         priority_checkpoint.EXPERIMENT,
         early_failures.EXPERIMENT,

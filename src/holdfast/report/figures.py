@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cost.compare import stacked_bars
 from holdfast.report.page import Picture
 from holdfast.report.thinning import Point, thinned_line
 
@@ -44,16 +45,8 @@ def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
     """Return a figure with its texts: as SVG with the colours of the page if `themed`, otherwise as PNG."""
-    shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": png(figure)}
+    shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": rendered(figure, "png")}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
-
-
-def png(figure: "Figure") -> bytes:
-    return _saved(figure, "png")
-
-
-def pdf(figure: "Figure") -> bytes:
-    return _saved(figure, "pdf")
 
 
 def svg(figure: "Figure", name: str) -> str:
@@ -76,7 +69,8 @@ def svg(figure: "Figure", name: str) -> str:
     return f'<svg class="figure" viewBox="{box}" fill="none" aria-hidden="true">{inner}</svg>'
 
 
-def _saved(figure: "Figure", form: str) -> bytes:
+def rendered(figure: "Figure", form: str) -> bytes:
+    """Return the figure as the bytes of a file of the given form, such as "png" or "pdf"."""
     from matplotlib import rc_context
 
     data = BytesIO()
@@ -154,12 +148,7 @@ def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
     with styled():
         sheet = Figure(figsize=(8, 1.3 + 0.5 * len(parts)), layout="constrained")
         axes = sheet.subplots()
-        ends = dict.fromkeys(parts, 0.0)
-        for part, colour in colours.items():
-            widths = [values[part] for values in parts.values()]
-            axes.barh(list(parts), widths, left=list(ends.values()), color=colour, label=part, height=0.55)
-            ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
-        axes.invert_yaxis()
+        stacked_bars(axes, parts, colours)
         axes.set_xlabel(unit)
         axes.tick_params(length=0)
         sheet.legend(loc="outside lower center", ncols=len(colours), fontsize=8)

@@ -65,8 +65,8 @@ def _write_figures(page: Page, out: Path) -> None:
             replace_text(path.with_name(f"{picture.name}.svg"), picture.file)
             continue
         if picture.figure is not None:
-            replace_bytes(path.with_name(f"{picture.name}.pdf"), figures.pdf(picture.figure))
-        png = picture.png or (figures.png(picture.figure) if picture.figure is not None else b"")
+            replace_bytes(path.with_name(f"{picture.name}.pdf"), figures.rendered(picture.figure, "pdf"))
+        png = picture.png or (figures.rendered(picture.figure, "png") if picture.figure is not None else b"")
         replace_bytes(path.with_name(f"{picture.name}.png"), png)
 
 
@@ -81,8 +81,8 @@ def prepare(out: Path) -> Path:
     """Create the folder `out` for results, and raise StorageFailed if it is not writable."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: name a folder.")
+    _make(out / "figures")
     try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
         probe = out / ".writable"
         probe.touch()
         probe.unlink()

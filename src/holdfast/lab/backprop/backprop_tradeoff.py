@@ -44,7 +44,7 @@ def run(options: Options, meter: Meter) -> Result:
     ]
     replace_text(folder / "trials.csv", _csv(accuracies))
     replace_text(folder / "rows.csv", _csv(rows))
-    drawn, lack = figures.draw_figures(rows)
+    drawn = figures.all_figures(rows)
     described = {
         r.panel.name: f"{r.data} in epochs {', '.join(map(str, r.phases))} of {r.steps} mini-batches" for r in panels
     }
@@ -60,7 +60,7 @@ def run(options: Options, meter: Meter) -> Result:
         },
         rows=rows,
         claims=[claim for results in panels for claim in claims(results)],
-        remarks=[line for results in panels for line in remarks(results)] + lack,
+        remarks=[line for results in panels for line in remarks(results)],
         figures=drawn,
         captions={name: figures.caption(name) for name in drawn},
     )

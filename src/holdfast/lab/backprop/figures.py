@@ -24,14 +24,10 @@ RESTART_BARS = {
 HATCHES = {2: "..", 4: "//", 6: ""}
 
 
-def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
-    """Return all figures by name and no remarks, or no figures and a remark if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure  # noqa: F401
-    except ImportError:
-        return {}, ["No figures: matplotlib is not installed here. They can be drawn from result.json elsewhere."]
+def all_figures(rows: Sequence[Row]) -> dict[str, "Figure"]:
+    """Return the figure of training without failures, and a figure for each network."""
     panels = list(dict.fromkeys(row["panel"] for row in rows))
-    return {"training": training(rows, panels)} | {panel: tradeoff(rows, panel) for panel in panels}, []
+    return {"training": training(rows, panels)} | {panel: tradeoff(rows, panel) for panel in panels}
 
 
 def caption(name: str) -> str:

@@ -30,7 +30,7 @@ class State:
 
     @property
     def digest(self) -> str:
-        """A digest of the model's values, equal for equal models."""
+        """A digest of the model's values, which identify the state: the optimizer has taken the same steps."""
         digest = xxhash.xxh3_128()
         for name, value in self.model.items():
             digest.update(name.encode())

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from holdfast.blocks.division import Floats
+from holdfast.cost.breakdown import CAUSES
 from holdfast.lab.confidence import RESAMPLES, ConfidenceInterval
 from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import MeasuredRun, Struck
@@ -150,6 +151,10 @@ class Analysis:
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
+
+    def mean_seconds(self, variant: str) -> dict[str, float]:
+        """Return the mean seconds of a variant's runs by the cause of time."""
+        return {c: self.mean(lambda run, cause=c: run.seconds.get(cause, 0.0), variant) for c in CAUSES}  # type: ignore[misc]
 
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.cost.compare import COLOURS as CAUSES
+from holdfast.cost.compare import stacked_bars
 from holdfast.lab import plot_style
 from holdfast.lab.matrix.analysis import GOODPUT, WAITED, Analysis, difference, gain
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
@@ -99,16 +100,7 @@ def stall_and_gain(analysis: Analysis) -> "Figure":
 def wall_clock(analysis: Analysis) -> "Figure":
     """Draw the mean wall-clock time of a run: a stacked bar for each variant, with a segment for each cause."""
     figure, axes = _figure(8.0, 1.8 + 0.5 * len(analysis.variants))
-    ends = np.zeros(len(analysis.variants))
-    for cause, colour in CAUSES.items():
-        widths = [
-            max(0.0, analysis.mean(lambda run, cause=cause: run.seconds.get(cause, 0.0), variant))  # type: ignore[misc]
-            for variant in analysis.variants
-        ]
-        if any(widths):
-            axes.barh(analysis.variants, widths, left=ends, color=colour, label=cause, height=0.6)
-        ends += widths
-    axes.invert_yaxis()
+    stacked_bars(axes, {variant: analysis.mean_seconds(variant) for variant in analysis.variants}, CAUSES)
     axes.set_xlabel("wall clock of a run, s")
     plot_style.legend(figure, [axes])
     return figure

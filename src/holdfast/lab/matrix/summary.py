@@ -133,9 +133,8 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
     """Return a table of the mean wall-clock time of a run, by variant and cause."""
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
-        seconds = [analysis.mean(lambda run, cause=cause: run.seconds.get(cause, 0.0), variant) for cause in CAUSES]  # type: ignore[misc]
-        goodput = analysis.mean(GOODPUT, variant)
-        rows.append([variant, _number(goodput), _number(analysis.mean(WALL, variant)), *map(_number, seconds)])
+        means = [analysis.mean(GOODPUT, variant), analysis.mean(WALL, variant)]
+        rows.append([variant, *map(_number, [*means, *analysis.mean_seconds(variant).values()])])
     columns = ["variant", "steps/s", "wall, s", *(f"{cause}, s" for cause in CAUSES)]
     return ResultTable("Wall clock by cause, means of a run", columns, rows)
 

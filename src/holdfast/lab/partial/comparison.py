@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats, Ids
 from holdfast.lab import confidence
-from holdfast.lab.bounds.contraction import Contraction, contraction
+from holdfast.lab.bounds.cost_bound import Contraction, contraction
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.panels import Panel, distinct_panels
 from holdfast.lab.result import Row

@@ -11,9 +11,8 @@ from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.partial import cost_report
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.partial.cost_report import cost_result, draw_late_failures, draw_means, draw_paper_range, panel_grid
-from holdfast.lab.partial.explanations import explain_reduction
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
 
@@ -45,7 +44,7 @@ def run(options: Options, meter: Meter) -> Result:
         count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
         claims.append(Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count))
         claims += [_reduction(panel, lost, interval) for lost in PAPER]
-    return cost_result(
+    return cost_report.cost_result(
         "partial-recovery",
         options,
         {"trials": trials, "interval": interval},
@@ -77,7 +76,9 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
     baseline = strategy("full", Fraction(1), interval)
     claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [
-        explain_reduction(panel, strategy("partial", lost, interval), baseline, claim if has_claims else None)
+        cost_report.explain_reduction(
+            panel, strategy("partial", lost, interval), baseline, claim if has_claims else None
+        )
         for lost, claim in claims.items()
         if lost == Fraction(1, 2) or (has_claims and not claim.holds)
     ]
@@ -113,15 +114,15 @@ def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):
             rows = [panel.row(strategy(how, lost, interval)) for lost in LOST]
-            draw_means(axes, rows, over="lost", name=f"{how} recovery", shift=shift)
-        draw_late_failures(axes, panel, [strategy("partial", lost, interval) for lost in LOST], shift=0.05)
+            cost_report.draw_means(axes, rows, over="lost", name=f"{how} recovery", shift=shift)
+        cost_report.draw_late_failures(axes, panel, [strategy("partial", lost, interval) for lost in LOST], shift=0.05)
         full = panel.row(strategy("full", LOST[0], interval))["cost_mean"]
         for place, lost in enumerate(LOST if paper else ()):
             if lost in PAPER:
-                draw_paper_range(axes, place, *(full * (1 - end) for end in reversed(PAPER[lost])))
+                cost_report.draw_paper_range(axes, place, *(full * (1 - end) for end in reversed(PAPER[lost])))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a cost may be negative
 
-    return panel_grid(panels, draw, across="fraction of the parameters lost")
+    return cost_report.panel_grid(panels, draw, across="fraction of the parameters lost")
 
 
 EXPERIMENT = Experiment(

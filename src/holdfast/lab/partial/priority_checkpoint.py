@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, paired, reduction
 from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.partial import cost_report
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.partial.cost_report import cost_result, draw_late_failures, draw_means, draw_paper_range, panel_grid
-from holdfast.lab.partial.explanations import explain_reduction
 from holdfast.lab.plot_style import MARKERS, colour_of
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
@@ -55,14 +54,14 @@ def run(options: Options, meter: Meter) -> Result:
     smallest, explained, ranked = strategy("priority", FRACTIONS[-1], interval), [], []
     for panel in panels:
         claim = _reduction(panel, interval) if claims else None
-        explained.append(explain_reduction(panel, smallest, baseline, claim))
+        explained.append(cost_report.explain_reduction(panel, smallest, baseline, claim))
         names = (*RANKINGS, *beyond_paper)  # including those that are not in the paper
         costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in names}
         order = ", ".join(
             f"{Path(name).name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1])
         )
         ranked.append(f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}.")
-    return cost_result(
+    return cost_report.cost_result(
         "priority-checkpoint",
         options,
         {"trials": trials, "interval": interval, "lost": str(LOST)},
@@ -111,9 +110,9 @@ def figure(
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):
             rows = [panel.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
-            draw_means(axes, rows, over="frequency", name=name, shift=shift)
+            cost_report.draw_means(axes, rows, over="frequency", name=name, shift=shift)
         by_fraction = [strategy("priority", fraction, interval) for fraction in FRACTIONS]
-        draw_late_failures(axes, panel, by_fraction, shift=-0.1)
+        cost_report.draw_late_failures(axes, panel, by_fraction, shift=-0.1)
         for name in others:
             cost = panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"]
             place = [len(FRACTIONS) - 0.75]
@@ -123,10 +122,10 @@ def figure(
         level = panel.row(traditional(interval))["cost_mean"]
         axes.axhline(level, color=colour_of("full recovery"), linestyle="--", label="full checkpoint and recovery")
         if paper:
-            draw_paper_range(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
+            cost_report.draw_paper_range(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a cost may be negative
 
-    return panel_grid(panels, draw, across="frequency of checkpoints")
+    return cost_report.panel_grid(panels, draw, across="frequency of checkpoints")
 
 
 EXPERIMENT = Experiment(

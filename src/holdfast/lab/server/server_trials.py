@@ -63,14 +63,10 @@ QUARTERS = Policy(ranking="priority", interval=INTERVAL, fraction=Fraction(1, 4)
 SELDOM = Policy(ranking="priority", interval=4 * INTERVAL, fraction=Fraction(1, 4))
 WHOLE = Policy(ranking="full", interval=INTERVAL)
 
-SCAR, FULL = (
-    ExperimentArm("scar", QUARTERS, "partial", fails=True),
-    ExperimentArm("traditional", WHOLE, "full", fails=True),
-)
-SCAR_ALONE, FULL_ALONE = (
-    ExperimentArm("scar, no failure", QUARTERS, "partial"),
-    ExperimentArm("traditional, no failure", WHOLE, "full"),
-)
+SCAR = ExperimentArm("scar", QUARTERS, "partial", fails=True)
+FULL = ExperimentArm("traditional", WHOLE, "full", fails=True)
+SCAR_ALONE = ExperimentArm("scar, no failure", QUARTERS, "partial")
+FULL_ALONE = ExperimentArm("traditional, no failure", WHOLE, "full")
 SIDE_BY_SIDE = ExperimentArm("a quarter every 4th iteration, no failure", SELDOM, "partial", lasts=2)
 ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 

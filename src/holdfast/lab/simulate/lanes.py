@@ -11,6 +11,7 @@ it meets the criterion. In whole iterations a failure that costs a tenth of one 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -183,7 +184,7 @@ def iterations_to_criterion(
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
-    work = _Part(workload, begin, limit)
+    work = partial(_run_part, workload, begin, limit)
     counts = map_in_processes(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, on_report=done)
     result = np.full(len(trials), np.inf)
     for part, part_counts in zip(parts, counts, strict=True):
@@ -191,16 +192,8 @@ def iterations_to_criterion(
     return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """A picklable function that runs some trials, given as (index among all trials, trial), in one process."""
-
-    workload: Workload
-    begin: Callable[[Any], Start]
-    limit: int
-
-    def __call__(self, part: Sequence[tuple[int, Any]], report: Report) -> Floats:
-        numbers, trials = zip(*part, strict=True)
-        return run_lanes(
-            self.workload, trials, self.begin, self.limit, lambda trial, count: report(numbers[trial], count)
-        )
+def _run_part(
+    workload: Workload, begin: Callable[[Any], Start], limit: int, part: Sequence[tuple[int, Any]], report: Report
+) -> Floats:
+    numbers, trials = zip(*part, strict=True)
+    return run_lanes(workload, trials, begin, limit, lambda trial, count: report(numbers[trial], count))

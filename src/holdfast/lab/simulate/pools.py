@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from multiprocessing import active_children, current_process, get_context
 from multiprocessing.queues import SimpleQueue
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from holdfast.errors import BadInput, HoldfastError, WorkerLost
 
@@ -21,19 +21,6 @@ Outcome = TypeVar("Outcome")
 LOOK_EVERY = 0.2  # seconds
 Report: TypeAlias = Callable[..., None]
 """Called by the work in a worker process; its arguments arrive at `on_report` in the process that started it."""
-
-
-class ParallelMap(Protocol):
-    """A parallel `map` over items, such as `RayPool`."""
-
-    @property
-    def jobs(self) -> int:
-        """The number of items that are processed at once."""
-
-    def __call__(
-        self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
-    ) -> list[Outcome]:
-        """Return the outcome of `work` for each of `items`, in order; `on_report` receives what `work` reports."""
 
 
 def map_in_processes(
@@ -110,7 +97,7 @@ def _do(item: Any) -> Any:
 
 
 @contextmanager
-def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap | None]:
+def trial_cluster(on: str | None, address: str | None) -> "Iterator[RayPool | None]":
     """Yield a parallel map on the Ray cluster at `address`, or on a new local cluster; yield None if `on` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds import contraction as module
-from holdfast.lab.bounds.contraction import contraction
+from holdfast.lab.bounds import cost_bound as module
+from holdfast.lab.bounds.cost_bound import contraction
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.simple_model import OneStateAdapter

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from holdfast.lab.bounds.contraction import Contraction
+from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison
-from holdfast.lab.partial.explanations import ReductionFacts, cause_of
+from holdfast.lab.partial.cost_report import ReductionFacts, cause_of
 from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
