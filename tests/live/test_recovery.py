@@ -104,7 +104,7 @@ def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
     with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
     stand = live._own_report(group)
-    assert (stand.step, stand.begun, stand.buckets) == (STEP + 1, False, None)
+    assert (stand.step, stand.begun, stand.buckets, stand.is_staged) == (STEP + 1, False, None, True)
 
 
 def test_a_recovery_is_recorded_once_every_member_has_the_state(
