@@ -12,9 +12,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def require(name: str, length: int) -> None:
-    """Raise BadInput if a value of `length` bytes does not fit into the available memory; `name` is for the message.
-
-    The error is not Corrupt, because the snapshot may be good and a larger machine can read it."""
+    """Raise BadInput if a value of `length` bytes does not fit into the available memory; `name` is for the message."""
     if length > (free := available()):
         raise BadInput(
             f"{name} needs {length} bytes of memory and only {free} are free: use a larger machine, or remove it."
@@ -48,7 +46,6 @@ def require_room(processes: int, least: int, who: str, advice: str) -> None:
 
 
 def _container_limit() -> int | None:
-    """Return the memory limit of this container in bytes; None outside a container, or without a limit."""
     try:
         return int((_CGROUP / "memory.max").read_text())
     except (OSError, ValueError):
@@ -56,7 +53,6 @@ def _container_limit() -> int | None:
 
 
 def _used_in_container() -> int:
-    """Return the bytes that processes of this container use, without the page cache, which the kernel can free."""
     try:
         lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         return {words[0]: int(words[1]) for words in lines}["anon"]

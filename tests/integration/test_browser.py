@@ -13,7 +13,7 @@ import pytest
 
 from fake_histories import FakeHistory, killed_once, write_history
 from holdfast.audit.verdicts import audit
-from holdfast.cli.report import live_page, page_of
+from holdfast.cli.report import page_of
 from holdfast.events import line
 from holdfast.report import files, runs_page
 from holdfast.report.run_data import run_from_history
@@ -196,7 +196,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
     folder = write_history(tmp_path / "run/history", files)  # type: ignore[arg-type]
     so_far = len(told.events)
     site, stop = (
-        web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "holdfast watch run --web")),
+        web.Site(tmp_path / "run", partial(page_of, [tmp_path / "run"], "holdfast watch run --web", live=True)),
         Flag(),
     )
     with web.served(site) as address, Opened(browser, address, DESK) as opened:
@@ -228,7 +228,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
 @pytest.mark.usefixtures("soon")
 def test_a_live_page_says_when_nobody_serves_it_any_more(browser: "Browser", tmp_path: Path) -> None:
     write_history(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
-    site = web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "c"))
+    site = web.Site(tmp_path / "run", partial(page_of, [tmp_path / "run"], "c", live=True))
     with web.served(site) as address:
         opened = Opened(browser, address, DESK)
     with opened:

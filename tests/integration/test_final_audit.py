@@ -72,15 +72,15 @@ def test_the_audit_of_a_huge_history_is_left_to_a_command(tmp_path: Path, monkey
     (tmp_path / "history").mkdir()
     (tmp_path / "history" / "rank-0.jsonl").write_text("x" * 100)
     monkeypatch.setattr(module, "MOST_BYTES", 99)
-    audit = final_audit(tmp_path, RunConfig(script="train.py"), lambda _: None)
+    audit = final_audit(tmp_path, RunConfig(script="train.py"), 1, lambda _: None)
     assert audit.exit_code == 0
     assert audit.lines == (f"audit: not run, because the history has 0 MB: holdfast audit {tmp_path}",)
 
 
 def test_a_signal_skips_the_audit_of_a_completed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_findings", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(module, "_verdict", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with stop_signals.listening():
-        audit = final_audit(tmp_path, RunConfig(script="train.py"), lambda _: None)
+        audit = final_audit(tmp_path, RunConfig(script="train.py"), 1, lambda _: None)
     assert audit == ((f"audit: interrupted; the run itself is complete: holdfast audit {tmp_path}",), 0)
 
 

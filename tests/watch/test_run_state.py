@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from fake_histories import FakeHistory, killed_once, write_history
-from holdfast.cli.report import live_page
+from holdfast.cli.report import page_of
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
@@ -56,7 +56,7 @@ def stands(state: str = "trains") -> CurrentState:
 
 def site_of(folder: Path) -> web.Site:
     """The live page of a run, as `holdfast watch --web` serves it."""
-    return web.Site(folder, partial(live_page, folder, "holdfast watch run --web"))
+    return web.Site(folder, partial(page_of, [folder], "holdfast watch run --web", live=True))
 
 
 class TestSeen:

@@ -14,10 +14,7 @@ _FIXED = ("samples", "batch", "seed", "config", "own", "loader", "sampler")
 
 
 def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every event has all fields of its type and is in the file of a process that writes such events.
-
-    An incomplete line that a killed process left is reported, but does not fail this check.
-    """
+    """Check that every event has the fields of its type and is in the file of a process that writes such events."""
     if wrong := record.malformed + record.misplaced:
         more = ["and more"] if len(wrong) > SHOWN else []
         return "fail", f"{counted(len(wrong), 'line')} cannot be right: {'; '.join([*wrong[:SHOWN], *more])}"
@@ -40,9 +37,7 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each restarted process belongs to a new attempt, unless it joined a running one.
-
-    Also check that the events of every process are in a valid order, and that world sizes agree within an attempt."""
+    """Check that each restarted process begins a new attempt or joins a running one, and writes its events in order."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
@@ -113,7 +108,6 @@ def _length_text(phase: SamplePlan) -> str:
 
 
 def _wrong_length(record: RunRecord) -> str | None:
-    """Return an error text if a plan became shorter, grew without --extend, or has fewer steps than were trained."""
     longest: tuple[RankSession, Plan] | None = None
     for session, plan in record.plans:
         steps = plan.steps
@@ -134,7 +128,6 @@ def _wrong_length(record: RunRecord) -> str | None:
 
 
 def _different_seed(record: RunRecord) -> str | None:
-    """Return an error text if a rank started with a different seed than the first session of rank 0 that trained."""
     sessions = (session for session in record.sessions.get("rank-0", ()) if session.commits or len(session.steps))
     first = next(sessions, None)
     if first is None or first.seed is None:
@@ -201,7 +194,6 @@ def is_finished(record: RunRecord, attempt: int) -> bool:
 
 
 def _wrong_stop(record: RunRecord) -> str | None:
-    """Return an error text if ranks ended an attempt differently, or trained more steps after the script stopped."""
     stop: tuple[int, int] | None = None  # the attempt and the step
     for attempt, sessions in record.attempts.items():
         extends = any(session.plan and session.plan.extends for session in sessions)
@@ -225,15 +217,11 @@ def _end_text(session: RankSession) -> str:
 
 
 def _wrong_last_save(record: RunRecord, finished: set[int]) -> str | None:
-    """Return an error text if one of the `finished` attempts ended at a step that was never committed.
-
-    Also return an error text if the script stopped the run at a step whose snapshot is not marked as a stop. A script
-    that leaves its training loop (`end.left`) may do so after the save, so no mark is needed then."""
     commits: dict[int, Commit] = {}  # the last commit of each step, up to and including the attempt
     for attempt, sessions in record.attempts.items():
         commits |= {commit.step: commit for session in sessions for commit in session.commits}
         ends = [(session.who, session.end) for session in sessions if isinstance(session.end, Done | Stopped)]
-        for who, end in ends:
+        for who, end in ends:  # a script that leaves its loop may do so after the save, which then has no mark
             if isinstance(end, Stopped) and not end.left and end.step in commits and not commits[end.step].stops:
                 return (
                     f"{who} says that its script stopped the run at step {end.step} in attempt {attempt}, but the "

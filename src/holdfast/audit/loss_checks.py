@@ -58,7 +58,6 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
 
 
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each `regroup` event (change of members) that contradicts other events of the attempt."""
     yield from memberships.errors
     for change in memberships.changes:
         if record.recovery is not None and change.strategy != record.recovery:
@@ -80,7 +79,6 @@ def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator
 
 
 def _events_after_loss(memberships: Memberships, change: MemberChange, loss: MemberExit) -> Iterator[str]:
-    """Yield an error text if a lost member wrote events after its loss, or saved a step that it had not trained."""
     session = loss.session
     if session is None:
         return
@@ -98,9 +96,6 @@ def _events_after_loss(memberships: Memberships, change: MemberChange, loss: Mem
 
 
 def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:
-    """Yield an error text for each `regroup` event whose missing samples are not those assigned to the lost members.
-
-    A worker records such an event when members were lost or joined, and training continues without a restart."""
     declared: defaultdict[tuple[int, int], _DeclaredSamples] = defaultdict(_DeclaredSamples)  # by session and step
     for change in memberships.changes:
         expected = Counter(missing_samples(record.sample_plan, change))
@@ -202,7 +197,6 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
 
 
 def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSession) -> str | None:
-    """Return an error text if a lost member's last state differs from that of the members that replayed its step."""
     step = memberships.void_step(session)
     if step is None or not any(e.step == step and e.strategy == "replay" for e in memberships.changes):
         return None
@@ -214,11 +208,9 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield ("unknown", text) for each step near a worker's loss that changed nothing and is not declared skipped.
+    """Report steps near a worker's loss that changed nothing, though they are not declared skipped.
 
-    With gradient accumulation many steps do not change the state. So a step is reported only if the series of unchanged
-    steps around it is longer than all others.
-    """
+    With gradient accumulation many steps change nothing, so only a pause longer than all others is reported."""
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
         return
@@ -236,9 +228,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return all steps that ranks recorded in an attempt, and the subset of these steps that took effect.
-
-    A step took effect if an optimizer stepped or the state changed; declared skips also count."""
+    """Return all steps that ranks recorded in an attempt, and those in which something changed or that were skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -252,7 +242,6 @@ def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, 
 
 
 def _wrong_start(record: RunRecord, join: Join) -> str | None:
-    """Return an error text if a member joined at the wrong step, or with another state than the other members."""
     session = join.session
     if session is None or (recover := session.recover) is None:
         return None
@@ -276,10 +265,7 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 
 
 def undeclared_death(record: RunRecord) -> str | None:
-    """Return an error text if a worker died in a step, but the workers that continued did not declare it lost there.
-
-    The supervisor recorded the last step that the dead worker had begun. The worker contributed to no later step,
-    because an all-reduce needs every member."""
+    """Return an error text if a supervisor saw a worker die in a step, but the others did not declare it lost there."""
     if not record.supervisor_counts_attempts:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)
@@ -296,11 +282,6 @@ def undeclared_death(record: RunRecord) -> str | None:
 
 
 def _unmatched_death(memberships: Memberships, member: int, deaths: Sequence[Detect]) -> str | None:
-    """Return an error text for the first of `deaths` that no declared loss of `member` explains.
-
-    Deaths and losses are both sorted by time. There may be more losses than deaths, because a process may join and die
-    before it begins a step.
-    """
     losses = iter([(change, loss) for change, loss in memberships.lost if loss.member == member])
     all_steps = (session.steps for session in memberships.sessions)
     steps = np.unique(np.concatenate([steps.step[steps.reduced > 0] for steps in all_steps]))

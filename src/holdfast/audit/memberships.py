@@ -139,10 +139,7 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """The steps of each lost member whose step events may be absent.
-
-        A step event is written during the next step, so the events of a lost member's last two steps may be absent.
-        """
+        """The steps of lost members whose events may be absent, because an event is written during the next step."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:
@@ -157,9 +154,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Return the number of step events that members did not record, because they were lost in or after the step.
-
-        The gradients of these members were used nevertheless. Only the given `steps` count."""
+        """Return how many step events are absent because their member was lost, although its gradients were used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -173,9 +168,7 @@ class Memberships:
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that the lost process of `session` recorded, but that the other ranks finished without it.
-
-        Return None if there is no such step."""
+        """Return the step that a lost process recorded, but that the others finished without it, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -237,7 +230,6 @@ class Memberships:
                 self._add_change(declared[number], current, waiting, departures)
 
     def _wrong_declarations(self, declarations: Sequence[Declaration], plan: RunPlan) -> str | None:
-        """Return an error text if ranks recorded the same change of members differently, or an impossible change."""
         first, *others = declarations
         for other in others:
             for name in _ALIKE:
@@ -338,10 +330,9 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise return None.
+    """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise None.
 
-    A session is what one process of the member recorded. `departures` are the memberships that began without the
-    member. The session belongs to `number` if it joined in `number` or later, but before the next departure."""
+    `departures` are the memberships that began without the member."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as

@@ -256,7 +256,6 @@ class RankSession:
             self._set_error(f"{self.who} wrote {event} before its {' and '.join(missing)} event")
 
     def _check_place(self, what: What, rank: int | None, world: int | None) -> None:
-        """Set `error` if the attempt, rank or world size of the event `what` differs from earlier events."""
         attempt: int = what.attempt  # type: ignore[union-attr]
         if self.attempt is None:
             self.attempt = attempt

@@ -53,9 +53,7 @@ class RecordedOrders:
 
 
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
-    """Yield (epoch, sample ids in training order) from the pieces of orders that `session` recorded.
-
-    An order is left out if a kill prevented the recording of all its pieces."""
+    """Yield (epoch, sample ids in training order), without orders that a kill left incomplete."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Numbers] = []
         for piece in group:

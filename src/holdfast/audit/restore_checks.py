@@ -27,7 +27,6 @@ def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _wrong_restores(record: RunRecord) -> str | None:
-    """Return an error text if ranks of an attempt restored different steps, or continued at the wrong position."""
     plan, first = record.sample_plan, dict[int, Restore]()
     for restore in record.restores:
         other = first.setdefault(restore.recover.attempt, restore)
@@ -43,7 +42,6 @@ def _wrong_restores(record: RunRecord) -> str | None:
 
 
 def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
-    """Return an error text if a rank had not trained up to the step that was committed in `save`."""
     commit, trainer = save
     name = f"the commit of step {commit.step} in attempt {commit.attempt}"
     if trainer is None or trainer not in record.attempts or (not commit.found and trainer != commit.attempt):
@@ -90,10 +88,6 @@ def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _different_weights(record: RunRecord) -> str | None:
-    """Return an error text if ranks, supervisors and run.json do not all name the same initial weights.
-
-    A rank that restores a snapshot or joins a running attempt does not load initial weights.
-    """
     weights = [("run.json", record.facts.weights)] if record.facts else []
     weights += [(who, launch.weights) for who, launch in record.launches if isinstance(launch, Launch)]
     for sessions in record.attempts.values():
@@ -137,10 +131,7 @@ def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | 
 
 
 def _one_digest_of_two_states(record: RunRecord) -> str | None:
-    """Return an error text if two snapshots have the same digest but different parameter fingerprints.
-
-    The digest of a commit covers the whole saved state, the fingerprint of a step only some parameters. So the reverse
-    is no error: snapshots with different digests may have the same fingerprint."""
+    # The reverse is no error: a digest covers the whole saved state, and a fingerprint only some parameters.
     first: dict[str, CommittedSave] = {}
     for save in record.saves:
         if save.commit.state is None:
@@ -156,10 +147,7 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each restore from a snapshot set the random generators of its rank correctly.
-
-    If the world size is the same, they must have the saved states. Otherwise they must be seeded again ("keyed").
-    """
+    """Check that random generators were restored with the snapshot, or seeded again (keyed) for another world size."""
     if not record.trained:
         return "unknown", "no step was trained that counts"
     for restore in record.restores:

@@ -141,11 +141,9 @@ class RunRecord:
 
     @property
     def supervisor_counts_attempts(self) -> bool:
-        """True if the attempt numbers in the supervisor's events equal those of the ranks.
+        """True if the supervisor's attempt numbers are those of the ranks.
 
-        They may differ if a supervisor was killed after it started workers but before it wrote the event. With several
-        nodes each supervisor counts its own attempts.
-        """
+        They may differ with several nodes, or if a supervisor was killed before it recorded a start."""
         names = {who for who, _ in self.launches}
         last = max((launch.attempt for _, launch in self.launches), default=0)
         return names == {"supervisor"} and not self._supervisor_was_killed and last >= max(self.attempts, default=0)
@@ -201,7 +199,6 @@ class RunRecord:
         return run_plan
 
     def _orders_of(self, phase: Mapping[str, Any], first_epoch: int) -> RecordedOrders | None:
-        """Return the recorded orders of a phase whose epochs are counted from `first_epoch`; None without a sampler."""
         if (digest := phase.get("sampler")) is None:
             return None
         sessions = (session for sessions in self.attempts.values() for session in sessions)
@@ -269,9 +266,7 @@ class RunRecord:
 
     @cached_property
     def joins(self) -> Mapping[int, Join]:
-        """The `Join` of each worker that joined a running attempt.
-
-        The key is the `id()` of the worker's `RankSession`."""
+        """The `Join` of each worker that joined a running attempt, by the `id()` of its `RankSession`."""
         changes = (change for memberships in self.live_attempts for change in memberships.changes)
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 
@@ -285,9 +280,7 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the indices of the steps of `session` that count.
-
-        A step counts if it was not rolled back and its gradients were used."""
+        """Return the indices of the steps of `session` that were not rolled back and whose gradients were used."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)
@@ -315,9 +308,7 @@ class RunRecord:
 
     @cached_property
     def absent_nodes(self) -> list[int]:
-        """The nodes whose supervisor has no event file, at most `SHOWN` + 1 of them.
-
-        The event files of their ranks are probably missing, too."""
+        """The nodes whose supervisor has no event file, at most `SHOWN` + 1 of them."""
         nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
         absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
         return list(islice(absent, SHOWN + 1))

@@ -41,7 +41,6 @@ def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _jump(plan: RunPlan, session: RankSession) -> str | None:
-    """Return an error text if the session began at a wrong step or its steps are not consecutive, otherwise None."""
     steps, epochs, cursors = session.steps.step, session.steps.epoch, session.steps.cursor
     if not len(steps):
         return None
@@ -148,10 +147,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan: missing, duplicated, not planned (`extra`), or with `changed` samples.
-
-    `compared` is the number of steps whose samples were compared with the plan. `unfinished` is the number of steps
-    that are neither recorded by all ranks nor committed, so that the next attempt would train them again."""
+    """The steps that differ from the plan, the number of compared steps, and of steps that are not finished yet."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
@@ -165,7 +161,6 @@ class _Defects:
 
 
 def _find_defects(record: RunRecord) -> _Defects:
-    """Compare the samples of all steps that were not rolled back with the sample plan, and return the differences."""
     steps, committed = record.sample_plan.steps, record.lineage.committed
     none = np.zeros(0, np.int64)
     trained = np.concatenate([*record.trained.values(), none])
@@ -279,7 +274,6 @@ class _Share(NamedTuple):
 
 
 def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
-    """Return, for each of `steps`, a text that says which samples were trained instead of the planned ones."""
     if not steps:
         return []
     plan = record.sample_plan
@@ -326,9 +320,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return the planned position of each share in `wanted` that the plan contains within `steps`.
-
-    A share is the set of samples that one rank trains in a step."""
+    """Return where in `steps` the plan has each of the `wanted` shares (the samples of one rank in a step)."""
     parts = {share[:2] for share in wanted}
     found: dict[_Share, Position] = {}
     for phase, chunk, windows in _windows(plan, steps):
@@ -342,10 +334,6 @@ def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_S
 
 
 def _wrong_share_text(plan: RunPlan, step: int, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    """Return text that says which samples a rank trained instead of the samples planned for it in `step`.
-
-    `share` has the samples that the rank trained. `elsewhere` maps the shares planned for other steps to their
-    positions."""
     for rank in range(share.world):
         if share.samples == Samples.of(plan.share(step, rank, share.world)):
             return f"trained the share of rank-{rank}"

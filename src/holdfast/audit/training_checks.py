@@ -92,9 +92,6 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
 
 
 def _never_stepped_or_reduced(record: RunRecord) -> str | None:
-    """Return an error text if, in the whole run, no optimizer stepped and the state never changed.
-
-    Also return an error text if there were several ranks and none of them ever all-reduced a gradient."""
     sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(
@@ -160,10 +157,7 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """A repeated step in which rank `who` got another result in attempt `again` than in attempt `first`.
-
-    `what` tells which result differs, for example the state or the loss. `is_first` is True if the rank's very first
-    repeated step differs."""
+    """A repeated step with another result in attempt `again` than in `first`; `is_first` if none before was equal."""
 
     step: int
     who: str
@@ -183,10 +177,7 @@ class _StepRange(NamedTuple):
 
 @dataclass(slots=True)
 class _Comparison:
-    """The outcome of comparing the steps that were trained more than once.
-
-    `same` steps gave equal results, `unknown` steps have no fingerprint, and `not_comparable` steps were never trained
-    again from the same past. `same_on_rank_0` are steps with equal results on rank 0."""
+    """The steps that were trained more than once, by the outcome of their comparison."""
 
     same: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)  # without a fingerprint
@@ -246,9 +237,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare every step that was trained again with its result in earlier attempts.
-
-    Only attempts with the same members and script arguments are compared."""
+    """Compare every step that was trained again with its results in earlier attempts with the same past."""
     found = _Comparison()
     earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
     numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session
@@ -302,9 +291,7 @@ def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRan
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the results of the steps that both sessions trained.
-
-    Add the outcome to `found`, and return the compared steps."""
+    """Compare the results of the steps that both sessions trained, and return these steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()
@@ -347,7 +334,6 @@ def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
 
 
 def _different_states(record: RunRecord, attempt: int) -> str | None:
-    """Return an error text for the first step after which ranks had different states; it names the deviating ranks."""
     first: int | None = None
     for mine, other, a, b in _trained_together(record, attempt):
         one, two = mine.steps.shared[a], other.steps.shared[b]

@@ -58,9 +58,7 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit a run from its events and its settings (`facts`), and return the finding of every check.
-
-    Events of the same writer must be in the order in which they were written."""
+    """Return the findings on a run, from events that are in the order of writing for each writer."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
@@ -132,10 +130,7 @@ def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Find
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run with a parameter server, or () if no parameter server wrote the events `lines`.
-
-    `lines` are (file name, event) pairs, and `torn` lists incomplete lines. `others` has the events that ranks wrote. A
-    run with a parameter server has no ranks, so any writer in `others` is reported as an error."""
+    """Return the findings on a run with a parameter server, or () if no parameter server wrote the events `lines`."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from holdfast.cli.advise import advise
 from holdfast.cli.audit import audit
-from holdfast.cli.console import LAB, LOOK, TRAIN, PanelOrder, complain, missing_separator_hint
+from holdfast.cli.console import complain, missing_separator_hint
 from holdfast.cli.cost import cost
 from holdfast.cli.demo import demo
 from holdfast.cli.export import export
@@ -20,23 +21,30 @@ from holdfast.cli.run import run
 from holdfast.cli.runs import runs
 from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
-from holdfast.cli.store import store
+from holdfast.cli.store import inspect, verify
 from holdfast.cli.watch import watch
 from holdfast.errors import HoldfastError, Interrupted
 
 app = typer.Typer(
     name="holdfast",
-    cls=PanelOrder,
     help="Training that survives failures, proves that it did, and measures what it cost.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, audit, cost, advise, rehearse, scale, watch, report, logs, export, store, demo):
-    app.add_typer(commands)
-app.add_typer(runs, name="runs", rich_help_panel=LOOK)
-app.add_typer(lab, name="lab", rich_help_panel=LAB)
-app.add_typer(serve, name="serve", rich_help_panel=TRAIN)
+_PANELS: dict[str, list[Callable[..., None]]] = {
+    "Train": [run, scale],
+    "Look": [cost, advise, watch, report, logs],
+    "Prove": [audit, rehearse],
+    "Store": [export, inspect, verify],
+    "Lab": [demo],
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(runs, name="runs", rich_help_panel="Look")
+app.add_typer(lab, name="lab", rich_help_panel="Lab")
+app.add_typer(serve, name="serve", rich_help_panel="Train")
 
 INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__mro__[1]  # the usage error of the parser library that typer uses

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import LOOK, say
+from holdfast.cli.console import say
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.extras import require
 
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
     AnyAdvice: TypeAlias = Advice | ServedAdvice
 
-advise = typer.Typer()
 COLOUR, MARK, QUIET = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 
-@advise.command("advise", rich_help_panel=LOOK)
-def advise_run(
+def advise(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")],
     mtbf: Annotated[
         str,

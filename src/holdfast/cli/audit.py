@@ -8,17 +8,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import PROVE, cell, say
+from holdfast.cli.console import cell, say
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
 
-audit = typer.Typer()
 COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 
 
-@audit.command("audit", rich_help_panel=PROVE)
-def audit_command(
+def audit(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")],
     node_folders: Annotated[
         list[Path] | None,

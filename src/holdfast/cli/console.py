@@ -1,30 +1,18 @@
-"""Output that all commands share: help panels, one-line errors on stderr, plain text on stdout, and progress bars."""
+"""Output that all commands share: one-line errors on stderr, plain text on stdout, and progress bars."""
 
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import filesize
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
 
 from holdfast.printable import printable
 
 if TYPE_CHECKING:
     from holdfast.lab.experiment import Meter, Progress
-
-TRAIN, LOOK, PROVE, STORE, LAB = PANELS = ("Train", "Look", "Prove", "Store", "Lab")
-
-
-class PanelOrder(TyperGroup):
-    """A command group that sorts the commands in its help by section, in the order of `PANELS`."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
-        order = {panel: number for number, panel in enumerate(PANELS)}
-        return sorted(super().list_commands(ctx), key=lambda name: order.get(str(panels[name]), len(PANELS)))
 
 
 def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:

@@ -9,19 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from holdfast.cli.console import LOOK, cell, say, size
+from holdfast.cli.console import cell, say, size
 from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
     from holdfast.cost.breakdown import CostBreakdown
 
-cost = typer.Typer()
 SHOWN = 10  # saves; a run may have thousands
 
 
-@cost.command("cost", rich_help_panel=LOOK)
-def cost_of(
+def cost(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write a figure to this file: .png, .pdf or .svg.")] = None,

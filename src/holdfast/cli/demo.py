@@ -9,16 +9,13 @@ import typer
 
 from holdfast.cli.advise import advice_on
 from holdfast.cli.audit import print_findings
-from holdfast.cli.console import LAB, say
+from holdfast.cli.console import say
 from holdfast.cli.cost import print_compared
 from holdfast.errors import BadInput
 from holdfast.extras import missing
 
-demo = typer.Typer()
 
-
-@demo.command("demo", rich_help_panel=LAB)
-def run_demo(
+def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs; the runs of an earlier demo are replaced.")] = Path(
         "runs/demo"
     ),

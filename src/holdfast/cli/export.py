@@ -4,14 +4,11 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.console import STORE, complain, say
+from holdfast.cli.console import complain, say
 from holdfast.errors import BadInput
 
-export = typer.Typer()
 
-
-@export.command("export", rich_help_panel=STORE)
-def export_run(
+def export(
     place: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a checkpoint store.")],
     to: Annotated[
         str,

@@ -1,14 +1,13 @@
 """The audit at the end of `holdfast run`: its verdict in one line, or what failed and what to do next."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.audit.verdicts import Finding
     from holdfast.runs.config import RunConfig
 
 MOST_BYTES = 64 << 20  # of history; the audit reads about 6 MB a second
@@ -24,13 +23,16 @@ class FinalAudit(NamedTuple):
     exit_code: int = 0
 
 
-def final_audit(folder: Path, config: "RunConfig", say: Callable[[str], object]) -> FinalAudit:
+def final_audit(folder: Path, config: "RunConfig", nnodes: int, say: Callable[[str], object]) -> FinalAudit:
     """Audit the completed run in `folder`, unless its history is too long for the end of a run or a signal arrives.
 
+    With several nodes nothing is audited, because the histories of the others are complete only when they have ended.
     `say` is called with a line before an audit that takes more than about a second."""
     from holdfast.supervise.stop_signals import StopRequested, stop_signals
 
     command = f"holdfast audit {shlex.quote(str(folder))}"
+    if nnodes > 1:
+        return FinalAudit((f"audit: not run; when all nodes have ended: {command}",))
     size = sum(path.stat().st_size for path in (folder / "history").glob("*.jsonl"))
     if size > MOST_BYTES:
         return FinalAudit((f"audit: not run, because the history has {size / 1e6:.0f} MB: {command}",))
@@ -38,32 +40,19 @@ def final_audit(folder: Path, config: "RunConfig", say: Callable[[str], object])
         say(f"auditing {size / 1e6:.0f} MB of history; Ctrl-C skips it")
     try:
         with stop_signals.interrupting():
-            return _verdict(_findings(folder), config, command)
+            return _verdict(folder, config, command)
     except StopRequested:
         return FinalAudit((f"audit: interrupted; the run itself is complete: {command}",))
     except (HoldfastError, OSError) as error:
         return FinalAudit((f"audit: unknown, {error}",))
 
 
-def audit_of_several_nodes(folder: Path) -> FinalAudit:
-    """Return the result for a run on several nodes, which is not audited here: a line that tells how to audit it later.
-
-    The audit needs the histories of all nodes, and these are complete only when every node has ended."""
-    command = f"holdfast audit {shlex.quote(str(folder))}"
-    return FinalAudit((f"audit: not run; when all nodes have ended: {command}",))
-
-
-def _findings(folder: Path) -> "tuple[Finding, ...]":
-    from holdfast.audit.verdicts import audit_run
+def _verdict(folder: Path, config: "RunConfig", command: str) -> FinalAudit:
+    from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 
     with open_history(folder) as history:
-        return audit_run(history.files, history.facts)
-
-
-def _verdict(findings: "Sequence[Finding]", config: "RunConfig", command: str) -> FinalAudit:
-    from holdfast.audit.verdicts import worst
-
+        findings = audit_run(history.files, history.facts)
     verdict = worst(findings)
     if verdict == "pass":
         return FinalAudit(("audit: pass",))
@@ -72,11 +61,8 @@ def _verdict(findings: "Sequence[Finding]", config: "RunConfig", command: str) -
     steps = [f"{command} shows every check"]
     if any(finding.check == "repeated_steps_agree" for finding in found) and verdict == "fail":
         steps.insert(0, f"{_rehearsal(config)} names the first tensor that differs, and the likely cause")
-    return FinalAudit((f"audit: {verdict}", *lines, *(f"  next: {step}" for step in steps)), _status(verdict))
-
-
-def _status(verdict: str) -> int:
-    return AUDIT_FAILED if verdict == "fail" else 0
+    lines = [f"audit: {verdict}", *lines, *(f"  next: {step}" for step in steps)]
+    return FinalAudit(tuple(lines), AUDIT_FAILED if verdict == "fail" else 0)
 
 
 def _rehearsal(config: "RunConfig") -> str:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import LOOK, say
+from holdfast.cli.console import say
 from holdfast.errors import BadInput
 from holdfast.printable import printable
 
 if TYPE_CHECKING:
     from holdfast.runs.logs import WorkerLog
 
-logs = typer.Typer()
 REFRESH = 0.5
 
 
-@logs.command("logs", rich_help_panel=LOOK)
-def show_logs(
+def logs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     rank: Annotated[
         int | None, typer.Option(help="Show only workers that had this rank at some time.", show_default="all ranks")

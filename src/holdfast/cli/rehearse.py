@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import PROVE, say
+from holdfast.cli.console import say
 from holdfast.errors import BadInput
 from holdfast.printable import printable
 
-rehearse = typer.Typer()
 
-
-@rehearse.command("rehearse", rich_help_panel=PROVE)
-def rehearse_script(
+def rehearse(
     script: Annotated[
         str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
     ],

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import LOOK, say
+from holdfast.cli.console import say
 from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
     from holdfast.report.page import Page
 
-report = typer.Typer()
 RESULTS, RUNS, SERVED = "a result of the lab", "a run", "a run of a parameter server"
 
 
-@report.command("report", rich_help_panel=LOOK)
-def write_report(
+def report(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders to compare, or folders of lab results.")
     ],
@@ -39,8 +37,10 @@ def write_report(
     say(f"report: {files.write(page, out)}")
 
 
-def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) -> "Page":
-    """Return a report page on the runs or lab results at `paths`, or in the subfolders of a path that is neither."""
+def page_of(paths: Sequence[Path], command: str, now: datetime | None = None, *, live: bool = False) -> "Page":
+    """Return a report page on the runs or lab results at `paths`, or in the subfolders of a path that is neither.
+
+    A run that still trains is not audited. A `live` page reloads itself."""
     from holdfast.lab import result_page
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
@@ -56,23 +56,12 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
     kind = kinds[folders[0]]
     if kind == RESULTS:
         return result_page.combine([result_page.read(folder) for folder in folders])
-    named = list(zip(folders, names(folders), strict=True))
+    named = [(folder, name, not is_training(folder)) for folder, name in zip(folders, names(folders), strict=True)]
+    origin = _origin(command, now)
     if kind == SERVED:
-        return server_report.page([server_report.served_run(*pair) for pair in named], _origin(command, now))
-    return runs_page([load_run(*pair, audited=not is_training(pair[0])) for pair in named], _origin(command, now))
-
-
-def live_page(folder: Path, command: str) -> "Page":
-    """Return the report page of a run that may still be training. Only a run that has ended is audited."""
-    from holdfast.report.run_data import load_run, names
-    from holdfast.report.runs_page import page as runs_page
-    from holdfast.runs.status import is_training
-    from holdfast.server import report as server_report
-
-    origin, ended, name = _origin(command, None), not is_training(folder), names([folder])[0]
-    if _kind(folder) == SERVED:
-        return server_report.page([server_report.served_run(folder, name, audited=ended)], origin, live=True)
-    return runs_page([load_run(folder, name, audited=ended)], origin, live=True)
+        runs = [server_report.served_run(folder, name, audited=ended) for folder, name, ended in named]
+        return server_report.page(runs, origin, live=live)
+    return runs_page([load_run(folder, name, audited=ended) for folder, name, ended in named], origin, live=live)
 
 
 def _origin(command: str, now: datetime | None) -> dict[str, str]:
@@ -84,7 +73,6 @@ def _origin(command: str, now: datetime | None) -> dict[str, str]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return [`path`] if it is a run or a result, otherwise the folders of all runs or results below it."""
     from holdfast.lab.result_page import RESULT
     from holdfast.runs.status import is_run, runs_in
 

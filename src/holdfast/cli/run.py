@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.console import TRAIN, complain
-from holdfast.cli.final_audit import FinalAudit, audit_of_several_nodes, final_audit
+from holdfast.cli.console import complain
+from holdfast.cli.final_audit import FinalAudit, final_audit
 from holdfast.errors import BadInput
 from holdfast.printable import printable
 
 if TYPE_CHECKING:
-    from holdfast.runs.config import RunConfig
     from holdfast.supervise.verdict import RunVerdict
 
-run = typer.Typer()
 
 _recovery = partial(typer.Option, rich_help_panel="Recovery")
 _saving = partial(typer.Option, rich_help_panel="Saving")
@@ -27,8 +25,7 @@ _initial = partial(typer.Option, rich_help_panel="Initial weights")
 _continuing = partial(typer.Option, rich_help_panel="Continuing a run")
 
 
-@run.command("run", rich_help_panel=TRAIN)
-def run_script(
+def run(
     script: Annotated[
         str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
     ],
@@ -183,17 +180,10 @@ def run_script(
             preload=None if preload is None else [name for name in _split(preload) if name != "none"],
             may_change=_split(may_change),
         )
-        audit = _audit(verdict, folder, config, nnodes)
+        is_complete = verdict.verdict == "completed"
+        audit = final_audit(folder, config, nnodes, complain) if is_complete else FinalAudit((), verdict.exit_code)
         stop_signals.ignore()
     _end(verdict, folder, audit)
-
-
-def _audit(verdict: "RunVerdict", folder: Path, config: "RunConfig", nnodes: int) -> FinalAudit:
-    if verdict.verdict != "completed":
-        return FinalAudit((), verdict.exit_code)
-    if nnodes > 1:
-        return audit_of_several_nodes(folder)
-    return final_audit(folder, config, complain)
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -212,7 +202,6 @@ def _fill_standard_files() -> None:
 
 
 def _end(verdict: "RunVerdict", folder: Path, audit: FinalAudit) -> NoReturn:
-    """Print the verdict on the run and the result of its audit, and exit with the status of the latter."""
     lines = (printable(line) for line in (verdict.line, *audit.lines, f"run: {folder}"))
     texts = ("".join(f"{line}\n" for line in lines), "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):

@@ -107,7 +107,6 @@ def _ago(seconds: float) -> str:
 
 
 def _remove(runs: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
-    """List `runs`, ask for confirmation unless `yes`, remove them, and return those that were removed."""
     from holdfast.runs.status import remove, snapshots_elsewhere
 
     for run in runs:

@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import TRAIN, say
-
-scale = typer.Typer()
+from holdfast.cli.console import say
 
 
-@scale.command("scale", rich_help_panel=TRAIN)
-def scale_run(
+def scale(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an active run with live recovery.")],
     workers: Annotated[int, typer.Option(help="Number of workers that train; the others sleep.")],
 ) -> None:

@@ -7,14 +7,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import STORE, cell, meter, say, size
+from holdfast.cli.console import cell, meter, say, size
 from holdfast.printable import printable
 
-store = typer.Typer()
 PLACE = "The folder of a run, or a checkpoint store: a directory or a URL such as s3://bucket/run."
 
 
-@store.command(rich_help_panel=STORE)
 def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
     """List the snapshots in a checkpoint store, from their manifests. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
@@ -38,7 +36,6 @@ def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE
     raise typer.Exit(1 if contents.unreadable else 0)
 
 
-@store.command(rich_help_panel=STORE)
 def verify(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
     """Read and check every byte in a checkpoint store; exit 1 if something is damaged. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub

@@ -11,20 +11,18 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from holdfast.cli.console import LOOK, say
+from holdfast.cli.console import say
 from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
     from holdfast.watch.run_state import RunWatcher
 
-watch = typer.Typer()
 REFRESH = 0.5
 PLAIN_REFRESH = 10.0
 
 
-@watch.command("watch", rich_help_panel=LOOK)
-def watch_run(
+def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     web: Annotated[bool, typer.Option("--web", help="Serve a live report page and /metrics on 127.0.0.1.")] = False,
     port: Annotated[int | None, typer.Option(help="Port for --web.  [default: any free port]")] = None,
@@ -56,11 +54,11 @@ def watch_run(
 
 
 def _serve(run: Path, port: int) -> None:
-    from holdfast.cli.report import live_page
+    from holdfast.cli.report import page_of
     from holdfast.lab.result import command_line
     from holdfast.watch import web
 
-    site = web.Site(run, partial(live_page, run, command_line(sys.argv[1:])))
+    site = web.Site(run, partial(page_of, [run], command_line(sys.argv[1:]), live=True))
     with web.served(site, port) as address:
         say(f"{address} shows {run}, {address}metrics its metrics; press Ctrl-C to end")
         sys.stdout.flush()

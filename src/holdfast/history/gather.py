@@ -113,7 +113,6 @@ def _read_piece(store: "Store", name: str) -> bytes:
 
 
 def _first_line_digest(path: Path) -> str | None:
-    """Return a digest of a file's first line, which is unique; None if the file has no complete line."""
     try:
         if not path.is_file():  # a FIFO would block
             raise StorageFailed(f"the history {path} is not a file: remove it, and audit the others.")
@@ -125,7 +124,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the history files of one process into one file in `folder`, sorted by attempt; return its path.
+    """Merge the history files of one writer into one file, sorted by attempt, and return its path.
 
     Unfinished last lines go to further files, whose paths are also returned. A single file is returned unchanged."""
     if len(files) == 1:
@@ -155,7 +154,6 @@ class _Session(NamedTuple):
 
 
 def _scan(file: Path) -> tuple[list[_Session], int]:
-    """Return the parts of a history file that each process wrote, and the offset after its last complete line."""
     sessions: list[_Session] = []
     end, knows_attempt = 0, False
     with file.open("rb") as lines:

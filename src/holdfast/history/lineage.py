@@ -65,9 +65,7 @@ class Lineage:
                 pass
 
     def limit(self, attempt: int) -> int:
-        """Return the first step of `attempt` that a later restore undid; if there is none, return `EVERY_STEP`.
-
-        `EVERY_STEP` is larger than any step number."""
+        """Return the first step of `attempt` that a later restore undid, or `EVERY_STEP` if there is none."""
         place = bisect_right(self._restores, attempt, key=lambda restore: restore[0])
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 

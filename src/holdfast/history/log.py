@@ -115,7 +115,6 @@ class HistoryWriter:
         self.close()
 
     def _cut(self) -> None:
-        """Truncate the file after its last complete line, which removes a write that failed midway."""
         if os.fstat(self._file.fileno()).st_size > self._end:
             os.ftruncate(self._file.fileno(), self._end)
         self._half_written = False

@@ -114,9 +114,7 @@ def had_snapshots(folder: Path) -> bool:
 
 
 def last_commit(folder: Path) -> int | None:
-    """Return the step of the newest snapshot that rank 0 committed and no later restore rolled back.
-
-    Return None if there is none."""
+    """Return the step of the newest snapshot of rank 0 that no later restore rolled back; None if there is none."""
     lowest: int | None = None
     for event in backwards(folder / RANK_0):
         match event.what:

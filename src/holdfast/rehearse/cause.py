@@ -20,7 +20,6 @@ def of_unkilled_runs(case: DivergenceCase) -> Cause:
 
 
 def _fetched_ahead(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the script requests the next batch before it has trained the present one, otherwise None."""
     start, first = case.reference_window(0, case.first.rank), case.first
     reference = case.reference_window(first.step, first.rank)
     if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
@@ -40,7 +39,6 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the protected state before the first step after the kill was not the saved one, else None."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
@@ -55,7 +53,6 @@ def _not_put_back(case: DivergenceCase) -> Cause | None:
 
 
 def _own_generator(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if an unprotected random generator was reset by the kill and then used, otherwise None."""
     values = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
     if not values:
         return None
@@ -103,10 +100,7 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the script worked on the previous step after requesting the next batch, else None.
-
-    Such work is not repeated after a kill. It shows as values that only the reference run changed between the start of
-    the step and its first gradient. Values that the script changes there in most steps are ignored."""
+    """Return a Cause if only the reference run changed values between the start of the step and its first gradient."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None
@@ -157,7 +151,6 @@ def _unknown(case: DivergenceCase) -> Cause:
 
 
 def _entropy(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if the state of a random generator differs between the two runs, otherwise None."""
     reference, run = case.divergence.reference, case.divergence.run
     values = {
         path: value

@@ -57,7 +57,6 @@ def _values(case: DivergenceCase, counters: Sequence[str]) -> tuple[str, ...]:
 
 
 def _only_statistics(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return a line of evidence if only running statistics of normalization layers differ."""
     if not all(path.endswith(STATISTICS) for path in paths):
         return ()
     return (
@@ -77,7 +76,6 @@ def _way(case: DivergenceCase, counter: str) -> str:
 
 
 def _starts_again(window: Window, counter: str) -> bool:
-    """Return True if the counter is too small, in a window after the first epoch, to count all batches of the run."""
     value = window.kept.get(counter)
     return value is not None and _number(value.mark) < window.step
 

@@ -72,10 +72,7 @@ def rehearse(
 def _compare_killed(
     runner: "_Runner", reference: list[Observed], again: list[Observed], at_random: int, seed: int
 ) -> Rehearsed:
-    """Run the script with kills, and compare its states with those of the run `reference`.
-
-    `again` is a second run without kills; it shows which values vary anyway. `at_random` kills are at steps drawn with
-    `seed`, in addition to kills at ends of epochs and saves."""
+    """Run the script with kills and compare it with `reference`; `again` shows which values vary without kills, too."""
     history = read_history(runner.out / REFERENCE)
     plan = next(event.what for event in history.events if isinstance(event.what, Plan))
     per_epoch = plan.samples // plan.batch
@@ -181,7 +178,6 @@ class _Log:
 
 
 def _failure(verdict: RunVerdict, folder: Path) -> Cause:
-    """Return the reason why a run did not complete; raise KeyboardInterrupt if the user stopped it."""
     if verdict.verdict == "preempted":
         raise KeyboardInterrupt
     when = "after a kill" if folder.name == KILLED else "without a kill"
@@ -193,9 +189,6 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 
 
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Return text that tells how two runs differ, or "" if they are equal.
-
-    `steps` were trained in only one of the runs. The last snapshots and the fingerprints are also compared."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
     saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]

@@ -46,7 +46,6 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
 
 
 def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Yield each option of the Trainer that prevents exact recovery, with the reason."""
     strategy = type(trainer.strategy).__name__
     if strategy not in ("DDPStrategy", "SingleDeviceStrategy"):
         yield strategy, "every worker must hold the whole model; choose strategy='ddp'"
@@ -65,7 +64,6 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
-    """Yield each feature of `module` that prevents exact recovery, with the reason; `root` is Lightning's package."""
     if not module.automatic_optimization:
         yield "automatic_optimization=False", "a step must be one boundary; leave it to the Trainer"
     fetcher = import_module(f"{root}.utilities.signature_utils")
@@ -155,11 +153,9 @@ class _Protection:
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
-        """Restore the counters of a resumed epoch, and turn off Lightning's own restart logic.
+        """Restore the counters of a resumed epoch, and keep Lightning from correcting them.
 
-        After a restart Lightning corrects its counts of steps, schedules and validations, because its checkpoint may
-        have been taken in the middle of one. A snapshot of a run is taken at a step boundary, where all of these are
-        complete, so nothing must be corrected."""
+        Its own checkpoints may be of the middle of a step, but a snapshot of a run is taken between two steps."""
         assert self._progress is not None
         self._progress.restore_loops()
         begin(fetcher)

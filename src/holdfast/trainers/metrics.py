@@ -73,7 +73,6 @@ class RunningSums:
         yield from (([LOGGED, *key], logged[key]) for key in sorted(logged))
 
     def _continue(self, owner: str, metric: Any) -> None:
-        """Set `metric`, which `owner` logs for the first time since the run resumed, to its sum in the snapshot."""
         for name, value in _tensors(metric):
             if (sum_ := self._waiting.pop((owner, name), None)) is not None:
                 setattr(metric, name, torch.tensor(sum_, dtype=torch.float64).to(value.dtype))

@@ -61,7 +61,6 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
 
 
 def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Yield each option of the Trainer that prevents exact recovery, with the reason."""
     args = trainer.args
     whole = "every worker must hold the whole model; leave it out"
     if getattr(trainer, "is_deepspeed_enabled", False) or args.deepspeed:
@@ -147,9 +146,7 @@ class _Protection:
         return self._run.replicate(ready, **(handler.to_kwargs() if handler else {}))
 
     def _begin(self, max_steps: int, updates: int, epochs: int, _resume: Any, trial: Any) -> tuple[int, int]:
-        """Prepare training and restore the saved state; return (first epoch, batches to skip in it).
-
-        The number of batches to skip is always 0, because the run's loader starts with the first untrained batch."""
+        """Prepare training and restore the saved state; return the first epoch, and 0 batches to skip in it."""
         trainer, run_loader = self._trainer, self._run_loader
         assert run_loader is not None
         self._original["_init_training_state"](max_steps, updates, epochs, None, trial)

@@ -184,7 +184,6 @@ class RunState:
 
 
 def _description(what: What) -> str:
-    """Return a description of an event that users want to see; an empty text for other events."""
     match what:
         case Regroup(number=number, lost=lost) if lost or number:
             continues = "continues" if len(what.members) == 1 else "continue"
