@@ -20,14 +20,12 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run: the distance to the optimum shrinks by the factor `rate` in each step.
+    """The convergence of a run, as its losses show it."""
 
-    The loss approaches `limit`. `left` is the last loss minus `limit`; the next step lowers the loss by `gain`."""
-
-    rate: Estimate
-    limit: float
-    left: Estimate
-    gain: float
+    rate: Estimate  # the factor by which the distance to the optimum shrinks in a step
+    limit: float  # the loss that the run approaches
+    left: Estimate  # the last loss minus `limit`
+    gain: float  # by how much the next step lowers the loss
 
 
 def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:

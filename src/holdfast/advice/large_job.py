@@ -26,22 +26,18 @@ MOST = 20_000  # failures in a replication; a longer job is cut to this many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The parameters of a simulated job, with all times in seconds. `work` is the training time between saves.
+    """The parameters of a simulated job, with all times in seconds."""
 
-    `stall` is the delay of training by a save, and `durable` the time until it is durable. After the fraction
-    `goes_back` of the failures all workers restart from a save, which takes `restart`. After other failures training
-    pauses for `live`, and the fraction `lost` of the workers is missing for `absent`."""
-
-    mtbf: float
+    mtbf: float  # mean time between failures
     length: float
-    work: float
-    stall: Estimate
-    durable: float
-    restart: Estimate
-    goes_back: float = 1.0
-    live: Estimate = NOTHING
-    absent: float = 0.0
-    lost: float = 0.0
+    work: float  # training between two saves
+    stall: Estimate  # delay of training by a save
+    durable: float  # from the start of a save until it is durable
+    restart: Estimate  # from a failure to training again, if all workers restart
+    goes_back: float = 1.0  # fraction of the failures after which all workers restart
+    live: Estimate = NOTHING  # pause after the other failures
+    absent: float = 0.0  # how long the lost workers are then missing
+    lost: float = 0.0  # fraction of the workers that is lost
 
     def __post_init__(self) -> None:
         if not (self.mtbf > 0 and self.length > 0 and self.work > 0):
@@ -93,15 +89,12 @@ def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LargeJob:
-    """The results of simulating a job with `workers` workers under each recovery strategy.
-
-    For each strategy, `shares` has the fraction of the wall clock spent on training, and `every` the steps between
-    saves. `assumed` lists the assumptions as sentences."""
+    """The results of simulating a job of `workers` workers under each recovery strategy."""
 
     workers: int
-    shares: Mapping[str, Estimate]
-    every: Mapping[str, int]
-    assumed: tuple[str, ...]
+    shares: Mapping[str, Estimate]  # of the wall clock that is spent on training
+    every: Mapping[str, int]  # steps between two saves
+    assumed: tuple[str, ...]  # sentences
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
@@ -163,17 +156,14 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A large training job described in a publication, which the simulation is compared with.
-
-    `figure` is the published fraction of effective training time, and `says` the statement about it. `job` has the
-    parameters to simulate, and `assumed` our assumptions where the publication gives no number."""
+    """A large training job described in a publication, which the simulation is compared with."""
 
     name: str
     source: str
-    says: str
-    figure: float
+    says: str  # the publication, about `figure`
+    figure: float  # the published fraction of effective training time
     job: Job
-    assumed: str
+    assumed: str  # where the publication gives no number
 
 
 def _saved_best(

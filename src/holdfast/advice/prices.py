@@ -29,16 +29,13 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of one failure under the strategy `recovery`: the run ends `seconds` later in total.
-
-    Training pauses for `stands` of these seconds. `iterations` is the number of steps that are repeated or left out; a
-    step without half of its samples counts as 0.5. `promise` says how exact the result is."""
+    """The cost of one failure under the strategy `recovery`."""
 
     recovery: str
-    stands: Estimate
-    seconds: Estimate
-    iterations: Estimate
-    promise: str
+    stands: Estimate  # seconds for which training pauses
+    seconds: Estimate  # by which the run ends later
+    iterations: Estimate  # repeated or left out; a step without half of its samples counts as 0.5
+    promise: str  # how exact the result is
 
 
 def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
@@ -142,14 +139,12 @@ LONGEST = 700.0  # mean times between failures; exp() of more overflows
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A recovery strategy with its best save interval. `effective` is the fraction of the wall clock spent on training.
-
-    `as_it_is` is that fraction with the present save interval of the run."""
+    """A recovery strategy with its best save interval, and the fraction of the wall clock spent on training."""
 
     recovery: str
     interval: SaveInterval
-    effective: float
-    as_it_is: float
+    effective: float  # with the best save interval
+    as_it_is: float  # with the present save interval of the run
 
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:

@@ -45,19 +45,15 @@ def in_words(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The job for which advice is wanted, with times in seconds. None stands for the run's own or a published value.
+    """The job for which advice is wanted, with times in seconds. None stands for the run's own or a published value."""
 
-    `lost` is the fraction of the workers that one failure kills, `restart` the duration of a restart, `stall` how long
-    one save delays training, and `length` the duration of the job.
-    """
-
-    mtbf: float | None = None
+    mtbf: float | None = None  # mean time between failures of the job
     mtbf_per_worker: float | None = None
-    lost: Fraction | None = None
+    lost: Fraction | None = None  # fraction of the workers that one failure kills
     workers: int | None = None
-    restart: float | None = None
-    stall: float | None = None
-    length: float = 54 * DAY
+    restart: float | None = None  # duration of a restart
+    stall: float | None = None  # delay of training by one save
+    length: float = 54 * DAY  # duration of the job
     seed: int = 0
 
     def __post_init__(self) -> None:

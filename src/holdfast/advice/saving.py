@@ -22,17 +22,14 @@ FINE = 2000  # intervals of the coarse search, and of the fine one around its mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """The costs that determine the best save interval, in seconds. `stall` is the delay of training by a save.
-
-    `durable` is the time from the start of a save until it is durable. `back` is the fraction of the work since the
-    last save that a failure loses: 1 if the whole state is restored, less if only lost blocks are."""
+    """The costs that determine the best save interval, in seconds."""
 
     step: float
-    stall: float
+    stall: float  # delay of training by a save
     mtbf: float
     restart: float = 0.0
-    durable: float = 0.0
-    back: float = 1.0
+    durable: float = 0.0  # from the start of a save until it is durable
+    back: float = 1.0  # fraction of the work since the last save that a failure loses; less if only lost blocks return
 
     def __post_init__(self) -> None:
         for name in ("step", "mtbf"):
@@ -45,14 +42,12 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The best number of steps between saves, and those of Young's and Daly's formulas.
-
-    With `low` to `high` steps between saves, the run takes at most 1 % longer than with the best."""
+    """The best number of steps between saves, and those of Young's and Daly's formulas."""
 
     best: int
     young: int
     daly: int
-    low: int
+    low: int  # from `low` to `high`, the run takes at most 1 % longer
     high: int
     effective: float  # the expected share of the wall clock that trains
 

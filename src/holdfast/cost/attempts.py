@@ -19,19 +19,16 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0. `begin` and `end` are seconds since the run began; the other times are durations.
-
-    `compute` is without live recoveries; `device` says if GPU events measured it. A step is `rolled_back` if it was
-    lost in a later failure and trained again."""
+    """A step of rank 0; `begin` and `end` are in seconds since the run began."""
 
     number: int
     begin: float
     end: float
     data: float
-    compute: float
+    compute: float  # without live recoveries
     stall: float
-    device: bool
-    rolled_back: bool
+    device: bool  # GPU events measured `compute`, not the CPU clock
+    rolled_back: bool  # a later failure undid the step, and it was trained again
 
     @property
     def work(self) -> float:
@@ -39,14 +36,12 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The end of a live recovery, `at` seconds after the run began and at Unix time `time`.
+    """The end of a live recovery, in which the surviving workers continue without a restart."""
 
-    `rolled_back` is True if a later restore undid the step of the recovery."""
-
-    at: float
-    time: float
+    at: float  # seconds since the run began
+    time: float  # Unix time
     regroup: Regroup
-    rolled_back: bool
+    rolled_back: bool  # a later restore undid its step
 
 
 class StruckFailure(NamedTuple):
@@ -76,20 +71,17 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """One attempt, the time from a start of all workers to the next, with its steps, live recoveries and saves.
-
-    `committed` is the number of steps that were saved by its end. `stop` is the time at which its failure began, or
-    at which it ended if it did not fail."""
+    """One attempt, the time from a start of all workers to the next, with its steps, live recoveries and saves."""
 
     stretch: AttemptStretch
     steps: Sequence[StepCost]
     regroups: Sequence[LiveRecoveryEnd]
     saves: Sequence[SaveCost]
-    committed: int
+    committed: int  # steps that were saved by its end
     after_failure: bool
     ended: str | None
     struck: StruckFailure | None  # the injected failure that ended the attempt
-    stop: float
+    stop: float  # time at which its failure began, or at which it ended without one
 
     @property
     def failed(self) -> bool:

@@ -35,44 +35,34 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """The cost of one failure; all times are in seconds.
-
-    `kind` is None if the failure was not injected, and `detected` is None if no supervisor detected it. `ended_attempt`
-    is None if the history ends too early to know.
-
-    `recovery` is the time from the failure to the start of the first new step: `detection` plus `restart`. `restore` is
-    the part of `restart` in which the snapshot was read. `to_first_step` is the time from the failure to the end of the
-    first new step. `rework` is the time to repeat `rework_steps` steps. After a live recovery, `recovery` is the time
-    to form a new group of workers, and `samples_lost` samples were not trained."""
+    """The cost of one failure; all times are in seconds."""
 
     attempt: int
     step: int
-    kind: str | None
+    kind: str | None  # None if it was not injected
     rank: int | None
-    ended_attempt: bool | None
-    detected: str | None = None
+    ended_attempt: bool | None  # None if the history ends too early to know
+    detected: str | None = None  # None if no supervisor detected it
     detection: float | None = None
     restart: float | None = None
-    restore: float | None = None
-    recovery: float = 0.0
-    to_first_step: float | None = None
+    restore: float | None = None  # the part of `restart` in which the snapshot was read
+    recovery: float = 0.0  # from the failure to the next step, or to form a new group in a live recovery
+    to_first_step: float | None = None  # from the failure to the end of the next step
     rework_steps: int = 0
-    rework: float = 0.0
+    rework: float = 0.0  # to repeat `rework_steps` steps
     samples_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """The cost of one attempt, by cause. `ended` tells how it ended; None if it still runs or its end was not recorded.
-
-    `restored` is the step of the restored snapshot, and `rolled_back` counts the steps that a later restore undid."""
+    """The cost of one attempt, by cause."""
 
     attempt: int
     world: int | None
-    ended: str | None
-    restored: int | None
+    ended: str | None  # None if it still runs or its end was not recorded
+    restored: int | None  # step of the restored snapshot
     steps: int
-    rolled_back: int
+    rolled_back: int  # steps that a later restore undid
     committed: int
     wall: float
     seconds: Seconds
@@ -98,14 +88,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`.
-
-    `away` is the time between an end of the run and its continuation, and `clock_back` how far clocks were set back."""
+    """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`."""
 
     ended: str | None
     wall: float
-    away: float
-    clock_back: float
+    away: float  # seconds between an end of the run and its continuation
+    clock_back: float  # seconds by which clocks were set back
     committed: int
     trained: int
     rolled_back: int

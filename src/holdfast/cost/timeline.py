@@ -17,24 +17,9 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
+from holdfast import events
 from holdfast.errors import BadInput
-from holdfast.events import (
-    Attempt,
-    Commit,
-    Detect,
-    Done,
-    Event,
-    Judged,
-    Launch,
-    Open,
-    Preempted,
-    Regroup,
-    Restart,
-    Save,
-    Step,
-    Stopped,
-    What,
-)
+from holdfast.events import Event, What
 
 Place = tuple[int, int]  # an attempt, and the number of its group of members
 
@@ -45,31 +30,31 @@ def leading(history: Sequence[Event]) -> list[Event]:
     for event in history:
         if event.who.startswith("rank-"):
             files[event.who].append(event)
-    regroups = (event.what for event in history if isinstance(event.what, Regroup) and event.what.members)
+    regroups = (event.what for event in history if isinstance(event.what, events.Regroup) and event.what.members)
     first = {(regroup.attempt, regroup.number): f"rank-{min(regroup.members)}" for regroup in regroups}
     if all(who == "rank-0" for who in first.values()):
         return [e for place, e in _placed(files["rank-0"]) if place is not None] if first else files["rank-0"]
-    placed = {who: list(_placed(events)) for who, events in files.items()}
+    placed = {who: list(_placed(file)) for who, file in files.items()}
     path = [
         event
-        for who, events in placed.items()
-        for place, event in events
+        for who, file in placed.items()
+        for place, event in file
         if place is not None and who == first.get(place, "rank-0")
     ]
     return sorted([*path, *_unwritten(first, placed, path)], key=lambda event: event.time)
 
 
-def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
+def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
     """Yield each event of a rank with its attempt and membership number; None before a replacement has joined."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
-    for at, event in enumerate(events):
+    for at, event in enumerate(file):
         what = event.what
-        if isinstance(what, Open):
-            number = next((e.what.attempt for e in events[at + 1 :] if isinstance(e.what, Attempt)), 0)
+        if isinstance(what, events.Open):
+            number = next((e.what.attempt for e in file[at + 1 :] if isinstance(e.what, events.Attempt)), 0)
             place = None if number in begun else (number, 0)
             begun.add(number)
-        elif isinstance(what, Regroup):
+        elif isinstance(what, events.Regroup):
             place = (what.attempt, what.number)
         yield place, event
 
@@ -78,19 +63,19 @@ def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
     """Yield the steps of other leading ranks that `path` lacks, because its rank was killed before it wrote them."""
-    known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
+    known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
             what = event.what
-            if isinstance(what, Step) and place is not None and (what.attempt, what.step) not in known:
+            if isinstance(what, events.Step) and place is not None and (what.attempt, what.step) not in known:
                 known.add((what.attempt, what.step))
                 yield event
 
 
 RANK_0 = "rank-0"
-IN_ORDER = (Done, Stopped, Preempted, Judged)
-BEGINS = (Open, Launch)
-GOES_ON = (*BEGINS, Detect, Restart)
+IN_ORDER = (events.Done, events.Stopped, events.Preempted, events.Judged)
+BEGINS = (events.Open, events.Launch)
+GOES_ON = (*BEGINS, events.Detect, events.Restart)
 T = TypeVar("T")
 
 
@@ -120,7 +105,7 @@ class AttemptStretch:
     @property
     def verdict(self) -> str | None:
         """The verdict of the supervisor, such as "completed", if the run ended in this attempt."""
-        return next((judged.verdict for judged in self.events_of(Judged)), None)
+        return next((judged.verdict for judged in self.events_of(events.Judged)), None)
 
     def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
         """Return the events of type `kind` with their times since the run began, sorted by time."""
@@ -133,13 +118,11 @@ class AttemptStretch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of a run, with one stretch of events for each attempt.
-
-    Its times leave out `away`, from a clean end to a continuation, and `clock_back`, by which clocks were set back."""
+    """The timeline of a run, with one stretch of events for each attempt."""
 
     stretches: tuple[AttemptStretch, ...]
-    away: float
-    clock_back: float
+    away: float  # seconds between a clean end and a continuation; no other time includes them
+    clock_back: float  # seconds by which clocks were set back; no other time includes them
 
     @property
     def wall(self) -> float:
@@ -162,20 +145,20 @@ def timeline(history: Sequence[Event]) -> Timeline:
         for moment in part:
             kinds[type(moment.event.what)].append(moment)
         # Rank 0's number of the attempt, or the supervisor's if rank 0 never recorded one.
-        numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
+        numbers = (_named(moment.event) for moment in chain(kinds.get(events.Attempt, ()), part))
         number = next((number for number in numbers if number is not None), 1)
         stretches.append(AttemptStretch(number, part, end, kinds))
     return Timeline(tuple(stretches), away, clock_back)
 
 
-def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with each step event, which is written late, moved to the time at which its step ended."""
+def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
+    """Return the events of a file, with each step event, which is written late, moved to the end of its step."""
     path: list[Event] = []
-    for event in events:
+    for event in file:
         place = len(path)
-        while isinstance(event.what, Step) and place:
+        while isinstance(event.what, events.Step) and place:
             before = path[place - 1]
-            if not isinstance(before.what, Save | Commit | Regroup) or before.time <= event.time:
+            if not isinstance(before.what, events.Save | events.Commit | events.Regroup) or before.time <= event.time:
                 break
             place -= 1
         path.insert(place, event)
@@ -183,26 +166,26 @@ def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
 
 
 def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
-    if all(a.time <= b.time for events in files for a, b in pairwise(events)):
+    if all(a.time <= b.time for file in files for a, b in pairwise(file)):
         return list(heapq.merge(*files, key=lambda event: event.time))
 
     def place(row: tuple[int, Event]) -> tuple[int, int]:
         number, event = row
-        by_supervisor = 0 if isinstance(event.what, Open | Launch | Restart) else 2
+        by_supervisor = 0 if isinstance(event.what, events.Open | events.Launch | events.Restart) else 2
         return number, 1 if event.who.startswith("rank-") else by_supervisor
 
-    numbered = [row for events in files for row in _numbered(events)]
+    numbered = [row for file in files for row in _numbered(file)]
     return [event for _, event in sorted(numbered, key=place)]
 
 
-def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
     """Yield (attempt number, event) pairs.
 
     An event without a number gets that of the event before it, or after it if it opens a file."""
-    following = [_named(event) for event in events[1:]] + [None]
+    following = [_named(event) for event in file[1:]] + [None]
     last = 1
-    for event, after in zip(events, following, strict=False):
-        last = _named(event) or (after if isinstance(event.what, Open) else None) or last
+    for event, after in zip(file, following, strict=False):
+        last = _named(event) or (after if isinstance(event.what, events.Open) else None) or last
         yield last, event
 
 
@@ -227,38 +210,25 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float
     return moments, away, clock_back
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """The attempt that is being read: its launch number, and if a rank started or a failure was detected."""
-
-    launched: int | None = None
-    joined: bool = False
-    detected: bool = False
-
-    def is_over(self, event: Event) -> bool:
-        """Return True if `event` can only belong to the next attempt."""
-        if isinstance(event.what, Open):
-            return self.joined or (not event.who.startswith("rank-") and self.launched is not None)
-        if isinstance(event.what, Launch | Restart):
-            return self.detected or self.launched not in (None, _named(event))
-        return False
-
-    def add(self, event: Event) -> None:
-        if event.who.startswith("rank-"):
-            self.joined = self.joined or isinstance(event.what, Open)
-        elif isinstance(event.what, Launch | Restart):
-            self.launched = _named(event)
-        elif isinstance(event.what, Detect):
-            self.detected = True
-
-
 def _divided(moments: Iterable[TimedEvent]) -> Iterator[list[TimedEvent]]:
     part: list[TimedEvent] = []
-    attempt = _Attempt()
+    launched: int | None = None  # the number of the attempt, once its supervisor has launched it
+    has_joined = has_failed = False  # a rank has started; a failure was detected
     for moment in moments:
-        if attempt.is_over(moment.event):
+        event, is_rank = moment.event, moment.event.who.startswith("rank-")
+        is_launch = isinstance(event.what, events.Launch | events.Restart)
+        if isinstance(event.what, events.Open):
+            is_over = has_joined or (not is_rank and launched is not None)
+        else:
+            is_over = is_launch and (has_failed or launched not in (None, _named(event)))
+        if is_over:
             yield part
-            part, attempt = [], _Attempt()
+            part, launched, has_joined, has_failed = [], None, False, False
         part.append(moment)
-        attempt.add(moment.event)
+        if is_rank:
+            has_joined = has_joined or isinstance(event.what, events.Open)
+        elif is_launch:
+            launched = _named(event)
+        elif isinstance(event.what, events.Detect):
+            has_failed = True
     yield part

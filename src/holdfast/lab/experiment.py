@@ -102,25 +102,21 @@ class TrialLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `holdfast lab run`.
-
-    If `trials` is None, the experiment chooses the number. `panels` names pairs of a model and a data set, and none
-    means all; `workload` is a model of the user that is measured instead. Trials run in `jobs` local processes, or
-    on `cluster`. `logs` are the logs of finished trials that the experiment has opened."""
+    """The options of `holdfast lab run`."""
 
     seed: int = 0
-    trials: int | None = None
+    trials: int | None = None  # None: the experiment chooses the number
     jobs: int = 1
     quick: bool = False
     data: Path | None = None
     out: Path = Path("results")
-    panels: tuple[str, ...] = ()
-    interval: int = 8
-    workload: Workload | None = None
-    cluster: RayPool | None = None
+    panels: tuple[str, ...] = ()  # pairs of a model and a data set; none means all
+    interval: int = 8  # iterations between two full checkpoints
+    workload: Workload | None = None  # a model of the user, measured instead of panels
+    cluster: RayPool | None = None  # where trials run instead of in `jobs` local processes
     config: Path | None = None
-    policies: tuple[str, ...] = ()
-    logs: list[TrialLog] = field(default_factory=list)
+    policies: tuple[str, ...] = ()  # files with checkpoint policies of the user
+    logs: list[TrialLog] = field(default_factory=list)  # of finished trials that the experiment has opened
 
     def __post_init__(self) -> None:
         for name in ("trials", "jobs", "interval"):

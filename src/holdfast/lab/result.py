@@ -26,17 +26,14 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that a measured value lies in the range `expected`, a pair (low, high) of limits or None.
-
-    `interval` is the 95 % confidence interval of `measured`: None if the value has no noise, and NaN if there are
-    too few trials to estimate it."""
+    """A statement that a measured value lies in an expected range."""
 
     id: str
     claim: str
     source: str
-    expected: Expected
+    expected: Expected  # lowest and highest value; None does not restrict
     measured: float
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # 95 % confidence; None: no noise, NaN: too few trials
 
     @classmethod
     def of_estimate(
@@ -94,21 +91,18 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of an experiment, as `result.json` and the report show it.
-
-    `remarks` are sentences for the reader. `captions` has a sentence for each figure. `command` is the command line,
-    empty if Python code ran the experiment. `date` looks like 2026-01-31."""
+    """The result of an experiment, as `result.json` and the report show it."""
 
     experiment: str
     config: Mapping[str, Any]
     rows: list[Row]
     claims: list[Claim]
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # sentences for the reader
     tables: list[ResultTable] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
-    captions: dict[str, str] = field(default_factory=dict)
-    command: str = ""
-    date: str = ""
+    captions: dict[str, str] = field(default_factory=dict)  # a sentence for each figure
+    command: str = ""  # empty if Python code ran the experiment
+    date: str = ""  # such as 2026-01-31
 
     @property
     def holds(self) -> bool:

@@ -35,16 +35,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The data of a run's timeline figure, with times in seconds from the start of the run.
-
-    `lanes` has the activities of each rank, and `lines` the steps trained over time. `reached` is the last step plus
-    1, and `trained` the number of steps including repeated ones."""
+    """The data of a run's timeline figure, with times in seconds from the start of the run."""
 
     wall: float
-    reached: int
-    trained: int
-    lanes: Mapping[int, Sequence[TimelineBar]]
-    lines: Sequence[Line]
+    reached: int  # the last step plus 1
+    trained: int  # steps, including repeated ones
+    lanes: Mapping[int, Sequence[TimelineBar]]  # the activities of each rank
+    lines: Sequence[Line]  # steps trained over time
     saves: Sequence[TimelineMark]
     failures: Sequence[TimelineMark]
 

@@ -28,14 +28,11 @@ def slug(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A claim in the list of verdicts on a page, with its `verdict`, which is a key of `TONES`.
-
-    `source` names the paper that makes the claim. `expected` and `measured` are the values that were compared, as text.
-    """
+    """A claim with a verdict, which is a key of `TONES`."""
 
     verdict: str
     claim: str
-    source: str = ""
+    source: str = ""  # the paper that makes the claim
     expected: str = ""
     measured: str = ""
 
@@ -100,39 +97,35 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture of a page: `svg` with the colours of the page, or `png`, and a text `alt` for screen readers.
-
-    A `wide` picture has the width of the page. `file` is a standalone SVG file; `figure` is for other formats."""
+    """A picture of a page, as SVG or PNG."""
 
     name: str
     title: str
     caption: str
-    alt: str
-    svg: str = ""
+    alt: str  # description for screen readers
+    svg: str = ""  # with the colours of the page
     png: bytes = b""
-    wide: bool = False
-    file: str = ""
-    figure: "Figure | None" = None
+    wide: bool = False  # it has the width of the page
+    file: str = ""  # a standalone SVG file
+    figure: "Figure | None" = None  # for other formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A report page. `lead` is the sentence below the title; `facts` are the command, the date and the environment.
-
-    With `brief`, the statements are collapsed if all verdicts are good. A `live` page refreshes itself."""
+    """A report page."""
 
     title: str
-    lead: str
+    lead: str  # the sentence below the title
     statements: Sequence[Statement]
     scoreboard: str = "claims hold"  # the words after "3 of 4"
-    brief: bool = False
+    brief: bool = False  # statements are collapsed if all verdicts are good
     numbers: Sequence[Number] = ()
     pictures: Sequence[Picture] = ()
     timelines: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     remarks: Sequence[str] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    live: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)  # command, date and environment
+    live: bool = False  # it refreshes itself while the run trains
 
     @property
     def good(self) -> int:

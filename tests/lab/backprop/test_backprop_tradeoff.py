@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.backprop import figures, scenarios, slowdown
-from holdfast.lab.backprop.claims import PanelResults, remarks
+from holdfast.lab.backprop.claims import MeasuredTimes, PanelResults, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (
@@ -71,7 +71,6 @@ def tiny() -> TrainingTask:
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     monkeypatch.setattr(scenarios, "load_task", lambda panel, quick, data: tiny())
-    monkeypatch.setattr(tradeoff, "load_task", lambda panel, quick, data: tiny())
     yield
     torch.set_num_threads(threads)
 
@@ -230,10 +229,12 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
         phases=(0, 1, 2),
         steps=7,
         outcomes=[TrialOutcome(curve=[0.5], accuracy=alike)] * 2,
-        slowdown=slowdown,
-        prices=Prices(minibatch=0.018, save=1.0, init=5.0, load=0.3),
-        predicted=dict(zip(POINTS, modelled, strict=True)),
-        replayed=(1.0, 1.0),
+        times=MeasuredTimes(
+            slowdown=slowdown,
+            prices=Prices(minibatch=0.018, save=1.0, init=5.0, load=0.3),
+            predicted=dict(zip(POINTS, modelled, strict=True)),
+            replayed=(1.0, 1.0),
+        ),
     )
 
 

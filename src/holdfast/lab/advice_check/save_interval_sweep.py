@@ -23,15 +23,13 @@ RESAMPLED = 4000  # number of simulated failures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """The goodput of a workload at several save intervals (`every`, in steps), relative to a run without saves and failures.
-
-    `goodput` has a row for each repeat and a column for each interval. `mtbf` is the mean time between failures."""
+    """The goodput at several save intervals, relative to a run without saves and failures."""
 
     workload: str
     how: str  # simulated or measured
-    mtbf: float
-    every: list[int]
-    goodput: Floats
+    mtbf: float  # mean time between failures
+    every: list[int]  # steps between two saves
+    goodput: Floats  # a row for each repeat and a column for each interval
 
     @property
     def means(self) -> Floats:

@@ -8,19 +8,11 @@ import numpy as np
 
 from holdfast.code_digest import code_digest
 from holdfast.lab import confidence
-from holdfast.lab.backprop import figures
+from holdfast.lab.backprop import figures, scenarios
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, BackpropPanel
 from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import (
-    INTERRUPTED,
-    MEASURED,
-    PHASES,
-    FailureCase,
-    Scenarios,
-    TrialOutcome,
-    load_task,
-)
+from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, FailureCase, Scenarios, TrialOutcome
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options, chosen
 from holdfast.lab.result import Result, Row
@@ -69,33 +61,23 @@ def run(options: Options, meter: Meter) -> Result:
 def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, meter: Meter) -> PanelResults:
     from holdfast.lab.backprop.slowdown import measure_times  # imports PyTorch
 
-    task = load_task(panel.name, options.quick, options.data)
+    task = scenarios.load_task(panel.name, options.quick, options.data)
     times = measure_times(task, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))
-    return PanelResults(
-        panel,
-        task.data,
-        options.quick,
-        task.phases,
-        len(task.train[1]) // task.batch,
-        _outcomes(panel, options, trials, meter),
-        times.slowdown,
-        times.prices,
-        times.predicted,
-        times.replayed,
-    )
+    steps, outcomes = len(task.train[1]) // task.batch, _outcomes(panel, options, trials, meter)
+    return PanelResults(panel, task.data, options.quick, task.phases, steps, outcomes, times)
 
 
 def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     name = f"{panel.name}-quick" if options.quick else panel.name
     with closing(options.open_log(name, code_digest())) as log:
-        scenarios = Scenarios(panel.name, options.quick, options.data, options.seed, dict(log.known))
+        run_trial = Scenarios(panel.name, options.quick, options.data, options.seed, dict(log.known))
 
         def record(key: str, value: float) -> None:
             log.record(key, value)
             progress(1)
 
-        return map_in_processes(scenarios, range(trials), jobs=min(options.jobs, trials), on_report=record)
+        return map_in_processes(run_trial, range(trials), jobs=min(options.jobs, trials), on_report=record)
 
 
 def _rows(results: PanelResults) -> Iterator[Row]:
@@ -110,10 +92,10 @@ def _rows(results: PanelResults) -> Iterator[Row]:
                 **_columns("distance", confidence.mean(np.abs(deviation))),
             }
     for cell in INTERRUPTED:
-        slowdown = confidence.median(results.slowdown[cell][:, None])
-        model = results.predicted[cell.point or 0] if cell.strategy == "replay" else 1.0
+        slowdown = confidence.median(results.times.slowdown[cell][:, None])
+        model = results.times.predicted[cell.point or 0] if cell.strategy == "replay" else 1.0
         yield {**_cell_columns(results, "slowdown", cell), **_columns("slowdown", slowdown), "model": model}
-    prices, length = results.prices, results.panel.epoch
+    prices, length = results.times.prices, results.panel.epoch
     mean = mean_checkpoint_restart(prices, epoch=length, saves=1)
     yield {
         "panel": results.panel.name,
@@ -124,8 +106,8 @@ def _rows(results: PanelResults) -> Iterator[Row]:
         "worst_replay_s": checkpoint_restart(prices, since=length).replay,
         "checkpoint_s": mean.checkpoint,
         "restart_s": mean.restart,
-        "replayed_predicted_s": results.replayed[0],
-        "replayed_measured_s": results.replayed[1],
+        "replayed_predicted_s": results.times.replayed[0],
+        "replayed_measured_s": results.times.replayed[1],
     }
     for epoch in range(len(results.outcomes[0].curve)):
         after = confidence.mean(np.array([outcome.curve[epoch] for outcome in results.outcomes]))

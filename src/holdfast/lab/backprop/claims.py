@@ -7,25 +7,26 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
+from holdfast.lab.backprop import scenarios
 from holdfast.lab.backprop.panels import BackpropPanel
 from holdfast.lab.backprop.performance_model import Prices, immediate_rollback, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import (
-    BASELINE,
-    BEFORE,
-    INTERRUPTED,
-    LATER,
-    NOW,
-    PHASES,
-    POINTS,
-    FailureCase,
-    TrialOutcome,
-)
+from holdfast.lab.backprop.scenarios import BASELINE, BEFORE, INTERRUPTED, LATER, NOW, PHASES, POINTS, FailureCase
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.result import Claim, Expected
 
 LEAST = 0.01  # part of a mini-batch: a smaller overhead cannot be distinguished from none
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
 TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredTimes:
+    """Measured slowdowns and prices in seconds, and predictions by the performance model."""
+
+    slowdown: dict[FailureCase, Floats]
+    prices: Prices
+    predicted: dict[float, float]  # slowdown if the mini-batch is repeated, by point of failure
+    replayed: tuple[float, float]  # predicted and measured seconds to load a checkpoint and train again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +38,8 @@ class PanelResults:
     quick: bool
     phases: tuple[int, ...]
     steps: int  # mini-batches of an epoch
-    outcomes: list[TrialOutcome]
-    slowdown: dict[FailureCase, Floats]
-    prices: Prices
-    predicted: dict[float, float]
-    replayed: tuple[float, float]
+    outcomes: list[scenarios.TrialOutcome]
+    times: MeasuredTimes
 
     @property
     def label(self) -> str:
@@ -64,11 +62,13 @@ class PanelResults:
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
         """Return the median slowdown of a mini-batch that fails at `point` of backward, or at any, under `strategy`."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
-        return confidence.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
+        return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
         """Return how many times more mini-batches checkpoint-restart repeats after a failure than `strategy` adds."""
-        repeated = mean_checkpoint_restart(self.prices, epoch=self.panel.epoch).replay / self.prices.minibatch
+        repeated = (
+            mean_checkpoint_restart(self.times.prices, epoch=self.panel.epoch).replay / self.times.prices.minibatch
+        )
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
@@ -114,17 +114,22 @@ def claims(results: PanelResults) -> list[Claim]:
     nearer = "mean distance from Baseline of forward, over that of replay"
     ratio = ConfidenceInterval(1 - value, 1 - high, 1 - low)
     made.append(claim("forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio))
-    ratios = np.stack([results.predicted[at] / results.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1)
+    ratios = np.stack(
+        [results.times.predicted[at] / results.times.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1
+    )
     model = "slowdown of replay by the performance model, over the measured one"
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
     restart = "time to load a checkpoint and replay mini-batches by the performance model, over the measured one"
     ident, words = f"{results.panel.name}-model-restart", f"{results.label}: {restart}"
-    return [*made, Claim(ident, words, "section IV.C", (0.8, 1.25), results.replayed[0] / results.replayed[1])]
+    return [
+        *made,
+        Claim(ident, words, "section IV.C", (0.8, 1.25), results.times.replayed[0] / results.times.replayed[1]),
+    ]
 
 
 def remarks(results: PanelResults) -> list[str]:
     """Return remarks for the reader about one network, including the cause of each claim that fails."""
-    label, prices = results.label, results.prices
+    label, prices = results.label, results.times.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}
     words = ", ".join(f"{phase} {value:+.1%}" for phase, value in moved.items())
@@ -175,7 +180,7 @@ def _cause(results: PanelResults, claim: Claim) -> str:
             f"under {strategy}: the mini-batch alone changes it by {abs(before / max(base, 1e-9) - 1):.1%}."
         )
     if claim.id.endswith("-overhead"):
-        spread = np.percentile(np.stack(list(results.slowdown.values())), (5, 95))
+        spread = np.percentile(np.stack(list(results.times.slowdown.values())), (5, 95))
         return f"{start} 5th and 95th percentile of all slowdowns: {_listed(spread.tolist())}."
     if claim.id.endswith("-forward-nearer"):
         parts = []
@@ -186,13 +191,13 @@ def _cause(results: PanelResults, claim: Claim) -> str:
         return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {', '.join(parts)}."
     if claim.id.endswith("-model-restart"):
         return (
-            f"{start} {_time(results.replayed[0])} were predicted and {_time(results.replayed[1])} measured: the prices and "
+            f"{start} {_time(results.times.replayed[0])} were predicted and {_time(results.times.replayed[1])} measured: the prices and "
             "the replay were not measured at the same moment. Cause: not found; other work on the machine may be one."
         )
     # The model of replay is off: gradients of unequal duration may explain it, because the model has them equal.
     until = [results.median_slowdown("skip", point).value for point in POINTS]  # skip computes only up to the failure
     taken = [results.median_slowdown("replay", point).value for point in POINTS]
-    modelled = [results.predicted[point] - 1 for point in POINTS]
+    modelled = [results.times.predicted[point] - 1 for point in POINTS]
     explained = all(abs((1 + part) / whole - 1) <= TOLERANCE for part, whole in zip(until, taken, strict=True))
     return (
         f"{start} Cause: {'the model assumes that all gradients take the same time' if explained else 'not found'}. Until the "

@@ -16,21 +16,18 @@ WORKERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainingTask:
-    """A network, its samples and hyperparameters; failures happen in the middle of the epochs in `phases`.
-
-    `share` is the number of samples that a worker trains per mini-batch, and `rate` the learning rate. If `whole`,
-    mini-batches without a failure are trained as one batch, otherwise worker by worker to save memory."""
+    """A network, its samples and hyperparameters."""
 
     data: str
     build: "Callable[[], nn.Module]"
     train: "tuple[Tensor, Tensor]"
     test: "tuple[Tensor, Tensor]"
-    share: int
-    rate: float
+    share: int  # samples that a worker trains per mini-batch
+    rate: float  # learning rate
     momentum: float = 0.9
     decay: float = 5e-4
-    phases: tuple[int, int, int] = (0, 4, 8)
-    whole: bool = True
+    phases: tuple[int, int, int] = (0, 4, 8)  # epochs in whose middle failures happen
+    whole: bool = True  # mini-batches without a failure are one batch, otherwise worker by worker to save memory
 
     @property
     def batch(self) -> int:

@@ -52,16 +52,11 @@ class WorkerGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """A failure in the backward of one mini-batch, and the strategy that recovers from it.
-
-    `point` is the fraction of the gradients, from the last layer on, that were summed and applied before the failure,
-    or the name of the layer at which the failure struck. `casualties` are the lost workers; if there are none, nothing
-    fails.
-    """
+    """A failure in the backward of one mini-batch, and the strategy that recovers from it."""
 
     strategy: str
-    point: float | str
-    casualties: frozenset[int] = field(default_factory=frozenset)
+    point: float | str  # fraction of the gradients that were applied before, or the name of a layer
+    casualties: frozenset[int] = field(default_factory=frozenset)  # the lost workers; without any, nothing fails
 
 
 def compute_gradients(

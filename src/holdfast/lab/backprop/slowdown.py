@@ -6,7 +6,6 @@ Workers run one after another here, with and without a failure alike, so the rat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,11 +14,11 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from holdfast.blocks.division import Floats
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
+from holdfast.lab.backprop.claims import MeasuredTimes
 from holdfast.lab.backprop.panels import WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, FailureCase
@@ -29,19 +28,6 @@ from holdfast.lab.experiment import Progress
 
 REPLAYED = 10  # mini-batches replayed after a restart, to test the performance model
 START_WITHIN = 300.0  # seconds for a fresh process to reach its device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredTimes:
-    """The measured slowdown of each failure case, the measured `prices` in seconds, and predictions.
-
-    `predicted` maps points of failure to the slowdown if the mini-batch is repeated. `replayed` has the predicted and
-    the measured seconds to load a checkpoint and train mini-batches again."""
-
-    slowdown: dict[FailureCase, Floats]
-    prices: Prices
-    predicted: dict[float, float]
-    replayed: tuple[float, float]
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:

@@ -35,11 +35,9 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A convergence rate, `proved` if the trajectory satisfies the assumptions of Theorem 3.2 (SCAR paper).
+    """A convergence rate c of a run, between `low` and `high`."""
 
-    Otherwise it was fitted, and lies between `low` and `high`."""
-
-    proved: bool
+    proved: bool  # the run satisfies the assumptions of Theorem 3.2; otherwise c was fitted
     low: float
     high: float
 
@@ -84,13 +82,11 @@ def _distance(workload: Workload, one: Arrays, other: Arrays) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials with perturbed states; `sizes[i, j]` is the norm of the perturbation of trial i at iteration `steps[j]`.
-
-    `costs` are the additional iterations that each trial needed."""
+    """Trials with perturbed states, and their costs in iterations."""
 
     kind: str
-    sizes: Floats  # (trials, perturbations of a trial)
-    steps: npt.NDArray[np.int64]
+    sizes: Floats  # norms, as (trials, perturbations of a trial)
+    steps: npt.NDArray[np.int64]  # iterations of the perturbations
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:

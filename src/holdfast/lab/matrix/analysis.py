@@ -111,7 +111,7 @@ def reduction(suites: Sequence[Floats]) -> Floats:
     return np.asarray(1 - less / more)
 
 
-def share_above(suites: Sequence[Floats]) -> Floats:
+def wins(suites: Sequence[Floats]) -> Floats:
     """Return the fraction of suites in which the first variant exceeds the second."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
@@ -184,16 +184,12 @@ class Analysis:
 
 
 class LossGap(NamedTuple):
-    """The distance of a run from the reference run, which has no failures; NaN if nothing could be compared.
+    """The distance of a run from the reference run, which has no failures; NaN if nothing could be compared."""
 
-    `loss` and `most` are the mean and the largest absolute difference of the losses at the same step. `distance` is
-    the mean L2 distance of the models in snapshots of the same step, and `last` that of the last snapshots, divided
-    by the norm of the reference model."""
-
-    loss: float
-    most: float
-    distance: float
-    last: float
+    loss: float  # mean absolute difference at the same step
+    most: float  # largest absolute difference
+    distance: float  # mean L2 distance of the models in snapshots of the same step
+    last: float  # distance of the last snapshots, over the norm of the reference model
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:

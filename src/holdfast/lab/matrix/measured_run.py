@@ -32,11 +32,7 @@ THREADS = 2  # threads that compare snapshots; each has two snapshots in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """The measurements of one run: its verdict, audit, costs and losses (None where no loss was logged).
-
-    `seconds` is the wall clock by cause, and `stall` the wait for saves by part. `distances` are the L2 distances
-    from the reference run's models. `stolen` is the share of CPU time that the host of a virtual machine gave to
-    others, and `tries` is how often the run was executed because of that."""
+    """The measurements of one run: its verdict, audit, costs and losses."""
 
     suite: str
     variant: str
@@ -54,13 +50,13 @@ class MeasuredRun:
     wall: float = math.nan
     saves: int = 0
     bytes: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    stall: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # wall clock by cause
+    stall: Mapping[str, float] = field(default_factory=dict)  # wait for saves by part
     struck: tuple[Struck, ...] = ()
-    losses: tuple[float | None, ...] = ()
-    distances: Distances | None = None
-    stolen: float | None = None
-    tries: int = 1
+    losses: tuple[float | None, ...] = ()  # None where no loss was logged
+    distances: Distances | None = None  # from the reference run's models
+    stolen: float | None = None  # share of CPU time that the host of a virtual machine gave to others
+    tries: int = 1  # executions of the run, because of `stolen`
 
     @property
     def goodput(self) -> float:

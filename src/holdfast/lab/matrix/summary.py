@@ -7,17 +7,7 @@ from holdfast.cost.breakdown import CAUSES, PARTS
 from holdfast.faults.storage import KINDS
 from holdfast.finding import counted
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.matrix.analysis import (
-    GOODPUT,
-    WAITED,
-    WALL,
-    Analysis,
-    Metric,
-    difference,
-    gain,
-    reduction,
-    share_above,
-)
+from holdfast.lab.matrix.analysis import GOODPUT, WAITED, WALL, Analysis, Metric, difference, gain, reduction, wins
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.matrix.suites import Suite
 from holdfast.lab.result import Claim, ResultTable, Value
@@ -181,7 +171,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
     if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return
     pair, of = (OVERLAPPED, BLOCKING), Claim.of_estimate
-    beats = analysis.paired(share_above, GOODPUT, *pair)
+    beats = analysis.paired(wins, GOODPUT, *pair)
     yield of("beats", "suites in which overlapped has more goodput than blocking, of all that count", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
     gained = analysis.paired(gain, GOODPUT, *pair)
     yield of("gain", "goodput of overlapped over that of blocking, minus 1", "table 5: 0.032", (0, None), gained)

@@ -27,15 +27,12 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds.
+    """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds."""
 
-    `cost` is fractional, and infinite for a trial that did not converge. `whole` is in whole iterations, as the
-    paper counts. `bound` is that of Theorem 3.2 in the SCAR paper."""
-
-    cost: Floats
-    whole: Floats
+    cost: Floats  # fractional; infinite for a trial that did not converge
+    whole: Floats  # in whole iterations, as the paper counts
     size: Floats
-    bound: Floats
+    bound: Floats  # of Theorem 3.2 in the SCAR paper
 
     @property
     def unconverged(self) -> int:

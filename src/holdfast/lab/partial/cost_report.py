@@ -198,23 +198,17 @@ def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
 
 @dataclass(frozen=True, slots=True)
 class ReductionFacts:
-    """Measurements that may explain by how much one strategy reduces the cost of failures on one model and data set.
-
-    `whole` is the reduction over all `trials` in whole iterations, as in the paper. `early` counts failures before
-    the first full checkpoint, after which both strategies restore the initial state. For the other trials, `later`
-    is the reduction of cost, `smaller` that of the perturbation, and `scaled` that of cost with a ranking by
-    relative distance. `concentration` is the share of the movement in the blocks of one save. `largest` and `budget`
-    are the sizes of the largest block and of a save, as fractions of all values."""
+    """Measurements that may explain by how much one strategy reduces the cost of failures."""
 
     trials: int
-    whole: float
-    early: int
-    later: ConfidenceInterval
-    smaller: float
-    scaled: float | None
-    concentration: float
-    largest: float
-    budget: float
+    whole: float  # reduction of the cost in whole iterations, as the paper counts
+    early: int  # failures before the first full checkpoint
+    later: ConfidenceInterval  # reduction of the cost in the other trials
+    smaller: float  # reduction of the perturbation's norm in the other trials
+    scaled: float | None  # `later` with a ranking by relative distance
+    concentration: float  # share of the movement that is in the blocks of one save
+    largest: float  # size of the largest block, as a fraction of all values
+    budget: float  # size of a save, as a fraction of all values
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:

@@ -36,22 +36,19 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals.
-
-    `lost` is the part of the state that a failure loses. `reduction` is the fraction by which the cost is below that
-    of full checkpoints and full recovery. `unconverged` trials are in no mean. Unknown numbers are NaN."""
+    """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals."""
 
     recovery: str
     policy: str
     fraction: str  # the part of the state that one save holds
-    lost: str
+    lost: str  # the part of the state that a failure loses
     trials: int
-    unconverged: int
+    unconverged: int  # trials that did not reach the criterion; they are in no mean
     cost_mean: float
     cost_low: float
     cost_high: float
     whole_mean: float  # the mean cost in whole iterations
-    reduction: float
+    reduction: float  # fraction by which the cost is below that of full checkpoints and full recovery; NaN if unknown
     reduction_low: float
     reduction_high: float
     size_mean: float  # mean size of the perturbation

@@ -27,21 +27,16 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`.
+    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`."""
 
-    In seconds: `sample` per token and topic; `tally` per token to compare its topic with the saved one; `select` per
-    document to choose what is saved; `message` for a round trip to all nodes; `work` of a node in a checkpoint. In
-    bytes per second: `transfer` between a worker and the server, `set_aside` to copy blocks in memory, and `write`
-    to disk."""
-
-    sample: float
-    transfer: float
-    tally: float
-    select: float
-    set_aside: float
-    write: float
-    message: float
-    work: float
+    sample: float  # seconds per token and topic on one core
+    transfer: float  # bytes per second between a worker and the server
+    tally: float  # seconds per token to compare its topic with the saved one
+    select: float  # seconds per document to choose what is saved
+    set_aside: float  # bytes per second, to copy blocks in memory for a checkpoint
+    write: float  # bytes per second, to a store on disk
+    message: float  # seconds of a round trip to all nodes
+    work: float  # seconds of a node's fixed work in a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,23 +11,8 @@ from holdfast.lab.confidence import ConfidenceInterval, mean
 from holdfast.lab.experiment import Experiment, Meter, Options, chosen
 from holdfast.lab.plot_style import COLOURS, legend, new_figure
 from holdfast.lab.result import Claim, Result, Row
-from holdfast.lab.server.server_trials import (
-    ARMS,
-    FAILS,
-    FULL,
-    FULL_ALONE,
-    INTERVAL,
-    NODES,
-    SCAR,
-    SCAR_ALONE,
-    SELDOM,
-    SIDE_BY_SIDE,
-    WORKERS,
-    ExperimentArm,
-    ServerTrial,
-    message_seconds,
-    run_trials,
-)
+from holdfast.lab.server import server_trials
+from holdfast.lab.server.server_trials import FAILS, FULL, FULL_ALONE, INTERVAL, NODES, SCAR, SCAR_ALONE, ServerTrial
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.report.files import prepare
 
@@ -68,11 +53,11 @@ class OverheadResults:
     rates: "Rates"
     projection: "Projection"
 
-    def of(self, arm: ExperimentArm) -> list[ServerTrial]:
+    def of(self, arm: server_trials.ExperimentArm) -> list[ServerTrial]:
         """Return the trials of `arm` (one variant of the experiment), sorted by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
-    def sooner(self, less: ExperimentArm, more: ExperimentArm) -> ConfidenceInterval:
+    def sooner(self, less: server_trials.ExperimentArm, more: server_trials.ExperimentArm) -> ConfidenceInterval:
         """Return how many iterations earlier `less` reaches the losses of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
@@ -84,7 +69,7 @@ class OverheadResults:
 
     def added(self) -> ConfidenceInterval:
         """Return the time that a save adds, over the time of an iteration without a save, as a mean over seeds."""
-        return mean(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
+        return mean(np.array([time_added(trial) for trial in self.of(server_trials.SIDE_BY_SIDE)]))
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
@@ -107,7 +92,11 @@ def checkpoint_share(trial: ServerTrial) -> float:
 
 def time_added(trial: ServerTrial) -> float:
     """Return the time that a save adds to its iteration and the next, as a fraction of an iteration without a save."""
-    steps, period, seconds = np.arange(1, len(trial.losses) + 1), int(SELDOM.period), trial.columns["seconds"]
+    steps, period, seconds = (
+        np.arange(1, len(trial.losses) + 1),
+        int(server_trials.SELDOM.period),
+        trial.columns["seconds"],
+    )
     saving, writing = (np.median(seconds[(steps > 1) & (steps % period == after)]) for after in (0, 1))
     clean = np.median(seconds[(steps > 1) & (steps % period > 1)])
     return float((saving + writing - 2 * clean) / clean)
@@ -125,7 +114,7 @@ def run(options: Options, meter: Meter) -> Result:
         config={
             "workloads": ", ".join(seeds),
             "nodes": NODES,
-            "workers": WORKERS,
+            "workers": server_trials.WORKERS,
             "iterations": panels[0].iterations,
             "killed": f"2 of {NODES} nodes in iteration {FAILS}",
             "seeds": "; ".join(", ".join(map(str, own)) for own in seeds.values()),
@@ -146,14 +135,17 @@ def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter
     from holdfast.lab.server.projection import PAPER, measure_rates, project
     from holdfast.workloads.registry import load_workload
 
-    name, arms = panel.workload, ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, SIDE_BY_SIDE)
-    trials = run_trials(name, panel.iterations, arms, seeds, options, meter)
-    message = message_seconds(name, options)
+    name, arms = (
+        panel.workload,
+        server_trials.ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, server_trials.SIDE_BY_SIDE),
+    )
+    trials = server_trials.run_trials(name, panel.iterations, arms, seeds, options, meter)
+    message = server_trials.message_seconds(name, options)
     model = cast("LatentDirichletAllocation", load_workload(name, options.data))
     # A worker moves the topics of its tokens both ways, and the counts of every node.
     start = model.start()
     counts = model.summary(np.arange(len(model.blocks)), start)["counts"].nbytes
-    moved = 2 * start["topics"].nbytes / WORKERS + NODES * counts
+    moved = 2 * start["topics"].nbytes / server_trials.WORKERS + NODES * counts
     alone = [trial.columns for trial in trials if trial.arm == SCAR_ALONE]
     speeds = [moved / np.median((columns["pull"] + columns["push"])[1:]) for columns in alone]
     rates = measure_rates(model, options.out, float(np.median(speeds)), message)
@@ -211,7 +203,7 @@ def _checkpoint_parts(results: OverheadResults) -> str:
     text = (
         f"Checkpoints are too expensive here. Distances, choice and copies take a node {rates.work:.2g} s when nothing else "
         f"runs, {rates.work / (seconds - checkpoint):.1%} of the rest of an iteration, and {MESSAGES} empty messages "
-        f"{messages:.2g} s; the other {rest:.2g} s were not measured by part: {NODES + WORKERS + 1} processes share the cores"
+        f"{messages:.2g} s; the other {rest:.2g} s were not measured by part: {NODES + server_trials.WORKERS + 1} processes share the cores"
     )
     if full := results.of(FULL_ALONE):
         waits = np.concatenate([trial.columns["checkpoint"][INTERVAL - 1 :: INTERVAL] for trial in full])

@@ -29,17 +29,13 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """The outcome of one failure in a run of one workload, under every recovery strategy.
+    """The outcome of one failure in a run of one workload, under every recovery strategy."""
 
-    `length` and `crossed` are the whole and the fractional number of iterations to convergence without the failure
-    at `step`. `counts` are the iterations from the failure to convergence, and `sizes` the norms of the
-    perturbations."""
-
-    length: int
-    crossed: float
-    step: int
-    counts: dict[Strategy, float]
-    sizes: dict[Strategy, float]
+    length: int  # iterations to convergence without the failure
+    crossed: float  # the same as a fractional number
+    step: int  # iteration of the failure
+    counts: dict[Strategy, float]  # iterations from the failure to convergence
+    sizes: dict[Strategy, float]  # norms of the perturbations that the recoveries cause
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,18 +55,15 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """All trials of some workloads and strategies; call it with trial numbers to run these trials.
-
-    If training is not random, all trials use the run `shared`. A trial may take `limit` iterations. `known` has
-    those of finished trials. If `early` > 1, every second failure happens before step `early`."""
+    """All trials of some workloads and strategies; call it with trial numbers to run these trials."""
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
-    shared: Trajectory | None
-    limit: int
+    shared: Trajectory | None  # the run of all trials, if training is not random
+    limit: int  # the most iterations that a trial may take
     seed: int
-    known: dict[str, float] = field(default_factory=dict)  # by `_key`
-    early: int = 1
+    known: dict[str, float] = field(default_factory=dict)  # iterations of finished trials, by `_key`
+    early: int = 1  # if more than 1, every second failure happens before this step
 
     def groups(self, trials: int, jobs: int) -> list[range]:
         """Divide the trial numbers below `trials` into groups for `jobs` processes; a group must fit into the lanes."""
