@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, ragged, whole
 from holdfast.server.shard import Shard, restored
-from holdfast.workloads.block_layout import BlockLayout, Layouts, join, take
+from holdfast.workloads.block_layout import BlockLayout, merged, take
 from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
@@ -117,7 +117,8 @@ def marks_of(shards: Sequence[Shard]) -> np.ndarray:
     ids = np.concatenate([shard.ids for shard in shards])
     assert len(ids) == COUNT
     assert set(ids) == set(EVERY)
-    _, values = join(Layouts(WORKLOAD.blocks), [(shard.ids, shard.pull(shard.ids)) for shard in shards])
+    layout = BlockLayout(WORKLOAD.blocks, np.sort(ids))
+    values = merged(layout, [(layout.places(layout.positions(s.ids)), s.pull(s.ids)) for s in shards])
     words = values["words"]
     assert (words[[0, 2, 2]] == words[[1, 3, 4]]).all()
     assert (values["layer"][0] == values["layer"][1]).all()

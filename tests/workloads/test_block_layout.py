@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Blocks, Ids, along, ragged, whole
 from holdfast.errors import BadInput
-from holdfast.workloads.block_layout import BlockSlices, together
+from holdfast.workloads.block_layout import BlockLayout, Layouts, Places, merged, require_fit, summed, take
+from holdfast.workloads.divided import Push
 from holdfast.workloads.workload import Arrays
 
 STATE: Arrays = {
@@ -37,26 +38,29 @@ def same(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
+def places(ids: Ids, wanted: Ids) -> Places:
+    layout = BlockLayout(BLOCKS, ids)
+    return layout.places(layout.positions(wanted))
+
+
 @given(ids=some_blocks, data=st.data())
 def test_blocks_taken_out_of_others_are_those_of_the_state(ids: Ids, data: st.DataObject) -> None:
     wanted = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
-    assert same(BlockSlices(BLOCKS, ids, wanted).take(packed(ids)), packed(wanted))
+    assert same(take(packed(ids), places(ids, wanted)), packed(wanted))
 
 
 @given(ids=some_blocks, seed=st.integers(0, 99))
 def test_blocks_dealt_to_several_sides_come_together_to_the_bit(ids: Ids, seed: int) -> None:
     owner = np.random.default_rng(seed).integers(3, size=len(ids))
     sides = [ids[owner == side] for side in range(3) if np.any(owner == side)]
-    assert same(together([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
-    assert same(together([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides], summed=True), packed(ids))
+    assert same(merged(BlockLayout(BLOCKS, ids), [(places(ids, side), packed(side)) for side in sides]), packed(ids))
+    assert same(summed(Layouts(BLOCKS), ids, [Push(side, packed(side)) for side in sides]), packed(ids))
 
 
 @given(ids=some_blocks, data=st.data())
-def test_blocks_of_two_sides_are_added_up(ids: Ids, data: st.DataObject) -> None:
+def test_pushes_of_two_workers_are_added_up_for_the_blocks_of_a_node(ids: Ids, data: st.DataObject) -> None:
     other = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
-    total = together(
-        [(BlockSlices(BLOCKS, ids, ids), packed(ids)), (BlockSlices(BLOCKS, ids, other), packed(other))], summed=True
-    )
+    total = summed(Layouts(BLOCKS), ids, [Push(ALL, packed(ALL)), Push(other, packed(other))])
     expected = {name: value.copy() for name, value in STATE.items()}
     twice = {name: np.asarray(value + value) for name, value in packed(other).items()}
     BLOCKS.unpack(twice, other, expected)
@@ -65,18 +69,11 @@ def test_blocks_of_two_sides_are_added_up(ids: Ids, data: st.DataObject) -> None
 
 def test_a_push_may_be_wider_than_the_block_and_leave_out_companions() -> None:
     sums = {"rows": np.ones((2, 4))}
-    total = together(
-        [(BlockSlices(BLOCKS, ALL[:3], ALL[:2]), sums), (BlockSlices(BLOCKS, ALL[:3], ALL[1:3]), sums)], summed=True
-    )
+    total = summed(Layouts(BLOCKS), ALL[:3], [Push(ALL[:2], sums), Push(ALL[1:3], sums)])
     assert total["rows"].tolist() == [[1] * 4, [2] * 4, [1] * 4]
     assert list(total) == ["rows"]
 
 
 def test_a_push_for_an_array_without_such_blocks_is_refused() -> None:
-    with pytest.raises(BadInput, match="Array 'texts' belongs to none of the blocks that it was pushed for"):
-        together([(BlockSlices(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})], summed=True)
-
-
-def test_a_block_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadInput, match="Block 3 is not among the 2 packed blocks"):
-        BlockSlices(BLOCKS, np.array([2, 4]), np.array([2, 3]))
+    with pytest.raises(BadInput, match="array 'texts' belongs to none of the 2 blocks it is sent for"):
+        require_fit(BlockLayout(BLOCKS, ALL[:2]), {"texts": np.ones(2)})

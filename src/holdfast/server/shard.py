@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids
 from holdfast.blocks.own_policy import is_file
 from holdfast.blocks.policy import BlockInfo
-from holdfast.workloads.block_layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
+from holdfast.workloads.block_layout import BlockLayout, Layouts, merged, put, require_fit, summed, take
 from holdfast.workloads.divided import DividedWorkload, Push, RoundId
 from holdfast.workloads.workload import Arrays
 
@@ -211,30 +211,21 @@ class Shard:
         ids, places = self.ids[target], self._layout.places(target)
         whole = len(target) == len(self.ids)
         held = self._values if whole else take(self._values, places)
-        self._workload.apply(when, ids, held, self._sum(ids, pushes))
+        self._workload.apply(when, ids, held, summed(self._layouts, ids, pushes))
         if not whole:
             put(self._values, places, held)
-
-    def _sum(self, ids: Ids, pushes: list[Push]) -> Arrays:
-        layout = self._layouts.of(ids)
-        total = room(layout, {name: array for push in pushes for name, array in push.values.items()})
-        for push in pushes:
-            position = layout.positions(push.ids)
-            wanted = position >= 0
-            part = push.values
-            if not wanted.all():
-                part = take(part, self._layouts.of(push.ids).places(np.flatnonzero(wanted)))
-            add(total, layout.places(position[wanted]), part)
-        return total
 
     def _holding(self) -> HeldBlocks:
         return HeldBlocks(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
     def _hold(self, stays: HeldBlocks, since: Ids, arriving: HeldBlocks, map_version: int) -> None:
         self._layouts, self._summary = Layouts(self._blocks), None
-        self._layout, self._values = join(self._layouts, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
-        self._cache = join(self._layouts, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
-        order = np.argsort(np.concatenate((stays.ids, arriving.ids)))
+        ids = np.concatenate((stays.ids, arriving.ids))
+        order = np.argsort(ids)
+        self._layout = layout = self._layouts.of(ids[order])
+        places = [layout.places(layout.positions(part.ids)) for part in (stays, arriving)]
+        self._values = merged(layout, list(zip(places, (stays.values, arriving.values), strict=True)))
+        self._cache = merged(layout, list(zip(places, (stays.saved, arriving.saved), strict=True)))
         self._versions = np.concatenate((stays.versions, arriving.versions))[order]
         self._saved_at = np.concatenate((stays.saved_at, arriving.saved_at))[order]
         self._since = np.concatenate((since, np.full(len(arriving.ids), map_version)))[order]

@@ -23,7 +23,7 @@ from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.members import call, gather
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
-from holdfast.workloads.block_layout import BlockSlices, together
+from holdfast.workloads.block_layout import BlockLayout, Places, merged, take
 from holdfast.workloads.divided import Push, RoundId
 from holdfast.workloads.workload import Arrays
 
@@ -52,10 +52,11 @@ class _BrokenOff(Exception):
         self.nodes = nodes
 
 
-class _Route(NamedTuple):
-    node: int
-    ids: Ids
-    places: BlockSlices
+class _Routes(NamedTuple):
+    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and their places in the layout."""
+
+    layout: BlockLayout
+    nodes: list[tuple[int, Ids, Places]]
 
 
 class Worker:
@@ -71,7 +72,7 @@ class Worker:
         self._newest = -1
         self._gone: dict[int, str] = {}  # nodes of the map that are lost, and why
         self._has_summaries = True  # False once nodes have returned no summaries
-        self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
+        self._routes: dict[tuple[str, int, int], _Routes] = {}
 
     def ready(self) -> int:
         """Return the id of this process, as a sign that the worker has started and loaded its data."""
@@ -152,7 +153,7 @@ class Worker:
 
     def _pull(self, part: int, round: int) -> tuple[Arrays, Arrays]:
         routes = self._routed("pull", part, round, self._workload.pulls(self._part(part), round))
-        asked = {route.node: route.ids for route in routes}
+        asked = {node: ids for node, ids, _ in routes.nodes}
         if self._has_summaries:
             asked = {node: asked.get(node, np.zeros(0, np.int64)) for node in self._map_now().nodes}
         version = self._map_now().version
@@ -162,16 +163,16 @@ class Worker:
         for node in sorted(answers):
             summary = answers[node][1]
             summed = {name: summed[name] + value if name in summed else value for name, value in summary.items()}
-        return together([(route.places, answers[route.node][0]) for route in routes]), summed
+        return merged(routes.layout, [(places, answers[node][0]) for node, _, places in routes.nodes]), summed
 
     def _push(self, when: RoundId, part: int, push: Push, method: str) -> None:
         routes, version = self._routed("push", part, when.round, push.ids), self._map_now().version
         calls = {}
-        for node, ids, places in routes:
-            own = Push(ids, places.take(push.values))
+        for node, ids, places in routes.nodes:
+            own = push if len(routes.nodes) == 1 else Push(ids, take(push.values, places))
             calls[node] = call(self._nodes[node], method, version, when, part, own)
         self._gathered(calls)
-        blocks, to = Samples.of(push.ids), [route.node for route in routes]
+        blocks, to = Samples.of(push.ids), list(calls)
         self._history.append(events.Pushed(when.iteration, when.round, part, version, blocks, to))
         self._history.flush()
 
@@ -184,12 +185,12 @@ class Worker:
             raise _BrokenOff({} if self._newest > version or moved else answers.missing)
         return answers.results
 
-    def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
-        known, routes = self._routes.get((what, part, round), (None, []))
-        if known is None or not np.array_equal(known, ids):
-            shares = self._map_now().split(ids).items()
-            routes = [_Route(node, own, BlockSlices(self._workload.blocks, ids, own)) for node, own in shares]
-            self._routes[what, part, round] = ids, routes
+    def _routed(self, what: str, part: int, round: int, ids: Ids) -> _Routes:
+        routes = self._routes.get((what, part, round))
+        if routes is None or not np.array_equal(routes.layout.ids, ids):
+            layout, shares = BlockLayout(self._workload.blocks, ids), self._map_now().split(ids).items()
+            routes = _Routes(layout, [(node, own, layout.places(layout.positions(own))) for node, own in shares])
+            self._routes[what, part, round] = routes
         return routes
 
     def _map_now(self) -> PartitionMap:

@@ -13,6 +13,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Family, Ids
 from holdfast.checkpoint.running import packed_blocks
 from holdfast.errors import BadInput
+from holdfast.workloads.divided import Push
 from holdfast.workloads.workload import Arrays
 
 Places: TypeAlias = list[tuple[Family, Ids | slice]]
@@ -89,33 +90,31 @@ def put(values: Arrays, places: Places, part: Arrays) -> None:
                 values[name][_index(family, rows)] = part[name]
 
 
-def add(values: Arrays, places: Places, part: Arrays) -> None:
-    for family, rows in places:
-        for name in family.members:
-            if name in part:
-                values[name][_index(family, rows)] += part[name]
+def merged(layout: BlockLayout, pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
+    """Return packed arrays for all blocks of `layout`, each of which is in one of `pieces`."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    values = _room(layout, [part for _, part in pieces])
+    for places, part in pieces:
+        put(values, places, part)
+    return values
 
 
-def room(layout: BlockLayout, like: Arrays) -> Arrays:
-    """Return arrays for all blocks of `layout`, with the dtypes of `like`, filled with -0.0 (neutral in a sum)."""
-    return {
-        name: np.full(_shape(family, like[name].shape), -0.0, like[name].dtype)
-        for family in layout.blocks.families
-        for name in family.members
-        if name in like
-    }
-
-
-def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Merge packed blocks, and return the layout of the merged blocks and their arrays.
-
-    Each of `parts` has block ids and the arrays of these blocks; no block is in two parts. `layouts` caches layouts."""
-    layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
-    like = {name: array for _, values in parts for name, array in values.items()}
-    values = room(layout, like)
-    for ids, part in parts:
-        put(values, layout.places(layout.positions(ids)), part)
-    return layout, values
+def summed(layouts: Layouts, ids: Ids, pushes: Sequence[Push]) -> Arrays:
+    """Return the sum of `pushes` for each of the blocks `ids`, in packed arrays; other blocks are left out."""
+    layout = layouts.of(ids)
+    total = _room(layout, [push.values for push in pushes])
+    for push in pushes:
+        positions = layout.positions(push.ids)
+        wanted = positions >= 0
+        part = push.values
+        if not wanted.all():
+            part = take(part, layouts.of(push.ids).places(np.flatnonzero(wanted)))
+        for family, rows in layout.places(positions[wanted]):
+            for name in family.members:
+                if name in part:
+                    total[name][_index(family, rows)] += part[name]
+    return total
 
 
 def require_fit(layout: BlockLayout, values: Arrays) -> None:
@@ -136,46 +135,15 @@ def _index(family: Family, rows: Ids | slice) -> Any:
     return (...,) if family.dim is None else (slice(None),) * family.dim + (rows,)
 
 
-def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
-    if family.dim is None:
-        return like
-    return (*like[: family.dim], int(family.bounds[-1]), *like[family.dim + 1 :])
-
-
-class BlockSlices:
-    """The positions of the blocks `wanted` in packed arrays, which hold only the blocks `packed`.
-
-    They are computed once and used for many copies."""
-
-    def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
-        self.layout = BlockLayout(blocks, packed)
-        positions = self.layout.positions(wanted)
-        if (positions < 0).any():
-            raise BadInput(f"Block {wanted[positions < 0][0]} is not among the {len(packed)} packed blocks.")
-        self.everything = len(wanted) == len(packed)
-        self.places = self.layout.places(positions)
-        self.names = {name for family, _ in self.places for name in family.members}
-
-    def take(self, arrays: Arrays) -> Arrays:
-        """Return the blocks of `arrays` that this object selects: a copy, or `arrays` itself if all are selected."""
-        return arrays if self.everything else take(arrays, self.places)
-
-    def put(self, values: Arrays, arrays: Arrays) -> None:
-        put(arrays, self.places, values)
-
-
-def together(pieces: Sequence[tuple[BlockSlices, Arrays]], *, summed: bool = False) -> Arrays:
-    """Merge packed blocks of several `pieces` into one set of arrays.
-
-    If several pieces contain the same block, its values are added up if `summed`; otherwise the last one counts."""
-    if len(pieces) == 1 and pieces[0][0].everything:
-        return pieces[0][1]
-    whole: Arrays = {}
-    for slices, values in pieces:
-        missing = {name: value for name, value in values.items() if name not in whole}
-        if strange := set(missing) - slices.names:
-            raise BadInput(f"Array {min(strange)!r} belongs to none of the blocks that it was pushed for.")
-        whole |= room(slices.layout, missing)
-        write = add if summed else put
-        write(whole, slices.places, values)
-    return whole
+def _room(layout: BlockLayout, parts: Sequence[Arrays]) -> Arrays:
+    """Return arrays for all blocks of `layout`, with the dtypes of `parts`, filled with -0.0 (neutral in a sum)."""
+    like = {name: array for part in parts for name, array in part.items()}
+    room = {}
+    for family in layout.blocks.families:
+        for name in family.members:
+            if name in like:
+                shape = list(like[name].shape)
+                if family.dim is not None:
+                    shape[family.dim] = int(family.bounds[-1])
+                room[name] = np.full(shape, -0.0, like[name].dtype)
+    return room
