@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -23,10 +24,13 @@ import numpy as np
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
 from holdfast.server.candidates import Candidates
-from holdfast.server.selection import Answer, Conversation, Question, central, converse, exchange, wire_bytes
+from holdfast.server.selection import Answer, Conversation, Question, converse, exchange
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
-SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {"exchange": exchange, "central": central}
+SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {
+    "exchange": exchange,
+    "central": partial(exchange, bins=1 << 40),  # so many that every node lists all its blocks
+}
 BARE = 8  # bytes a block: its distance alone, sent in a known order
 BOUND = "bound: np.partition of all keys"
 STEP = 24
@@ -150,6 +154,13 @@ def selected(
     cost.to_nodes += len(nodes) * wire_bytes(selection.verdict)
     chosen = on_each(cost, [lambda node=node: node.taken(selection.verdict) for node in nodes])
     return cost, BlockChoice(np.sort(np.concatenate(chosen)), selection.credit)
+
+
+def wire_bytes(message: object) -> int:
+    """Return the size of a message in bytes, counting 8 bytes for each number outside arrays."""
+    if isinstance(message, np.ndarray):
+        return int(message.nbytes)
+    return sum(map(wire_bytes, message)) if isinstance(message, tuple) else 8
 
 
 def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:

@@ -61,7 +61,7 @@ def test_a_round_is_applied_when_it_is_committed_and_not_before() -> None:
         assert shard.push(when, worker, push_of(worker, when), 0).tolist() == EVERY.tolist()
     assert not marks_of([shard]).any()
     applied = shard.commit(when, range(WORKERS), 0)
-    assert applied.ids.tolist() == EVERY.tolist()
+    assert applied.tolist() == EVERY.tolist()
     assert (marks_of([shard])[:, :WORKERS] == 1).all()
     assert shard.versions.tolist() == [1] * COUNT
     assert shard.pull(EVERY)["changes"].tolist() == [1] * 5
@@ -75,8 +75,7 @@ def test_the_same_push_and_the_same_commit_twice_are_one() -> None:
     once = shard.pull(EVERY)
     assert shard.push(when, 1, push_of(1, when), 0).tolist() == []
     again = shard.commit(when, range(WORKERS), 0)
-    assert again.ids.tolist() == []
-    assert again.ignored.tolist() == EVERY.tolist()
+    assert again.tolist() == []
     assert same(shard.pull(EVERY), once)
 
 
@@ -84,7 +83,7 @@ def test_blocks_without_a_push_are_unchanged() -> None:
     shard, when = a_shard(), when_is(0)
     shard.push(when, 0, push_of(0, when, np.array([1, 6, 9])), 0)
     shard.push(when, 2, push_of(2, when, np.array([0, 1])), 0)
-    assert shard.commit(when, range(WORKERS), 0).ids.tolist() == EVERY.tolist()
+    assert shard.commit(when, range(WORKERS), 0).tolist() == EVERY.tolist()
     had = marks_of([shard])[:, :WORKERS]
     assert np.flatnonzero(had[:, 0]).tolist() == [1, 6, FULL.index(9)]
     assert np.flatnonzero(had[:, 2]).tolist() == [0, 1]
@@ -92,11 +91,11 @@ def test_blocks_without_a_push_are_unchanged() -> None:
     assert shard.versions.tolist() == [1] * COUNT
 
 
-def test_blocks_that_miss_an_earlier_round_are_named_and_left_alone() -> None:
+def test_blocks_that_miss_an_earlier_round_are_left_alone() -> None:
     shard, when = a_shard(), when_is(1)
     shard.push(when, 0, push_of(0, when), 0)
     applied = shard.commit(when, range(WORKERS), 0)
-    assert applied.behind.tolist() == EVERY.tolist()
+    assert applied.tolist() == []
     assert not marks_of([shard]).any()
 
 
@@ -284,8 +283,8 @@ def test_distances_are_those_of_the_workload_between_present_and_saved_values() 
         lambda: mlr("digits"),
         lambda: mf("generated"),
         lambda: lda("generated"),
-        lambda: cnn("layer", dataset="digits"),
-        lambda: cnn("shard", dataset="digits"),
+        lambda: cnn("digits", partition="layer"),
+        lambda: cnn("digits", partition="shard"),
     ],
     ids=["mlr", "mf", "lda", "cnn by layer", "cnn by shard"],
 )
@@ -338,7 +337,7 @@ def test_an_empty_node_answers_every_request() -> None:
     shard = Shard(WORKLOAD)
     assert shard.pull(NOTHING) == {}
     assert shard.distances().tolist() == []
-    assert shard.commit(when_is(0), [0], 0).ids.tolist() == []
+    assert shard.commit(when_is(0), [0], 0).tolist() == []
     assert shard.mark_saved(NOTHING, 1) == {}
     assert shard.block_info("relative").sizes.tolist() == []
 

@@ -156,12 +156,12 @@ def test_restoring_a_block_restores_its_moments_and_nothing_else(partition: str)
 
 
 def test_the_quick_variant_reaches_its_criterion_in_as_many_iterations_as_a_panel_should() -> None:
-    run = trajectory(cnn("layer", dataset="digits"), limit=90)
+    run = trajectory(cnn("digits", partition="layer"), limit=90)
     assert 20 <= run.length <= 90
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match="'row' of a CNN: choose one of layer, shard"):
-        cnn("row")
+        cnn("digits", partition="row")
     with pytest.raises(BadInput, match="'covtype': choose one of mnist, digits"):
-        cnn("layer", dataset="covtype")
+        cnn("covtype")

@@ -23,8 +23,8 @@ WORKLOADS: dict[str, Workload] = {
     "mlr": mlr("digits"),
     "mf": mf("generated"),
     "lda": lda("generated"),
-    "cnn-layer": cnn("layer", dataset="digits"),
-    "cnn-shard": cnn("shard", dataset="digits"),
+    "cnn-layer": cnn("digits", partition="layer"),
+    "cnn-shard": cnn("digits", partition="shard"),
 }
 
 

@@ -42,7 +42,6 @@ class Family:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the array and of its companions, which are divided in the same way."""
         return (self.array, *self.companions)
 
     def rows(self, ids: Ids) -> Ids:

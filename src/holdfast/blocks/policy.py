@@ -39,7 +39,6 @@ def at_most(number: Fraction) -> float:
 
 
 def _chunk_sum(values: Floats) -> Fraction:
-    """Return the exact sum of at most 2**26 numbers, by adding the integer mantissas of each exponent."""
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, 53).astype(np.int64)
     where = exponents - _SMALLEST
@@ -70,11 +69,7 @@ def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by the root mean square change of their values since the last save, largest first (SCAR).
-
-    Ties go to the block saved longest ago, then to the lowest number. The mean is used because the budget limits the
-    number of written array elements.
-    """
+    """Rank blocks by the root mean square change of their values since the last save, largest first (SCAR)."""
     return _ranked(-distance_per_value(info), info.saved_at)
 
 
@@ -100,12 +95,10 @@ def random(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def distance_per_value(info: BlockInfo) -> Floats:
-    """Return the root mean square change of the values of each block since its last save."""
     return info.distances / np.sqrt(np.maximum(info.sizes, 1))
 
 
 def relative_distance(info: BlockInfo) -> Floats:
-    """Return how far each block moved since its last save, relative to its norm."""
     with np.errstate(over="ignore"):  # a block with norm 0 has moved infinitely far, and comes first
         return info.distances / np.maximum(info.norms, np.finfo(np.float64).tiny)
 
@@ -184,7 +177,6 @@ class Policy:
 
     @property
     def period(self) -> Fraction:
-        """The number of steps between two saves, `fraction * interval`, which need not be whole."""
         return self.fraction * self.interval
 
     def due(self, step: int) -> bool:
@@ -196,9 +188,7 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of the early saves; empty if `saves` is "regular".
-
-        They are 1, 2, 4, ... below `interval`, and also `interval` itself if `saves` is "early"."""
+        """The steps of the early saves: 1, 2, 4, ... below `interval`, and `interval` if `saves` is "early"."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
@@ -217,10 +207,7 @@ class Policy:
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> BlockChoice:
-        """Choose the blocks to save after `step`.
-
-        The budget is `fraction` of all array elements plus `credit`, the unspent budget of earlier saves.
-        """
+        """Choose the blocks to save after `step`; `credit` is the unspent budget of earlier saves in elements."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         order, sizes = self._ranked(step, info), info.sizes

@@ -42,9 +42,7 @@ def recovery(name: str) -> Recovery:
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the lost blocks that must be re-initialised because they were never saved (`saved_at` is 0).
-
-    The result is empty unless `how` is `fresh`, and also if all blocks are lost."""
+    """Return the `lost` blocks that were never saved, if `how` is `fresh` and some blocks survive; otherwise none."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)

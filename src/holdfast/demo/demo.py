@@ -36,7 +36,6 @@ class DemoRun:
 
 
 def folders(out: Path) -> dict[str, Path]:
-    """Return the folder of each demo run below `out`, by the name of the run."""
     return {name: out / name for name in RUNS}
 
 

@@ -97,7 +97,6 @@ class FaultyStore:
         self._committed = self._committed or point == "manifest"
 
     def _point_of(self, name: str) -> str | None:
-        """Return the point of a save (one of POINTS) at which file `name` is written; None for other files."""
         from holdfast.checkpoint.snapshot import LATEST  # not needed to read the settings of a run
 
         if name == LATEST:
@@ -134,7 +133,6 @@ def _point(fault: Failure) -> str:
 
 
 def _damaged(kind: str, parts: Parts) -> list[memoryview | bytes]:
-    """Return the first half of the data if `kind` is `torn-write`, otherwise all of it with one bit flipped."""
     whole = [memoryview(part) for part in parts]  # views: only the part that changes is copied
     half = sum(len(part) for part in whole) // 2
     damaged: list[memoryview | bytes] = []

@@ -95,9 +95,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, for each restore mode, the cost of a failure that loses the fraction `lost` of the blocks.
-
-    `mtbf` is the mean time between failures in seconds."""
+    """Return, for each restore mode, the cost of a failure that loses the fraction `lost` of the blocks."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -113,11 +111,7 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations that a failure costs if it resets the fraction `lost` of the blocks to their last saves.
-
-    `interval` is the number of iterations between saves of a block, `rate` the contraction rate, and `noise` the number
-    of iterations by which chance shifts the time of convergence.
-    """
+    """Estimate the iterations lost if the fraction `lost` of the blocks returns to its last saves."""
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
     c = rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared
@@ -127,27 +121,19 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if a fraction `lost` of the blocks is set back by `age` iterations.
-
-    `c` is the factor by which an iteration shrinks the distance to the optimum. The change that the failure causes is
-    assumed to be orthogonal to the direction of the optimum.
-    """
+    """Return the expected delay in iterations if a fraction `lost` of the blocks is set back by `age` iterations."""
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest delay, in iterations, if a fraction `lost` of the blocks gets values `age` iterations old.
-
-    `c` is the contraction rate; see Theorem 3.2 of Qiao et al."""
+    """Return the longest delay in iterations (Theorem 3.2) if a fraction `lost` of the blocks is set back by `age`."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
 
 def noise(losses: Sequence[float]) -> float:
-    """Estimate by how many iterations random noise shifts the time at which the loss reaches a given value.
-
-    Only the last half of `losses` is used. Their noise is estimated from their second differences."""
+    """Estimate by how many iterations random noise shifts the time at which the loss reaches a given value."""
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
         return 0.0
@@ -173,7 +159,6 @@ class ServedAdvice:
 
     @property
     def line(self) -> str:
-        """The recommended command line options in one line."""
         return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:

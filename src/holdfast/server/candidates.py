@@ -42,7 +42,7 @@ class Candidates:
         """Return this node's answer to a question about its blocks, such as a histogram of their ranking keys."""
         match question:
             case AskTotal():
-                return BlockTotal.of(len(self._ids), total_distance(self._info))
+                return BlockTotal(len(self._ids), total_distance(self._info))
             case AskSurvey(above, few):
                 where = self._above(above)
                 numbers = [self._numbers(level, where) for level in range(3)]
@@ -75,7 +75,6 @@ class Candidates:
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _inside(self, above: float, span: RankingRange) -> Where:
-        """Return the indices of the blocks that changed by more than `above` and have a ranking position in `span`."""
         known_above, known, where = self._within
         if known_above != above or known is None or not known.contains(span):
             where = self._above(above)
@@ -94,9 +93,7 @@ class Candidates:
 
 
 def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return a number for each of the blocks `ids`: `policy` saves the blocks with the smallest numbers first.
-
-    `info` has the data of these blocks after iteration `step`, and `count` is the number of blocks on all nodes."""
+    """Return a number for each of the blocks `ids`: `policy` saves the blocks with the smallest numbers first."""
     if is_file(policy.ranking):
         return _codes(-urgency(policy.ranking, info, step))
     match policy.ranking:

@@ -74,12 +74,10 @@ class CheckpointCoordinator:
 
     @property
     def exists(self) -> bool:
-        """True if the checkpoint store contains a committed save."""
         return bool(generations(self._store))
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration of the last committed save of each block."""
         return self._running.saved_at
 
     def select(self, step: int) -> SelectedBlocks:
@@ -105,10 +103,7 @@ class CheckpointCoordinator:
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save in progress is committed, record it and return it; None if no save is in progress.
-
-        The nodes in `without`, and other nodes that are lost meanwhile, are left out of the save.
-        """
+        """Wait until the save in progress is committed, and return it; nodes in `without` are left out of the save."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})
@@ -127,7 +122,6 @@ class CheckpointCoordinator:
         self._threads.shutdown()
 
     def _await_commit(self, pending: "Future[ServerSave]") -> ServerSave:
-        """Wait until the save is committed, while watching for nodes that are lost before they have written."""
         deadline = time.monotonic() + PATIENCE + 10
         while True:
             try:

@@ -46,10 +46,7 @@ class Controller:
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
-        """Train until the loss is below the workload's criterion, or for the maximum number of iterations.
-
-        `life` is the number of earlier controllers of the run: 0 starts the run, a higher number resumes it.
-        """
+        """Train until the run converges or ends; `life` is the number of earlier controllers, and 0 starts the run."""
         # Until a controller trains, another controller may have the history and the store open.
         settings, members, record = self._settings, self._members, self._record
         self._history = HistoryWriter(settings.history, "controller")
@@ -78,7 +75,6 @@ class Controller:
 
     @ray.method(concurrency_group="watch")
     def status(self) -> Status:
-        """Return the progress of the run."""
         return self._status
 
     @ray.method(concurrency_group="watch")
@@ -87,7 +83,6 @@ class Controller:
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
-        """Assign blocks to nodes by partition map `version` and save the initial values; return 0 (first iteration)."""
         recovery, members = self._recovery, self._members
         while True:
             recovery.require("node")
@@ -102,7 +97,6 @@ class Controller:
         return 0
 
     def _deal(self) -> Mapping[int, str]:
-        """Tell every node to initialise and save its blocks; return the nodes that failed, with the reasons."""
         partition, nodes = self._recovery.map, sorted(self._members.nodes)
         begun = {node: (partition.held_by(node), partition.version) for node in nodes}
         if missing := self._members.ask("node", "begin", begun).missing:
@@ -192,9 +186,6 @@ class Controller:
             self._coordinator.settle(missing)
 
     def _finish_iteration(self, chosen: int) -> int:
-        """Finish the iteration in which the previous controller was lost; return the number of the next iteration.
-
-        `chosen` is the last iteration for which nodes have already chosen the blocks to save."""
         iteration, round = divmod(self._rounds.place.version, self._workload.rounds)
         if not round:
             if iteration == self._status.iteration:
@@ -223,7 +214,6 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Train with bounded staleness: input parts advance separately; an iteration ends when all parts finish it."""
         criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
@@ -231,15 +221,14 @@ class Controller:
             self._admit_arrivals()
             self._strike_at("boundary")
             times = PhaseTimes()
-            done = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
-            times.add(done.turns.values())
-            measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
-            loss = self._workload.total(measures)
+            done, turns = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
+            times.add(turns.values())
+            loss = self._workload.total([turns[part].measures[part] for part in sorted(turns)])
             began = time.perf_counter()
-            selected = self._select(done.iteration + 1, self._chosen)
-            self._record_iteration(done.iteration, times, loss, selected, time.perf_counter() - began)
+            selected = self._select(done + 1, self._chosen)
+            self._record_iteration(done, times, loss, selected, time.perf_counter() - began)
             self._members.settle()
-            iteration = done.iteration + 1
+            iteration = done + 1
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _end_iteration(self, iteration: int, times: PhaseTimes, chosen: int) -> None:
@@ -270,9 +259,7 @@ class Controller:
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> SelectedBlocks | None:
-        """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
-
-        Also return None if the choice was made before: `chosen` is the last iteration for which nodes chose blocks."""
+        """Let nodes choose the blocks to save after iteration `step`; None if no save is due or it was chosen."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()
@@ -312,7 +299,6 @@ class Controller:
         return came > 0
 
     def _strike_at(self, point: str) -> None:
-        """Inject the failures planned for this `point` of the current iteration, by killing the targeted processes."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
             if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:

@@ -58,14 +58,12 @@ class Served:
         return self.seconds["checkpoint"] / (sum(self.seconds.values()) or 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and the values derived from them, as a dict for JSON."""
         rate = None if (fitted := contraction(self)) is None else asdict(fitted)
         derived = {"iterations": self.iterations, "checkpoint_share": self.checkpoint_share, "rate": rate}
         return {**asdict(self), **derived, "predicted_cost": prediction(self)}
 
 
 def is_served(history: Sequence[Event]) -> bool:
-    """Return True if `history` is that of a run on the parameter server."""
     return any(isinstance(event.what, Serve) for event in history)
 
 
@@ -149,12 +147,7 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, c: float) -> float:
-    """Estimate the initial distance to the optimum from how far blocks moved when restored; infinite if unknown.
-
-    If training contracts by c per iteration, a block that is restored in iteration k from a save `a` iterations older
-    moves by D (c^(k-a) - c^k), where D is the initial distance. D is fitted to the movements that the history records,
-    on the assumption that all blocks contribute equally.
-    """
+    """Estimate the initial distance to the optimum from how far blocks moved when restored; infinite if unknown."""
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
         if outage.size is not None and outage.ages:
@@ -177,10 +170,7 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses.
-
-    If a run never reached the criterion, compare when the two runs reached the lowest loss that both have reached.
-    """
+    """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses."""
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"
@@ -192,7 +182,6 @@ def measured_cost(run: Served, reference: Served) -> float | None:
 
 
 def _crossing(losses: Sequence[float | None], level: float) -> float:
-    """Return the interpolated number of iterations until the loss reached `level`; `len(losses)` if it never did."""
     for index, loss in enumerate(losses):
         if loss is not None and loss <= level:
             before = losses[index - 1] if index else None

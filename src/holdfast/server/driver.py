@@ -144,7 +144,6 @@ class _Driver:
         return numbers
 
     def _make(self, kind: str, number: int) -> Any:
-        """Start an actor as node or worker `number`; return the Ray reference to the result of its `ready` method."""
         from holdfast.server import server_node, worker
 
         made = _actor(
@@ -190,9 +189,7 @@ class _Driver:
                 waiting[self._make(*member)] = member
 
     def _wait(self, calls: list[Any], seconds: float) -> list[Any]:
-        """Wait up to `seconds` until one of the remote `calls` is done; return the calls that are done.
-
-        Raise WorkerLost as soon as a process of Ray itself has ended, because the calls may then never be done."""
+        """Wait for one of `calls`; return those that are done. Raise WorkerLost if a process of Ray has ended."""
         import ray
 
         deadline = time.monotonic() + seconds

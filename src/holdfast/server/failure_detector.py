@@ -30,11 +30,9 @@ class FailureDetector(Generic[Member]):
         self._looked: float | None = None
 
     def watch(self, member: Member, now: float) -> None:
-        """Start monitoring `member` at the time `now`."""
         self._asked[member], self._heard[member] = None, now
 
     def forget(self, member: Member) -> None:
-        """Stop monitoring `member`."""
         self._asked.pop(member, None)
         self._heard.pop(member, None)
         self._settled.discard(member)
@@ -49,12 +47,10 @@ class FailureDetector(Generic[Member]):
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:
-        """Record that a heartbeat was sent to `member` at time `now`."""
         if member in self._asked:
             self._asked[member] = now
 
     def heard(self, member: Member, now: float) -> None:
-        """Record that `member` answered its heartbeat at time `now`."""
         if member in self._asked:
             self._asked[member], self._heard[member] = None, now
 

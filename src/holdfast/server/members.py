@@ -88,10 +88,8 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
 
 
 def reason(error: RayError) -> str:
-    known, name = (
-        {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"},
-        type(error).__name__,
-    )
+    name = type(error).__name__
+    known = {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"}
     return known.get(name, f"Ray reports {name}")
 
 
@@ -127,7 +125,6 @@ class ServerMembers:
         return self._of(member.kind).pop(member.number, None)
 
     def settle(self) -> None:
-        """Use the short heartbeat deadline for all current members from now on, because their first calls are done."""
         for member in self.all():
             self._detector.settle(member)
 
@@ -145,9 +142,7 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
-        """Wait up to `patience` seconds for the results of `calls`, by number of the member that was called.
-
-        Members that are lost meanwhile, or too slow, are listed as missing. `kind` is "node" or "worker"."""
+        """Wait for the results of `calls` to members of `kind`; those lost or too slow are listed as missing."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}
@@ -180,10 +175,7 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return the members that are lost now, with the reasons.
-
-        `missing` has the numbers of members of `kind` that did not answer. The heartbeat monitor may have found others.
-        """
+        """Return all lost members with the reasons: those `missing` of `kind`, and those without heartbeats."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
@@ -203,7 +195,6 @@ class ServerMembers:
             self._suspect(member, "Ray on its machine was stopped or killed")
 
     def _suspect(self, member: Member, why: str) -> None:
-        """Mark a member as lost for good, even if it should still answer; if it is a node, notify the workers."""
         if member in self._suspects:
             return
         self._suspects[member] = why

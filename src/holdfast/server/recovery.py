@@ -82,9 +82,7 @@ class ServerRecovery:
         return self._members.lost("worker", self._members.ask("worker", "route", arguments).missing)
 
     def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
-        """Move an even share of the blocks to the new `node`; return the members that were lost during the move.
-
-        `place` is the iteration and round that the training has reached."""
+        """Move an even share of the blocks to the new `node`; return the members that were lost during the move."""
         before = self.map
         self.map = before.with_node(node, np.random.default_rng((self._settings.seed, before.version + 1)))
         given = before.split(self.map.held_by(node))
@@ -99,10 +97,7 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold the same block.
-
-        `held` has the blocks of each node, and `place` the current iteration. `recorded` has the moves that the history
-        contains already, as pairs of source and target node."""
+        """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold a block."""
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -121,9 +116,7 @@ class ServerRecovery:
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
     def remove(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
-        """Record that `member` was lost in the round `place`, and kill its process.
-
-        If `holding`, the record of a lost node lists its blocks, which must be restored."""
+        """Record that `member`, and its blocks if `holding`, was lost in the round `place`, and kill its process."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
@@ -153,10 +146,7 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let every node load and drop blocks to match the partition map; return the members that were lost meanwhile.
-
-        If `everything`, nodes reload all blocks from the checkpoint. `place` is the current round. `lost` has the lost
-        nodes whose blocks the other nodes restore, with the reasons."""
+        """Let every node load and drop blocks to match the partition map; return the members lost meanwhile."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -167,12 +157,12 @@ class ServerRecovery:
             arguments[node] = (version, ids, place.version, self._coordinator.holding(ids), everything, summaries)
         answers = self._members.ask("node", "hold", arguments)
         seconds, size = time.perf_counter() - began, self._size(lost or {}, everything)
-        if summaries is not None and any((held.saved_at == 0).any() for held in answers.results.values()):
+        if summaries is not None and any(0 in held.values() for held in answers.results.values()):
             size = None  # the distance of new values from lost ones is unknown
         for node, held in sorted(answers.results.items()):
-            if len(held.ids):
-                ids, saved_at = held.ids.tolist(), held.saved_at.tolist()
-                self._record(events.Restored(*place[:2], node, version, ids, saved_at, seconds, size))
+            if held:
+                saves = list(held), list(held.values())
+                self._record(events.Restored(*place[:2], node, version, *saves, seconds, size))
                 self.distances[node] = 0.0 if everything else self.distances.get(node, 0.0)
         for node in lost or {}:
             self.distances.pop(node, None)
@@ -198,9 +188,7 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return a partition map in which each block belongs to the node that holds it, and True if some have no owner.
-
-    `held` has the blocks of each node. Blocks without an owner are assigned to the node number `missing`."""
+    """Return the map by which each node owns the blocks it `held`, and True if node `missing` got blocks of nobody."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

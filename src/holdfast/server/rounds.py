@@ -7,7 +7,7 @@ continues without them, and missing work is repeated.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ray import ObjectRef
@@ -65,13 +65,10 @@ class SynchronousRounds:
         return RoundId(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
-        """Recover from the loss of `lost` members; return True if the current round must be repeated."""
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: RoundId, times: PhaseTimes) -> None:
-        """Train the round that `when` identifies: workers push updates, then nodes apply them.
-
-        The seconds of each phase are added to `times`."""
+        """Train the round `when`: workers push updates, then nodes apply them; add the seconds to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
@@ -97,9 +94,7 @@ class SynchronousRounds:
         raise WorkerLost(f"{tried}, but no lost member was found.")
 
     def commit(self, when: RoundId) -> float:
-        """Let nodes apply the pushed updates of the round `when`; return the seconds of the slowest node.
-
-        If a node is lost meanwhile, updates of its blocks are recorded as dropped, and its blocks are restored."""
+        """Let nodes apply the updates pushed in the round `when`; return the seconds of the slowest node."""
         parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
         self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)
@@ -116,9 +111,7 @@ class SynchronousRounds:
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait until all workers have measured the loss; return the loss and the seconds that the slowest worker took.
-
-        `asked` has the calls in progress that `measure` returned; if it is None, make new calls."""
+        """Wait for the calls `asked`, or new ones if None; return the loss and the slowest worker's seconds."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -139,13 +132,6 @@ class SynchronousRounds:
         return nodes | self._members.lost("worker", missing)
 
 
-class StaleIteration(NamedTuple):
-    """An iteration that is complete for every input part; `turns` maps each part to its worker's seconds and loss."""
-
-    iteration: int
-    turns: dict[int, WorkerRound]
-
-
 class StaleRounds:
     """The state of training with bounded staleness, in which some parts of the input may be iterations ahead of others.
 
@@ -163,23 +149,21 @@ class StaleRounds:
         parts: Callable[[], Mapping[int, tuple[int, ...]]],
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
-    ) -> StaleIteration:
-        """Train until every input part has completed one more iteration, and return that iteration.
+    ) -> tuple[int, dict[int, WorkerRound]]:
+        """Train until every input part has completed one more iteration; return its number and the turn of each part.
 
         `parts` returns the numbers of the input parts of each worker. `recover` is called with lost members. No part is
         trained beyond iteration `until - 1`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
-                return StaleIteration(self._told - 1, self._turns.pop(self._told - 1))
+                return self._told - 1, self._turns.pop(self._told - 1)
             self._begin(parts(), until)
             if lost := self._look():
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration of each idle input part, unless the part is too far ahead of the slowest part.
-
-        `parts` has the input parts of each worker. Iteration `until` and later ones are not started."""
+        """Start the next iteration of each idle input part, unless the part is too far ahead of the slowest part."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:
@@ -189,7 +173,6 @@ class StaleRounds:
                     self._running[part] = worker, call(actor, "advance", clock, part)
 
     def _look(self) -> dict[Member, str]:
-        """Wait until a worker has finished an iteration or is lost; return all lost members, each with the reason."""
         answers = gather({part: ref for part, (_, ref) in self._running.items()}, self._given_up, PATIENCE, first=True)
         lost: dict[Member, str] = {}
         for part, turn in answers.results.items():

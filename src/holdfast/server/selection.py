@@ -3,16 +3,15 @@
 Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
 Places are compared in this order, and no two are equal. The cut is the place of the last block within the budget.
 
-`central` asks for every block. `exchange` asks for histograms and narrows the bin that contains the cut, so that
-traffic grows with nodes and bins instead of blocks; if every node has few blocks, one question is enough. Both make
-exactly the choice of `Policy.choose`. A conversation is a generator of questions that receives the answers of all
-nodes; its caller carries the messages.
+`exchange` asks for histograms and narrows the bin that contains the cut, so that traffic grows with nodes and bins
+instead of blocks; if every node has few blocks, one question is enough. The choice is exactly that of `Policy.choose`.
+A conversation is a generator of questions that receives the answers of all nodes; its caller carries the messages.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,6 @@ class RankingRange(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The component (0 to 2) of a ranking position to which `low` and `high` apply."""
         return len(self.prefix)
 
     def contains(self, other: "RankingRange") -> bool:
@@ -63,29 +61,12 @@ class AskTotal(NamedTuple):
 
 
 class BlockTotal(NamedTuple):
-    """A node's answer to the question `AskTotal`: its number of blocks, and the sum of the distances that they moved.
+    """A node's answer to the question `AskTotal`: its number of blocks, and the exact sum of the distances they moved.
 
-    The sum is exact: a fraction, whose `numerator` and `denominator` are large integers as little-endian bytes."""
+    `moved` is None if the sum is not finite."""
 
     blocks: int
-    numerator: npt.NDArray[np.uint8]
-    denominator: npt.NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, blocks: int, moved: Fraction | None) -> "BlockTotal":
-        """Return the total for `blocks` blocks that moved by the distance `moved` together.
-
-        If `moved` is None (not finite), numerator and denominator are empty arrays."""
-        above, below = (moved.numerator, moved.denominator) if moved is not None else (0, 0)
-        sizes = ((number.bit_length() + 7) // 8 for number in (above, below))
-        packed = (number.to_bytes(size, "little") for number, size in zip((above, below), sizes, strict=True))
-        return cls(blocks, *(np.frombuffer(number, np.uint8) for number in packed))
-
-    @property
-    def moved(self) -> Fraction | None:
-        """The sum of the distances that the blocks moved; None if it is not finite."""
-        above, below = (int.from_bytes(number.tobytes(), "little") for number in (self.numerator, self.denominator))
-        return Fraction(above, below) if below else None
+    moved: Fraction | None
 
 
 class AskSurvey(NamedTuple):
@@ -157,16 +138,8 @@ Question: TypeAlias = AskTotal | AskSurvey | AskHistogram | AskBlocks
 Answer: TypeAlias = BlockTotal | Survey | Histogram | CandidateBlocks
 
 
-def wire_bytes(message: Any) -> int:
-    """Return the size of a message in bytes, counting 8 bytes for each number outside arrays."""
-    if isinstance(message, np.ndarray):
-        return int(message.nbytes)
-    return sum(map(wire_bytes, message)) if isinstance(message, tuple) else 8
-
-
 BINS = 1024  # also the number of blocks that are listed one by one
 FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models need one question
-EVERYTHING = RankingRange((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
@@ -222,18 +195,6 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, span))))
     place, values = _cut(blocks, ceil(budget) - taken)
     return _selection(policy, above, budget, (place, taken + values))
-
-
-def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Choose the same blocks to save as `exchange`, but from one list of all candidates: a slow reference version.
-
-    `credit` is the unspent budget of earlier saves, in array elements."""
-    above = yield from _above(policy)
-    surveys = _all(Survey, (yield AskSurvey(above, 0)))
-    blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
-    budget = credit + policy.fraction * sum(survey.values for survey in surveys)
-    spent = _trivial_cut(policy, budget, int(blocks.sizes.sum()))
-    return _selection(policy, above, budget, spent or _cut(blocks, ceil(budget)))
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:

@@ -49,13 +49,6 @@ class BufferedSave(NamedTuple):
     distance: float | None  # None if the policy does not look at distances
 
 
-class FetchedBlocks(NamedTuple):
-    """The blocks that a node has loaded from the checkpoint, and the iteration at which each was saved."""
-
-    ids: Ids
-    saved_at: Ids
-
-
 class NodeAccount(NamedTuple):
     """The state of a node and its blocks, as reported to a controller that takes over the run.
 
@@ -102,7 +95,6 @@ class ServerNode:
         self._credit, self._chosen = Fraction(0), -1
 
     def ready(self) -> int:
-        """Return the id of this process, as a sign that the node has started and loaded its data."""
         self._history.flush()
         return os.getpid()
 
@@ -120,34 +112,27 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer the update `push`, computed from input part `part`, until the round `when` is committed.
-
-        A round is one exchange of updates between workers and nodes. Return how many blocks of `push` do not have that
-        round's updates yet. `map_version` must not be outdated."""
+        """Buffer the update `push`, computed from input part `part`, until the round `when` is committed."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
     @_exclusive
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
-        """Apply the updates that were buffered for the round `when` and the input parts `parts`; return the seconds.
-
-        The call is refused if `map_version`, the caller's version of the partition map, is outdated."""
+        """Apply the updates buffered for the round `when` and the input parts `parts`; return the seconds this took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
-        if len(applied.ids):
+        if len(applied):
             counted = tuple(part for part in parts if part in pushed)
             again = self._received.pop(self._shard.number(when), 0) - len(counted)
-            blocks = Samples.of(applied.ids)
+            blocks = Samples.of(applied)
             self._record(events.Applied(when.iteration, when.round, map_version, blocks, counted, again))
         return time.perf_counter() - began
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply the update `push`, computed from input part `part`, without waiting for other updates of its round.
-
-        `when` identifies the round. Return the number of changed blocks."""
+        """Apply the update `push` of input part `part` in round `when` at once; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
@@ -167,9 +152,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Copy the blocks that this node saves after iteration `step` to a buffer, from which `write` writes them.
-
-        `verdict` tells which blocks to save. `credit` is the budget that remains for later saves, in array elements."""
+        """Copy the blocks that `verdict` selects for the save after iteration `step` to a buffer for `write`."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates
@@ -215,12 +198,11 @@ class ServerNode:
         segments: Sequence[Segment],
         everything: bool,
         summaries: Arrays | None = None,
-    ) -> FetchedBlocks:
-        """Make this node hold exactly the blocks `ids` of partition map `map_version`; return the blocks it loaded.
+    ) -> dict[int, int]:
+        """Make this node hold exactly the blocks `ids`; return the iteration of the save of each block that it loaded.
 
         Missing blocks, or all if `everything`, are loaded from the saved `segments`. `version` is the next round of
-        updates to apply to them. If `summaries` of surviving blocks are given, the workload computes new values for
-        blocks that were never saved."""
+        updates to apply to them. With `summaries` of surviving blocks, blocks that were never saved get new values."""
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)
@@ -239,7 +221,7 @@ class ServerNode:
             seconds = time.perf_counter() - began
             self._record(events.Restored(*place, self._number, map_version, blocks, saved_at.tolist(), seconds))
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
-        return FetchedBlocks(lacking, saved_at)
+        return dict(zip(lacking.tolist(), saved_at.tolist(), strict=True))
 
     @_exclusive
     def give(self, map_version: int, ids: Ids) -> HeldBlocks:
@@ -254,7 +236,6 @@ class ServerNode:
 
     @_exclusive
     def distance_from_saves(self) -> float:
-        """Return the Euclidean norm of the distances that this node's blocks have moved since they were last saved."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_exclusive

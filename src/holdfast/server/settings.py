@@ -60,7 +60,7 @@ class Settings:
         return store_at(self.store)
 
     def announced(self, life: int, workload: DividedWorkload) -> Serve:
-        """Return the event by which a controller records the settings; `life` is the number of earlier controllers."""
+        """Return the event that records these settings; `life` is the number of earlier controllers of the run."""
         return Serve(
             attempt=life,
             workload=workload.name,
@@ -81,5 +81,4 @@ class Settings:
 
     @property
     def history(self) -> Path:
-        """The folder with the histories of all processes of the run."""
         return self.out / "history"

@@ -38,17 +38,6 @@ class HeldBlocks(NamedTuple):
     seen: dict[int, Ids]  # with staleness, by worker: the next round that each block accepts
 
 
-class AppliedCommit(NamedTuple):
-    """The effect of committing a round (one step of updates) on the blocks of a node.
-
-    The round was applied to the blocks `ids` now, and to `ignored` before. The blocks `behind` lack an earlier round
-    and are unchanged."""
-
-    ids: Ids  # have this round applied now, with or without a push
-    ignored: Ids  # had this round applied before
-    behind: Ids  # miss an earlier round, and are unchanged
-
-
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
     """Return blocks loaded from a save as `HeldBlocks`; `version` is the number of the next round to apply to them."""
     copies = {name: array.copy() for name, array in values.items()}
@@ -74,24 +63,18 @@ class Shard:
 
     @property
     def ids(self) -> Ids:
-        """The numbers of the blocks on this node, in ascending order."""
         return self._layout.ids
 
     @property
     def versions(self) -> Ids:
-        """For each block, the number of the next update (round) to apply."""
         return self._versions.copy()
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration of each block's last save."""
         return self._saved_at.copy()
 
     def number(self, when: RoundId) -> int:
-        """Return the number of a round, counted from the start of the run.
-
-        A round is one update of the model, and `when` identifies it by its iteration and its index within the
-        iteration."""
+        """Return the number of the round `when`, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
@@ -113,27 +96,21 @@ class Shard:
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: RoundId) -> tuple[int, ...]:
-        """Return the numbers of the workers whose updates for the round `when` are buffered."""
         return tuple(self._inbox.get(self.number(when), {}))
 
-    def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> AppliedCommit:
-        """Apply the updates that `workers` pushed for a round to the blocks that do not contain this round yet.
-
-        `when` identifies the round. The updates are summed in the order of `workers`."""
+    def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> Ids:
+        """Apply the updates that `workers` pushed for the round `when` to the blocks that are due; return these."""
         self._require_recent(map_version)
         number = self.number(when)
-        due, before = self._versions == number, self._versions > number
-        result = AppliedCommit(self.ids[due], self.ids[before], self.ids[~(due | before)])
+        due = self._versions == number
         waiting = self._inbox.get(number, {})
         self._apply(when, due, [waiting[worker][0] for worker in workers if worker in waiting])
         self._versions[due] = number + 1
         self._inbox = {later: pushes for later, pushes in self._inbox.items() if later > number}
-        return result
+        return np.asarray(self.ids[due])
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply the update `push` of a worker at once, to those of its blocks that lack it; return the changed blocks.
-
-        A block lacks the update if it has none from this worker for the round `when` (a RoundId) or a later round."""
+        """Apply the update `push` of a worker at once to the blocks that lack it; return the changed blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -143,10 +120,7 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: HeldBlocks, map_version: int) -> None:
-        """Add the blocks in `holding`, or replace their values, according to partition map `map_version`.
-
-        Buffered updates that were sent under older maps are discarded, because their round is repeated. A second call
-        with the same map version changes nothing, so blocks updated since the first call keep their values."""
+        """Hold the blocks in `holding` by partition map `map_version`; a repeated call changes nothing."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)

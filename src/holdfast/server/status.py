@@ -38,7 +38,6 @@ class JoinRequest:
         self._path = out / "join"
 
     def write(self, nodes: int) -> None:
-        """Request `nodes` more nodes for the run."""
         if nodes < 1:
             raise BadInput(f"--nodes must be at least 1 (got {nodes}).")
         write_atomically(self._path, str(nodes).encode(), self._path.with_suffix(".new"))

@@ -75,7 +75,6 @@ class Worker:
         self._routes: dict[tuple[str, int, int], _Routes] = {}
 
     def ready(self) -> int:
-        """Return the id of this process, as a sign that the worker has started and loaded its data."""
         self._history.flush()
         return os.getpid()
 
@@ -87,26 +86,15 @@ class Worker:
 
     def compute(self, when: RoundId, parts: Sequence[int]) -> WorkerRound:
         """Pull blocks, compute updates and push them in the round `when`, for each of the input parts `parts`."""
-        pull = compute = push = 0.0
-        try:
-            for part in parts:
-                turn = self._do_round(when, part, "push")
-                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
-        except _BrokenOff as broken:
-            return WorkerRound(pull, compute, push, broken=broken.nodes)
-        return WorkerRound(pull, compute, push)
+        return self._do_rounds([(when, part) for part in parts], "push")
 
     def advance(self, iteration: int, part: int) -> WorkerRound:
         """Do all rounds of an iteration for one input part without waiting for other workers, then measure the loss."""
-        pull = compute = push = 0.0
-        try:
-            for round in range(self._workload.rounds):
-                when = RoundId(iteration, round, self._settings.seed)
-                turn = self._do_round(when, part, "apply")
-                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
-        except _BrokenOff as broken:
-            return WorkerRound(pull, compute, push, broken=broken.nodes)
-        return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
+        rounds = [RoundId(iteration, round, self._settings.seed) for round in range(self._workload.rounds)]
+        turn = self._do_rounds([(when, part) for when in rounds], "apply")
+        if turn.broken is not None:
+            return turn
+        return self.measure((part,))._replace(pull=turn.pull, compute=turn.compute, push=turn.push)
 
     def measure(self, parts: Sequence[int]) -> WorkerRound:
         began, measures = time.perf_counter(), {}
@@ -134,17 +122,24 @@ class Worker:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _do_round(self, when: RoundId, part: int, method: str) -> WorkerRound:
-        """Pull blocks, compute an update from the input part `part`, and push it to the nodes, in the round `when`.
+    def _do_rounds(self, rounds: Sequence[tuple[RoundId, int]], method: str) -> WorkerRound:
+        """Pull blocks, compute an update and push it, for each round and input part in `rounds`.
 
-        `method` is the name of the node method that receives the update. Return the time that each phase took."""
-        began = time.perf_counter()
-        pulled, summed = self._pull(part, when.round)
-        pulled_at = time.perf_counter()
-        pushed = self._workload.compute(self._part(part), when, pulled, summed)
-        computed_at = time.perf_counter()
-        self._push(when, part, pushed, method)
-        return WorkerRound(pulled_at - began, computed_at - pulled_at, time.perf_counter() - computed_at)
+        `method` is the name of the node method that receives the update."""
+        pull = compute = push = 0.0
+        try:
+            for when, part in rounds:
+                began = time.perf_counter()
+                pulled, summed = self._pull(part, when.round)
+                pulled_at = time.perf_counter()
+                pushed = self._workload.compute(self._part(part), when, pulled, summed)
+                computed_at = time.perf_counter()
+                self._push(when, part, pushed, method)
+                pull, compute = pull + pulled_at - began, compute + computed_at - pulled_at
+                push += time.perf_counter() - computed_at
+        except _BrokenOff as broken:
+            return WorkerRound(pull, compute, push, broken=broken.nodes)
+        return WorkerRound(pull, compute, push)
 
     def _part(self, part: int) -> Any:
         if part not in self._parts:

@@ -72,7 +72,6 @@ def _write_folder(state: Mapping[str, Any], place: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with numpy arrays and numbers as tensors, because `weights_only=True` refuses numpy."""
     if isinstance(value, np.ndarray | np.generic):
         return torch.as_tensor(value)
     if isinstance(value, Mapping):

@@ -136,7 +136,6 @@ def match(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Ma
 
 
 def _readings(name: str, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every interpretation of `content` as a flat dict of weights: nested or not, with or without prefixes."""
     inside = dict.fromkeys((name, *_INSIDE))
     flat = {key: value for key, value in content.items() if isinstance(key, str) and not isinstance(value, Mapping)}
     for reading in (flat, *(content[key] for key in inside if isinstance(content.get(key), Mapping))):

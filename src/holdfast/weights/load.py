@@ -25,7 +25,6 @@ class LoadedStates:
 
     @property
     def models(self) -> list[str]:
-        """The names of the states that are models."""
         return [name for name, state in self.states.items() if is_model(state)]
 
     def state(self, name: str) -> Any:

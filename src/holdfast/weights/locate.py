@@ -12,10 +12,7 @@ from holdfast.runs.config import RUN, read_config
 
 
 def missing_commit(run: Path, store: Store) -> int | None:
-    """Return the step of the run's last committed snapshot if `store` lacks this snapshot, otherwise None.
-
-    A snapshot that was renamed because it is damaged does not count as missing.
-    """
+    """Return the step of the run's last committed snapshot if `store` lacks this snapshot, otherwise None."""
     try:
         step = last_commit(run / "history")
     except (HoldfastError, OSError):  # the audit reports a damaged history

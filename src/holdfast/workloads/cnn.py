@@ -33,10 +33,7 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division does not test for zero, so the loop can be vectorised
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do one step of Adam in place, and add the new parameters to `total`.
-
-    Part `bounds[i]:bounds[i+1]` of the flat arrays is row i, for which `counts[i]` steps were done. `mean` and `square`
-    are Adam's moments."""
+    """Do one step of Adam in place for rows `bounds[i]:bounds[i+1]`, and add the new parameters to `total`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -84,10 +81,6 @@ class ConvolutionalNetwork(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The division of the network into blocks.
-
-        If `partition` is "layer", each weight or bias is a block; if it is "shard", each of their slices along
-        dimension 0."""
         state = self.start()
         companions = {name: [f"{name}.{companion}" for companion in COMPANIONS] for name in self.architecture.shapes}
         if self.partition == "layer":
@@ -95,7 +88,6 @@ class ConvolutionalNetwork(DividedDefaults):
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Draw weights (He's uniform initialisation) with seed `stream`; biases, moments and step counts are zero."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
@@ -112,7 +104,6 @@ class ConvolutionalNetwork(DividedDefaults):
         return chosen.reshape(self.batches, self.batch)
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train the network of every trial (independent run) in `stack` on the batches of one iteration."""
         from holdfast.workloads.convnet import Network, one_thread  # here, because importing PyTorch takes a second
 
         with one_thread():
@@ -121,7 +112,6 @@ class ConvolutionalNetwork(DividedDefaults):
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of the averaged parameters of each trial (run), on the first `evaluated` images."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -130,11 +120,9 @@ class ConvolutionalNetwork(DividedDefaults):
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty summary: surviving blocks are not used to re-initialise lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return random initial values for the blocks `ids`; with zeros instead, their units would not learn."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
@@ -142,7 +130,6 @@ class ConvolutionalNetwork(DividedDefaults):
         return self.batches
 
     def part(self, worker: int, workers: int) -> "_Part":
-        """Return a worker's slice of every batch, and its share of the images on which the loss is measured."""
         evaluated = self._evaluated[share(len(self._evaluated), worker, workers)]
         return _Part(self, share(self.batch, worker, workers), evaluated)
 
@@ -150,9 +137,6 @@ class ConvolutionalNetwork(DividedDefaults):
         return self._everything
 
     def compute(self, part: "_Part", when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient for the images that this worker trains in the round `when`.
-
-        `pulled` has the network's parameters. The gradient is weighted by the worker's fraction of the batch."""
         which = part.images(when)
         if not len(which):
             return Push(np.zeros(0, np.int64), {})
@@ -164,10 +148,6 @@ class ConvolutionalNetwork(DividedDefaults):
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Apply the gradients `pushed` to the blocks `held` with a step of Adam.
-
-        Also update the mean of the parameters over the rounds of this iteration. The arrays in `held` are changed in
-        place."""
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
@@ -178,7 +158,6 @@ class ConvolutionalNetwork(DividedDefaults):
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
-        """Return the contribution of the worker's images to the mean cross-entropy loss."""
         with part.network(self.batch) as network:
             return self._evaluate(network, pulled, part.evaluated)
 
@@ -271,7 +250,7 @@ SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
 PARTITIONS = ("layer", "shard")
 
 
-def cnn(partition: str, data: Path | None = None, *, dataset: str = "mnist") -> ConvolutionalNetwork:
+def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
     """Return the workload for `dataset`; blocks are whole weights and biases ("layer") or rows of them ("shard")."""
     if partition not in PARTITIONS:
         raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.workloads.fetch import DataFile, Named, cache_folder, data_folder, find, kept, obtain
@@ -44,11 +43,11 @@ class CorpusSource:
     extracted: tuple[str, ...]  # below a data folder
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Corpus:
+def load(name: str, data: str | os.PathLike[str] | None = None) -> Corpus:
     """Load the corpus called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in CORPORA:
         raise BadInput(f"There is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
-    return CORPORA[name](lambda source: _located(source, data, progress))
+    return CORPORA[name](lambda source: _located(source, data))
 
 
 NEWSGROUPS = CorpusSource(
@@ -86,32 +85,25 @@ STORIES = 1510
 
 def _newsgroups(locate: Locate) -> Corpus:
     path = locate(NEWSGROUPS)
-
-    def read() -> Corpus:
-        posts = [text for _, text in sorted(_texts(path, lambda name: "20news-bydate-train" in name.parts[:-1]))]
-        return corpus("newsgroups20", map(own_words, posts), path)
-
-    return _kept("newsgroups20", path, read)
+    posts = _texts(path, lambda name: "20news-bydate-train" in name.parts[:-1])
+    return _kept("newsgroups20", path, lambda: (own_words(text) for _, text in sorted(posts)))
 
 
 def _reuters(locate: Locate) -> Corpus:
-    """Return the first training stories (title and body) of Reuters-21578, without stop words and rare words."""
     path = locate(REUTERS)
+    files = _texts(path, lambda name: name.suffix == ".sgm")
 
-    def read() -> Corpus:
-        files = sorted(_texts(path, lambda name: name.suffix == ".sgm"))
-        stories = itertools.chain.from_iterable(training_stories(text) for _, text in files)
-        return corpus("reuters", itertools.islice(stories, STORIES), path)
+    def stories() -> Iterator[str]:
+        return itertools.islice((story for _, text in sorted(files) for story in training_stories(text)), STORIES)
 
-    return _kept("reuters", path, read)
+    return _kept("reuters", path, stories)
 
 
-def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
-    """Return the corpus that `read` builds from the file `path`, from a cache on disk if possible."""
+def _kept(name: str, path: Path, texts: Callable[[], Iterable[str]]) -> Corpus:
 
     def make() -> Named:
-        corpus = read()
-        return {"words": corpus.words, "bounds": corpus.bounds, "vocabulary": np.array([corpus.vocabulary])}
+        read = corpus(name, texts(), path)
+        return {"words": read.words, "bounds": read.bounds, "vocabulary": np.array([read.vocabulary])}
 
     arrays = kept(path, Path(__file__), make)
     words, bounds = arrays["words"].astype(np.int32), arrays["bounds"].astype(np.int64)
@@ -159,7 +151,6 @@ def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
 
 
 def _numbered(name: str, words: NDArray[np.int64], lengths: NDArray[np.int64]) -> Corpus:
-    """Build a corpus in which words are numbered by descending frequency, and drop empty documents."""
     _, first, index, count = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(count), dtype=np.int32)
     rank[np.lexsort((first, -count))] = np.arange(len(count), dtype=np.int32)  # ties: by their first appearance
@@ -192,11 +183,7 @@ def training_stories(sgml: str) -> Iterator[str]:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
-def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
-    """Return the path of the corpus (archive or extracted folder) in `data`, $HOLDFAST_DATA or the cache.
-
-    If it is in none of them, download the archive into the cache.
-    """
+def _located(source: CorpusSource, data: str | os.PathLike[str] | None) -> Path:
     for folder in (data_folder(data), cache_folder()):
         if folder is None:
             continue
@@ -204,7 +191,7 @@ def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress
             return archive
         if extracted := next((folder / name for name in source.extracted if (folder / name).is_dir()), None):
             return extracted
-    return obtain(source.archive, data, progress)
+    return obtain(source.archive, data)
 
 
 # The errors that unpacking a damaged archive raises.

@@ -49,12 +49,10 @@ class EvaluatedCriterion:
 
     @property
     def code(self) -> str:
-        """A digest of the source code of the model's classes."""
         return object_digest(self._workload)
 
     @cached_property
     def criterion(self) -> float:
-        """The loss after the iterations that the model's own `LossAt` names."""
         at: LossAt = self._workload.criterion
         return at.evaluate(self._workload)
 

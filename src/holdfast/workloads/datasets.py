@@ -19,7 +19,6 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.extras import require
@@ -38,16 +37,14 @@ class LabeledData:
     classes: int
 
 
-def load(
-    name: str, data: str | os.PathLike[str] | None = None, split: str = "train", progress: Progress | None = None
-) -> LabeledData:
+def load(name: str, data: str | os.PathLike[str] | None = None, split: str = "train") -> LabeledData:
     """Load the data set called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in DATASETS:
         raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
     splits = DATASETS[name]
     if split not in splits:
         raise BadInput(f"{name} has no split {split!r}: choose one of {', '.join(splits)}.")
-    return splits[split](lambda file: obtain(file, data, progress))
+    return splits[split](lambda file: obtain(file, data))
 
 
 def _mnist_file(name: str, sha256: str) -> DataFile:

@@ -78,7 +78,6 @@ class DividedDefaults:
     """Defaults for `DividedWorkload`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty dict: nodes compute no summary, because workers need only the blocks that they pull."""
         return {}
 
     def total(self, measures: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ read it, so they are never stale.
 
 import hashlib
 import http.client
+import io
 import os
 import tempfile
 import urllib.request
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, DataMissing, StorageFailed
 
 VARIABLE = "HOLDFAST_DATA"
@@ -47,7 +49,7 @@ class _Refused(Exception):
     """Raised if a server did not deliver the file; another server may be tried."""
 
 
-def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+def obtain(file: DataFile, data: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of a data file in `data`, $HOLDFAST_DATA or the cache; download it if it is not there."""
     cache = cache_folder()
     folders = [folder for folder in (data_folder(data), cache) if folder is not None]
@@ -55,7 +57,7 @@ def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress:
         if path := find(file, folder):
             return path
     try:
-        return fetch(file, cache, progress)
+        return fetch(file, cache)
     except _Refused as error:
         raise DataMissing(
             f"{file.dataset}: no {file.names[0]} in {' or '.join(map(str, folders))}, and fetching it failed ({error}). "
@@ -85,18 +87,13 @@ def find(file: DataFile, folder: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def fetch(file: DataFile, cache: Path, progress: Progress | None = None) -> Path:
+def fetch(file: DataFile, cache: Path) -> Path:
     """Download a file into the cache and return its path; only a complete file with the right checksum is stored."""
     final = file.at_home_in(cache)
-    if progress is None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as own:
-            return fetch(file, cache, own)
     refusals = []
     for url in file.urls:
         try:
-            _fetch_one(url, file.sha256, final, progress)
+            _fetch_one(url, file.sha256, final)
         except _Refused as error:
             refusals.append(f"{url}: {error}")
         except OSError as error:
@@ -108,13 +105,13 @@ def fetch(file: DataFile, cache: Path, progress: Progress | None = None) -> Path
     raise _Refused("; ".join(refusals) or "there is no address to fetch it from")
 
 
-def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
+def _fetch_one(url: str, sha256: str, final: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own for every download: two processes may fetch the same file at once.
     descriptor, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as out:
-            digest = _download(url, out, progress)
+            digest = _download(url, out)
             out.flush()
             os.fsync(out.fileno())
         if digest != sha256:
@@ -125,21 +122,19 @@ def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
             os.unlink(name)  # noqa: PTH108  # the twin of mkstemp and os.replace above
 
 
-def _download(url: str, out: BinaryIO, progress: Progress) -> str:
-    digest = hashlib.sha256()
-    task = progress.add_task(url.rsplit("/", 1)[-1], total=None)
-    try:
+def _download(url: str, out: BinaryIO) -> str:
+    digest, console = hashlib.sha256(), Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(url.rsplit("/", 1)[-1], total=None)
         for chunk, total in _chunks(url):
             out.write(chunk)
             digest.update(chunk)
             progress.update(task, total=total, advance=len(chunk))
-    finally:
-        progress.remove_task(task)
     return digest.hexdigest()
 
 
 def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the response body in pieces, each with the total length if known; raise _Refused on network errors."""
     request = urllib.request.Request(url, headers={"User-Agent": "holdfast"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
@@ -161,10 +156,7 @@ WORTH = 1 << 20  # bytes; a smaller file is not worth caching
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """Return the arrays that `make` reads from the file `source`, from the cache if possible.
-
-    The cache entry depends on the contents of `source` and of the source file `code`. An unusable cache is ignored.
-    """
+    """Return the arrays that `make` reads from the file `source`, cached by the contents of `source` and `code`."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
     digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))
@@ -173,18 +165,9 @@ def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
     with suppress(*unusable), path.open("rb") as file, np.load(file) as stored:
         return {name: stored[name] for name in stored.files}
     arrays = make()
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)  # type: ignore[arg-type]
     with suppress(OSError):
-        _put(path, arrays)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, packed.getvalue(), path.with_suffix(f".{os.getpid()}"))
     return arrays
-
-
-def _put(path: Path, arrays: Named) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -92,7 +92,6 @@ def uniform_number(token, first, second):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, inline="always")
 def _mixed(x):  # type: ignore[no-untyped-def]
-    """Return a 32-bit hash of `x` with hardly any bias (multipliers from C. Wellons's hash-prospector)."""
     x = np.uint32(x)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
@@ -157,7 +156,6 @@ def _draw_topics(
 
 
 def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int) -> list[Vector]:
-    """Return the cumulative sums of the topics' probabilities; groups of topics are summed independently for speed."""
     sums: list[Vector] = []
     for first in range(0, topics, _GROUP):
         group = [probability(first)]

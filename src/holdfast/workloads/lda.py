@@ -30,10 +30,7 @@ def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 class _Part(NamedTuple):
-    """A worker's part of the input: documents with their words, and a slice of the vocabulary to measure the loss on.
-
-    Document i has the tokens `words[bounds[i]:bounds[i+1]]`; `first` is the index of `words[0]` in the corpus.
-    """
+    """A worker's documents with their words, and a slice of the vocabulary on which it measures the loss."""
 
     worker: int
     documents: Ids
@@ -65,16 +62,13 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The division of the state into blocks: one block for each document, with the topics of its tokens."""
         return ragged(self.start(), "topics", self.data.bounds)
 
     def start(self, stream: int = 0) -> Arrays:
-        """Return a uniformly random topic for each token, drawn with the seed `stream`."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one Gibbs sweep for each trial (independent run); draws depend only on token, seed and iteration."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # the widths for which the sampler is compiled
@@ -87,7 +81,6 @@ class LatentDirichletAllocation(DividedDefaults):
         return {"topics": topics}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return −log p(words, topics) of every trial (independent run) in `stack`."""
         topics = np.ascontiguousarray(stack["topics"])
         of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, self.topics)
         in_order = np.arange(len(self.data.words), dtype=np.int32)
@@ -95,13 +88,9 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return, by word and topic, how many tokens of the word have the topic in the surviving documents `ids`."""
         return self.summary(ids, held)
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Draw new topics for the tokens of the lost documents `ids`.
-
-        The probabilities follow `summary`: for each word and topic, the number of tokens in the surviving documents."""
         counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
@@ -114,11 +103,9 @@ class LatentDirichletAllocation(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in an iteration, which is 1; all workers use the topic counts from before the round."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return the documents of worker number `worker`; all workers get about the same number of tokens."""
         documents = balanced_share(np.diff(self.data.bounds), worker, workers)
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
@@ -130,11 +117,9 @@ class LatentDirichletAllocation(DividedDefaults):
         return part.documents
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return, by word and topic, how many tokens of the word have the topic in a node's documents `ids`."""
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return newly drawn topics for the worker's documents; other workers see the changes in the next sweep."""
         topics: Topics = _topics(pulled).copy()
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
         # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
@@ -148,7 +133,6 @@ class LatentDirichletAllocation(DividedDefaults):
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss of this worker's documents and words; worker 0 adds the part that depends on topic totals."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._count_type(1)].sum()

@@ -51,43 +51,33 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The division of the state into blocks: one block for each row of L and for each column of R."""
         start = self.start()
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """Return how far each block moved, times the norm of the other factor: the effect on the product LR.
-
-        L and R have no scale of their own, so plain distances would favour saving the larger factor."""
+        """Return how far each block moved, times the norm of the other factor: the effect on the product LR."""
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
     def start(self, stream: int = 0) -> Arrays:
-        """Draw L and R uniformly from [0, 1), with the seed `stream`; nothing else in this workload is random."""
         rng = np.random.default_rng(stream)
         left = rng.random((self.data.users, self.factors))
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial (independent run): solve for L given R, then for R given the new L."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss ‖A − LR‖ of every trial (independent run), where A is the matrix of ratings."""
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         square = _square_residual(self._square, self._matrix, left, right)
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return the sum of squares of `held`, the values of surviving blocks; it is 0 only if all of them are 0."""
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`: zeros, or their initial values if all surviving blocks are zero.
-
-        `summary` tells if any surviving value differs from zero, and `stream` is the seed of the initial values."""
         state = self.start(stream)
         if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}
@@ -95,11 +85,9 @@ class MatrixFactorization(DividedDefaults):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in an iteration: the first solves for L given R, the second for R given the new L."""
         return 2
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Return the users, items and ratings of worker number `worker`; all workers get similar numbers of ratings."""
         data = self.data
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
@@ -109,15 +97,10 @@ class MatrixFactorization(DividedDefaults):
         return _Part(rows, columns, by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the numbers of the blocks that a worker needs in a round of the factorization LR.
-
-        In round 1 these are all rows of L and the columns of R for the worker's items. Otherwise they are the rows of L
-        for the worker's users and all columns of R."""
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
         return np.concatenate((rows, part.items) if round == 1 else (part.users, columns))
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return new values for the rows of L (round 0) or columns of R (round 1) that belong to this worker."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
@@ -128,12 +111,10 @@ class MatrixFactorization(DividedDefaults):
             held[name][...] = solution
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the squared residual ‖A − LR‖² over the rows of the worker's users."""
         left, right = self._factors(pulled)
         return float(_square_residual(part.square, part.by_user, left, right)[0])
 
     def total(self, measures: Sequence[float]) -> float:
-        """Return the total loss: the square root of the sum of `measures`, the workers' squared residuals."""
         return float(np.sqrt(max(sum(measures), 0)))
 
     def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:

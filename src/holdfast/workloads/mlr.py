@@ -25,9 +25,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch, with only those features that are nonzero in at least one of them.
-
-    `features` has the numbers of these features, `x` their values in each sample, and `y` the class of each sample."""
+    """Some samples `x` of a batch and their classes `y`, with only the `features` that are nonzero in one of them."""
 
     features: Ids
     x: npt.NDArray[np.float32]
@@ -38,10 +36,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch, and the features (block numbers) that are nonzero in it (`pulls`).
-
-    The last entry of both lists is for all samples of the worker, to measure the loss.
-    """
+    """A worker's slice of each batch and its nonzero features (`pulls`); the last entries are for all its samples."""
 
     batches: list[_Batch]
     pulls: list[Ids]
@@ -68,35 +63,29 @@ class LogisticRegression(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks: one for each row of the weight matrix, that is, for each feature."""
         return along(self.start(), "weights")
 
     def start(self, stream: int = 0) -> Arrays:
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Train every trial (independent run) for one pass over the data, batch by batch in a fixed order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
             weights -= np.float32(self.rate) * self._gradient(weights, batch)
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the total cross-entropy of every trial (independent run), summed in double precision."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return an empty summary: surviving blocks are not used to re-initialise lost ones."""
         return {}
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return zeros (the initial values) for the lost blocks `ids`; the other arguments have no effect."""
         return {"weights": np.zeros((len(ids), self.data.classes), np.float32)}
 
     @property
     def rounds(self) -> int:
-        """The number of rounds in an iteration: one for each batch."""
         return len(range(0, len(self.data.y), self.batch))
 
     def part(self, worker: int, workers: int) -> _Part:
@@ -111,11 +100,9 @@ class LogisticRegression(DividedDefaults):
         return parts
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """Return the block numbers of the features that are nonzero in any of the worker's samples of this round."""
         return part.pulls[round]
 
     def compute(self, part: _Part, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return the gradient for the worker's samples in round `when`; features not in `pulled` have gradient 0."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 
@@ -123,7 +110,6 @@ class LogisticRegression(DividedDefaults):
         held["weights"] -= np.float32(self.rate) * pushed["weights"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """Return the cross-entropy of the worker's samples."""
         return float(self._cross_entropy(self._weights(pulled), part.batches[self.rounds])[0])
 
     def _gradient(self, weights: npt.NDArray[Any], batch: _Batch) -> npt.NDArray[Any]:

@@ -41,7 +41,6 @@ class Model(DividedDefaults):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The division of the state into blocks: by default, one for each row of every array."""
         return by_row(cast(DividedWorkload, self).start())
 
     @property
@@ -49,16 +48,13 @@ class Model(DividedDefaults):
         return euclidean
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the numbers of all blocks: by default, workers need all of them in every round."""
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial in `stack` in this process; `clock` has the trials' iterations and seeds."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial (independent run) in `stack`."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 

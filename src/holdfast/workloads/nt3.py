@@ -60,7 +60,6 @@ class NT3(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the class scores of expression profiles, one profile in each row of `x`."""
         scores: Tensor = self.network(x[:, None])
         return scores
 
@@ -68,9 +67,7 @@ class NT3(nn.Module):
 def generated(
     genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
 ) -> tuple[Expression, Expression]:
-    """Generate training and test samples from one population; the same arguments always give the same samples.
-
-    The fraction `different` of the genes differs between the classes, by `effect` standard deviations."""
+    """Generate training and test samples; a fraction `different` of the genes differs by `effect` between classes."""
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)

@@ -40,7 +40,6 @@ class QuadraticProgram:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The division of the parameters into blocks: one block for each coordinate."""
         return along(self.start(), "x")
 
     def start(self, stream: int = 0) -> Arrays:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt
 from holdfast.workloads.datasets import Obtain, unpacked
@@ -31,11 +30,11 @@ class Ratings:
     values: NDArray[np.float64]
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Ratings:
+def load(name: str, data: str | os.PathLike[str] | None = None) -> Ratings:
     """Load the ratings called `name` from `data`, $HOLDFAST_DATA or the cache, or download them."""
     if name not in RATINGS:
         raise BadInput(f"There are no ratings called {name!r}: choose one of {', '.join(RATINGS)}.")
-    return RATINGS[name](lambda file: obtain(file, data, progress))
+    return RATINGS[name](lambda file: obtain(file, data))
 
 
 # GroupLens replaces this file from time to time: the address and the checksum are of the edition of September 2018

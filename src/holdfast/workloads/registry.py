@@ -6,8 +6,9 @@ a `Workload`, or a model that is written for one state at a time, see `OneState`
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, cast
@@ -113,7 +114,6 @@ class _FromFile:
 
     @property
     def code(self) -> str:
-        """A digest of the source code of the file and of all files that it imports."""
         return code_digest(self._path)
 
     def __getattr__(self, name: str) -> Any:
@@ -126,23 +126,11 @@ class _FromFile:
 
 
 def _known(model: str, dataset: str, data: Path | None) -> DividedWorkload:
-    # Imported here, because each brings a compiler or PyTorch, and the names alone need neither.
-    if model == "mlr":
-        from holdfast.workloads.mlr import mlr
-
-        return mlr(dataset, data)
-    require("lab", f"a workload such as {model}-{dataset}")
-    if model == "mf":
-        from holdfast.workloads.mf import mf
-
-        return mf(dataset, data)
-    if model == "lda":
-        from holdfast.workloads.lda import lda
-
-        return lda(dataset, data)
-    from holdfast.workloads.cnn import cnn
-
-    return cnn("shard", data, dataset=dataset)
+    if model != "mlr":
+        require("lab", f"a workload such as {model}-{dataset}")
+    # Imported here, because some models bring a compiler or PyTorch, and the names alone need neither.
+    make: Callable[..., DividedWorkload] = getattr(import_module(f"holdfast.workloads.{model}"), model)
+    return make(dataset, data)
 
 
 def _made(path: Path, data: Path | None) -> Any:

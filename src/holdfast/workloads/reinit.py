@@ -23,10 +23,7 @@ class Reinitializable(Protocol):
         """Return a summary of the surviving blocks `ids` with values `held`; summaries of all nodes are added up."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`, drawn with the seed `stream` if they are random.
-
-        `summary` is the sum of the nodes' summaries of surviving blocks (see `survivors`). The values are packed into
-        one array for each named array of the state."""
+        """Return new values for the lost blocks `ids`, packed; `summary` is the sum of all nodes' `survivors`."""
 
 
 def has_rule(workload: Workload) -> bool:
@@ -45,9 +42,7 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values for the blocks `ids`, packed as by `Blocks.pack`, after the blocks `lost` were lost.
-
-    The workload computes them from the surviving blocks of the state `live`, with the random seed `stream`."""
+    """Return new values for the blocks `ids`, computed from the blocks of the state `live` that are not `lost`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

@@ -55,6 +55,10 @@ class OneStateAdapter:
 
     def __init__(self, model: OneState) -> None:
         self._model = model
+        self.name = str(getattr(model, "name", type(model).__name__.lower()))
+        self.lanes = int(getattr(model, "lanes", 1))
+        self.steady = bool(getattr(model, "steady", False))
+        self.norm: Norm = getattr(model, "norm", euclidean)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -62,27 +66,11 @@ class OneStateAdapter:
         return getattr(self._model, name)
 
     @property
-    def name(self) -> str:
-        return str(getattr(self._model, "name", type(self._model).__name__.lower()))
-
-    @property
     def code(self) -> str:
-        """A digest of the source code of the model's classes."""
         return object_digest(self._model)
-
-    @property
-    def lanes(self) -> int:
-        """The number of trials (independent runs) that are trained together: the model's `lanes`, by default 1."""
-        return int(getattr(self._model, "lanes", 1))
-
-    @property
-    def steady(self) -> bool:
-        """True if the model's attribute `steady` says that its loss falls more and more slowly; False by default."""
-        return bool(getattr(self._model, "steady", False))
 
     @cached_property
     def stochastic(self) -> bool:
-        """The model's own attribute `stochastic`; by default, True if `start` or the first `step` is random."""
         declared = getattr(self._model, "stochastic", None)
         if declared is not None:
             return bool(declared)
@@ -93,19 +81,11 @@ class OneStateAdapter:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The model's own division into blocks, or by default one block for each row of every array."""
         blocks = getattr(self._model, "blocks", None)
         return by_row(self.start()) if blocks is None else blocks
 
-    @property
-    def norm(self) -> Norm:
-        """The model's own distance function for blocks, or by default the Euclidean distance."""
-        norm: Norm = getattr(self._model, "norm", euclidean)
-        return norm
-
     @cached_property
     def criterion(self) -> float:
-        """The convergence criterion as a number: for a `LossAt`, the loss at that iteration without failures."""
         criterion = self._model.criterion
         return criterion.evaluate(cast(Workload, self)) if isinstance(criterion, LossAt) else float(criterion)
 
@@ -143,7 +123,6 @@ def _generator(stream: int, iteration: int) -> np.random.Generator:
 
 
 def _arrays(result: Any, function: str) -> Arrays:
-    """Return `result` as a dict of arrays; raise BadInput, naming the model's `function`, if it is not a dict."""
     if not isinstance(result, dict) or not result:
         raise BadInput(f"{function} returns a {type(result).__name__}: it must return a dict of arrays.")
     return {str(name): np.asarray(value) for name, value in result.items()}

@@ -27,7 +27,6 @@ class Sparse:
 
     @property
     def transposed(self) -> "Sparse":
-        """The transposed matrix, which shares its entries with this one."""
         return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
 
     def times(self, x: Floats) -> Floats:

@@ -51,9 +51,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Count the tokens of each topic in each group of tokens, and add the numbers to `counts[group]`.
-
-    Group g has the tokens `tokens[groups[g]:groups[g+1]]`."""
+    """Add to `counts[g]` the number of tokens of each topic in group g, `tokens[groups[g]:groups[g+1]]`."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)

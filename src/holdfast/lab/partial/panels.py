@@ -49,7 +49,7 @@ def _named(name: str) -> "partial[Workload]":
 def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
     from holdfast.workloads.cnn import cnn
 
-    return cnn(partition, data, dataset=dataset)
+    return cnn(dataset, data, partition)
 
 
 _GENERATED_MF, _GENERATED_LDA = _named("mf-generated"), _named("lda-generated")

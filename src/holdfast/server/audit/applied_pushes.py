@@ -38,9 +38,7 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that did not record that they applied the updates of round `number`, although they own blocks.
-
-    `tenure` tells which blocks each node owned in that round. Raise CannotTell if such a node has no history at all."""
+    """Return the nodes that own blocks but did not record that they applied the updates of round `number`."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -78,9 +76,6 @@ def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, 
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure) -> str | None:
-    """Return a message if a node did not apply the updates of round `number`, and they are not recorded as dropped.
-
-    `tenure` tells which blocks each node owned in this round."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
     lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
@@ -135,9 +130,6 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """Return the newest push of each input part in round `number`.
-
-    Ignore pushes that were made with a newer partition map than any node applied in this round."""
     applied = ledger.applied.get(number, {})
     version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}
@@ -175,10 +167,6 @@ def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
 
 
 def _misapplied(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    """Return an error text if a node did not apply exactly the updates that it received in round `number`.
-
-    `pushed` has the update computed from each input part. Updates that are recorded as dropped are no error. `tenure`
-    tells which blocks each node owned in that round."""
     for node, events in ledger.applied.get(number, {}).items():
         applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)

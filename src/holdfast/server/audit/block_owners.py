@@ -33,7 +33,6 @@ class Tenure:
         return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
-        """Return the numbers of all blocks that `nodes` own."""
         return np.flatnonzero(np.isin(self.owners, list(nodes)))
 
 
@@ -54,7 +53,6 @@ class Ownership:
 
     @property
     def orphans(self) -> int:
-        """The number of blocks that have no owner now."""
         return int(np.count_nonzero(self.owners == NOBODY)) if self.tenures else 0
 
     def deal(self, nodes: Iterable[int], seed: int) -> None:

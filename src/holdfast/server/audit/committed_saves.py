@@ -58,6 +58,5 @@ class CommittedSaves:
         return None
 
     def commit_unclear(self, iteration: int) -> None:
-        """Record that the save of `iteration` was committed, but that the history does not list its blocks."""
         self._waiting.pop(iteration, None)
         self.unclear = iteration if self.unclear is None else self.unclear

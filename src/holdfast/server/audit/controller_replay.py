@@ -168,7 +168,6 @@ class Replay:
         return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
     def _restore(self, what: Restored) -> None:
-        """Replay a restore recorded by the controller, and report a contradiction if the node's record differs."""
         if not self._restore_to(what.node, what):
             return
         own = [restore for restore in self._recorded.restores_of[what.node] if restore.version == what.version]

@@ -79,7 +79,6 @@ class ServedLedger:
 
     @property
     def writers(self) -> Sequence[ServerWriter]:
-        """The processes that have a history."""
         return sorted(self._events)
 
     def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
@@ -134,6 +133,5 @@ class ServedLedger:
 
     @cached_property
     def replay(self) -> Replay:
-        """The result of replaying the controller's history from start to end."""
         nodes = {writer.number: self._events[writer] for writer in self.writers if writer.kind == "node"}
         return replay_controller(self.plan, self.events_of("controller"), nodes)
