@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "audit": ["errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
     "report": ["atomic_write", "audit", "cost", "errors", "events", "finding", "history", "printable", "runs"],
     "watch": ["cost", "errors", "events", "finding", "history", "printable", "report", "runs"],
-    "workloads": ["blocks", "checkpoint", "code_digest", "errors", "extras", "own_file"],
+    "workloads": ["atomic_write", "blocks", "checkpoint", "code_digest", "errors", "extras", "own_file"],
     "server": [
         "advice",
         "atomic_write",

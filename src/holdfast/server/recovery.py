@@ -188,7 +188,7 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return a map in which nodes own the blocks they `held`, and True if `missing` is the owner of blocks without one."""
+    """Return a map in which nodes own the blocks they `held`, and True if `missing` owns blocks that had no owner."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node
