@@ -138,8 +138,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """What the experiment finds for two trials of the small network, and where it wrote them."""
     folder, threads = tmp_path_factory.mktemp("backprop"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
-        for module in (scenarios, tradeoff):
-            patched.setattr(module, "load_task", lambda panel, quick, data: tiny())
+        patched.setattr(scenarios, "load_task", lambda panel, quick, data: tiny())
         patched.setattr(slowdown, "_start_seconds", lambda device: 1.0)  # a fresh process is the slow part
         options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
         result = tradeoff.run(options, silent)

@@ -60,7 +60,7 @@ def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(server_trials, "serve", serve)
     monkeypatch.setattr(server_trials, "cluster", lambda: pytest.MonkeyPatch.context())
-    monkeypatch.setattr(overhead, "message_seconds", lambda *_: 0.005)
+    monkeypatch.setattr(server_trials, "message_seconds", lambda *_: 0.005)
     done = []
 
     def meter(what: str, total: int) -> Progress:
