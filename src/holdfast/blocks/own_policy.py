@@ -1,9 +1,4 @@
-"""Checkpoint policies from a Python file of the user, in which a function says how urgent it is to save each block.
-
-The file has a function `urgency(info, step)`. It returns one number for each block of `info`; blocks with the largest
-numbers are saved first. A number may depend only on the entries of its own block, because every node of a parameter
-server computes the numbers of its own blocks.
-"""
+"""Checkpoint policies from a Python file of the user, whose function `urgency(info, step)` ranks blocks for a save."""
 
 from functools import cache
 from pathlib import Path
@@ -22,7 +17,6 @@ FUNCTION = "urgency"
 
 
 def is_file(ranking: str) -> bool:
-    """Return True if a policy is named by the path of a Python file."""
     return ranking.endswith(".py")
 
 

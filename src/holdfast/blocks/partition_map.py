@@ -64,7 +64,6 @@ class PartitionMap:
 
 
 def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
-    """Return how many of `more` items each group gets, so that the groups' `sizes` become as even as possible."""
 
     def needed(level: int) -> int:
         return int(np.maximum(level - sizes, 0).sum())

@@ -1,11 +1,8 @@
 """Choose which blocks to save, and when: a policy ranks the blocks and saves as many as its budget allows.
 
 Saving the fraction r of the state every r·C steps writes as much per step as saving all of it every C steps, so
-policies are compared at equal cost. Saves may also start early, after steps 1, 2, 4, 8, ... up to C, because a block
-that is lost before its first save only has its initial value.
-
-The caller measures how far blocks have moved since their last save (their distances), and writes the blocks. Distances
-are summed without rounding, so that partial sums of several nodes add up to the same total.
+policies are compared at equal cost. Distances that blocks have moved since their last save are summed without rounding,
+so that partial sums of several nodes add up to the same total.
 """
 
 from collections.abc import Callable, Sequence

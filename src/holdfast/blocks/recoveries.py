@@ -1,8 +1,4 @@
-"""Choose the blocks to restore from a checkpoint after a failure.
-
-A recovery only chooses block numbers. The caller copies the blocks with `Blocks.copy`; the simulator and the parameter
-server use the same choice.
-"""
+"""Choose the blocks to restore from a checkpoint after a failure; the caller copies them with `Blocks.copy`."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,7 +1,4 @@
-"""Failures as plain data, computed before a run begins, so that a schedule can be printed, stored and replayed.
-
-The simulator, a training run and the parameter server read the same kind of schedule; each applies it in its own way.
-"""
+"""Failures as plain data, computed before a run begins, so that a schedule can be printed, stored and replayed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +12,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A planned failure: its step, its kind, the point within the step, and its targets (blocks, nodes or ranks).
-
-    Kinds and points are free strings, because the simulator, training runs and the parameter server have different
-    ones. The default, `lose` at a `boundary`, loses blocks (groups of parameters) between two steps. A point may carry
-    a number, as in `backward=0.5`."""
+    """A planned failure: its step, its kind, the point within the step, and its targets (blocks, nodes or ranks)."""
 
     step: int
     kind: str = "lose"

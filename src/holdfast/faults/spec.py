@@ -73,9 +73,7 @@ def parse_rehearsal(spec: str) -> RandomKills:
 
 
 def _parse_one(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
-    """Yield (step, kind, point, group, members) for each step in an `--inject` value.
-
-    `,rank=1+3` gives the group "rank" and the members (1, 3). `example` is a valid value, shown in errors."""
+    """Yield (step, kind, point, group, members) for each step in an `--inject` value; `example` is for errors."""
     match = _STRIKE.fullmatch(text)
     if match is None:
         raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")

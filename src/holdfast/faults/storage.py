@@ -38,11 +38,7 @@ Record: TypeAlias = Callable[[Failure], None]
 
 
 class FaultyStore:
-    """A wrapper around a store that injects faults into saves.
-
-    Each fault strikes once, in the first save at or after its step. It strikes when the file named by its `point` is
-    written, by default the file of tensors. `record` is called in the writing thread just before the fault. A fault of
-    the kind "delay" sleeps for `delay` seconds. Entries of `faults` that do not concern storage are ignored."""
+    """A store that injects each of `faults` once, in the first save at or after its step, and calls `record` before."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None
@@ -109,10 +105,7 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault that is due at `point` of a save, if any, and return its kind or None.
-
-        A fault that refuses the operation raises StorageFailed; `verb` and `name` are for its message. The caller must
-        apply a fault that damages data."""
+        """Inject the fault due at `point` of a save; return its kind if the caller must damage the data, or None."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -33,11 +33,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in the history of a run on the parameter server.
-
-    `step`, `stall` and `outage` are the seconds of an iteration, of a full save and of a failure. `rate` is the
-    convergence rate, and `noise` the number of iterations by which convergence varies by chance.
-    """
+    """The costs measured in a served run: seconds of an iteration, a full save and a failure, and convergence."""
 
     workload: str
     nodes: int

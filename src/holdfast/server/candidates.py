@@ -39,7 +39,6 @@ class Candidates:
         self._within: tuple[float, RankingRange | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
-        """Return this node's answer to a question about its blocks, such as a histogram of their ranking keys."""
         match question:
             case AskTotal():
                 return BlockTotal(len(self._ids), total_distance(self._info))

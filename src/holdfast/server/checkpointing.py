@@ -33,9 +33,7 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """The result of a save. Blocks of nodes that were lost before writing them are not part of the save.
-
-    `committed` is False if no block was written, or if the initial save, which needs all blocks, is incomplete."""
+    """The result of a save; it is not `committed` if no block was written, or the initial save lacks blocks."""
 
     iteration: int
     bytes: int
@@ -46,10 +44,7 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks that all nodes together chose for a save, and their total size in `bytes`.
-
-    `distances` has, for each node, how far the blocks that are not chosen moved since their last saves. `lost` has the
-    reason for each node that did not answer."""
+    """The blocks that nodes chose for a save, how far their other blocks have moved (`distances`), and lost nodes."""
 
     blocks: Samples
     bytes: int
@@ -98,7 +93,6 @@ class CheckpointCoordinator:
         self._pending = self._threads.submit(self._commit, calls, step, size, began)
 
     def poll(self) -> None:
-        """Record the save in progress if it has finished, without waiting for it."""
         if self._pending is not None and self._pending.done():
             self.settle()
 

@@ -108,7 +108,6 @@ class Controller:
         return {} if saved is None else saved.lost
 
     def _resume(self) -> int:
-        """Take over from a lost controller and finish its iteration; return the number of the next iteration."""
         members, recovery = self._members, self._recovery
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
         accounts: dict[int, NodeAccount] = answers.results
@@ -174,7 +173,6 @@ class Controller:
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _save_again(self, accounts: Mapping[int, NodeAccount]) -> None:
-        """Write again the blocks that nodes consider saved but whose save the lost controller did not commit."""
         saved_at = self._coordinator.saved_at
         arguments = {
             n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes

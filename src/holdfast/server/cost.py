@@ -18,11 +18,7 @@ FEWEST = 6  # losses needed to measure a rate
 
 @dataclass(slots=True)
 class Outage:
-    """Members that were lost together, the blocks restored for them, and the seconds until training continued.
-
-    `size` is the distance by which the restore moved the state; `ages` has the age of each restored block in
-    iterations. `dropped` tells whether updates were lost.
-    """
+    """Members that were lost together, the blocks restored for them, and the seconds until training continued."""
 
     iteration: int
     members: list[str]

@@ -1,10 +1,7 @@
 """Detect members that are lost because they no longer answer heartbeats. The caller sends these and provides the time.
 
-Ray reports a killed process within milliseconds. It does not report a process that hangs, and a machine that is cut off
-only after 15 s or more. So every member is asked regularly, and must answer within a deadline.
-
-A process whose raylet was stopped or killed still answers small calls for a while, but cannot send or receive anything
-large. So a member that is asked also checks its raylet.
+Ray reports a killed process at once, but not one that hangs, and a machine that is cut off only after 15 s or more. A
+process without its raylet still answers small calls for a while, so a member that is asked also checks its raylet.
 """
 
 import os

@@ -48,11 +48,10 @@ def gather(
     *,
     first: bool = False,
 ) -> RemoteResults:
-    """Wait up to `patience` seconds for the results of `calls`.
+    """Wait up to `patience` seconds for the results of `calls`, or for one of them if `first`.
 
-    Do not wait for members that `given_up()` reports as lost; these, and dead or unreachable actors, are listed as
-    missing. With `first`, return after the first result. An exception raised by an actor is raised here, except
-    `BlocksMoved`, which counts as a result."""
+    Members that `given_up()` reports as lost, or that Ray cannot reach, are listed as missing. An exception of an actor
+    is raised here, except `BlocksMoved`, which counts as a result."""
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
     waiting = {ref: who for who, ref in calls.items()}

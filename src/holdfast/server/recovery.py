@@ -1,8 +1,7 @@
 """Recovery of a run after members are lost.
 
-Blocks of lost nodes are assigned to the remaining nodes, or to new ones if none remain. These load the blocks from the
-running checkpoint. Input parts of lost workers go to other workers. Any step can be repeated if another member is lost
-meanwhile: it tells nodes which blocks to hold, and they load the blocks that they lack.
+Other nodes load the blocks of lost nodes from the running checkpoint, and other workers take over their input parts.
+Any step can be repeated if another member is lost meanwhile.
 """
 
 import time
@@ -25,9 +24,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and the round within it.
-
-    `version` is the number of the next round, counted over the whole run. Restored blocks continue with that round."""
+    """The current iteration and round; `version` is the number of the next round, counted over the whole run."""
 
     iteration: int
     round: int

@@ -1,8 +1,7 @@
 """Rounds of a run: workers compute and push, nodes apply; after an iteration's last round workers measure the loss.
 
-With staleness, parts of the input advance independently, but not too far ahead of the slowest. Nodes then apply each
-push on arrival, and count the rounds of every part, so a push is applied only once. If members are lost, the round
-continues without them, and missing work is repeated.
+With staleness, parts of the input advance independently, and nodes apply each push on arrival. If members are lost, the
+round continues without them, and missing work is repeated.
 """
 
 import time
@@ -57,7 +56,6 @@ class SynchronousRounds:
         self.place = RoundPlace(0, 0, 0)
 
     def at(self, number: int) -> None:
-        """Set the current round to `number`, counted from the start of the run."""
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> RoundId:
@@ -105,7 +103,7 @@ class SynchronousRounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Start measuring the loss of input parts that are not in `known`; return the pending Ray calls, by worker."""
+        """Start measuring the loss of input parts that are not in `known`; return the calls, by worker."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
@@ -133,10 +131,7 @@ class SynchronousRounds:
 
 
 class StaleRounds:
-    """The state of training with bounded staleness, in which some parts of the input may be iterations ahead of others.
-
-    `clocks` has the number of completed iterations of each input part. A part that is more than `staleness` iterations
-    ahead of the slowest waits."""
+    """The progress of input parts that may be up to `staleness` iterations ahead of the slowest part."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness

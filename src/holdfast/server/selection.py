@@ -40,7 +40,6 @@ class RankingRange(NamedTuple):
         return len(self.prefix)
 
     def contains(self, other: "RankingRange") -> bool:
-        """Return True if this range contains all ranking positions in `other`."""
         if other.prefix[: self.level] != self.prefix or other.level < self.level:
             return False
         low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
@@ -61,27 +60,21 @@ class AskTotal(NamedTuple):
 
 
 class BlockTotal(NamedTuple):
-    """A node's answer to the question `AskTotal`: its number of blocks, and the exact sum of the distances they moved.
-
-    `moved` is None if the sum is not finite."""
+    """A node's answer to `AskTotal`: its number of blocks, and how far they `moved` together (None if not finite)."""
 
     blocks: int
     moved: Fraction | None
 
 
 class AskSurvey(NamedTuple):
-    """A question to each server node: how many blocks are candidates for saving, and which ranking positions they have.
-
-    Candidates are blocks that changed by more than `above`. A node with at most `few` candidates also lists them."""
+    """A question to each node: which blocks moved more than `above`? If at most `few` did, the node lists them."""
 
     above: float
     few: int
 
 
 class Survey(NamedTuple):
-    """A node's answer to the question `AskSurvey`: the number, sizes and ranking range of the blocks that may be saved.
-
-    Sizes are in array elements. `blocks` lists the candidates if they are few."""
+    """A node's answer to `AskSurvey`: the number, sizes (in array elements) and ranking range of its candidates."""
 
     values: int
     candidates: int
@@ -92,10 +85,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to each server node: a histogram of its blocks over the ranking positions in `span`.
-
-    Only blocks that changed by more than `above` count. The node returns their number and size in each of `bins` bins.
-    """
+    """A question to each node: the number and size of its blocks in each of `bins` bins of the ranking range `span`."""
 
     above: float
     span: RankingRange
@@ -103,9 +93,7 @@ class AskHistogram(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A node's answer to the question `AskHistogram`, with one element for each histogram bin.
-
-    `counts` is the number of blocks that may be saved, and `values` their total size in array elements."""
+    """A node's answer to `AskHistogram`: for each bin, the number of blocks and their total size in array elements."""
 
     counts: Ids
     values: Ids
@@ -143,9 +131,7 @@ FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models
 
 
 class Selection(NamedTuple):
-    """The result of a conversation with the nodes about a save: `verdict` decides which blocks to save.
-
-    `credit` is the unspent budget in array elements, which may be negative."""
+    """The blocks that a conversation selected for a save, and the unspent budget in array elements."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -211,7 +197,6 @@ def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | Non
 
 
 def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
-    """Return the ranking position at which the total size of the blocks reaches `limit` elements, and that size."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))

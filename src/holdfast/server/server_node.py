@@ -40,9 +40,7 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has buffered for a save, and their size in bytes.
-
-    `distance` is how far the node's other blocks have moved since each was last saved."""
+    """The blocks that a node has buffered for a save, their size, and how far its other blocks have moved."""
 
     blocks: Samples
     bytes: int
@@ -50,11 +48,7 @@ class BufferedSave(NamedTuple):
 
 
 class NodeAccount(NamedTuple):
-    """The state of a node and its blocks, as reported to a controller that takes over the run.
-
-    `versions` has the number of the next round to apply to each block, and `saved_at` the iteration of its last save.
-    `changed` is the version of the partition map when the node last gained or lost blocks, `credit` the unspent save
-    budget, and `chosen` the last iteration after which blocks were chosen to be saved."""
+    """The blocks of a node and their rounds and saves, as reported to a controller that takes over."""
 
     ids: Ids
     versions: Ids
@@ -142,7 +136,6 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
-        """Answer a question that the controller asks to choose the blocks to save after iteration `step`."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             info = self._shard.block_info(policy.ranking)
@@ -185,7 +178,6 @@ class ServerNode:
         return write_segments(self._store, blocks, who, sequence, *self._to_write, self._total)
 
     def survivors(self) -> Arrays | None:
-        """Return a summary of this node's blocks, used to re-initialise lost blocks; None if the node has none."""
         ids = self._shard.ids
         return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
 
@@ -225,7 +217,6 @@ class ServerNode:
 
     @_exclusive
     def give(self, map_version: int, ids: Ids) -> HeldBlocks:
-        """Return a copy of the blocks `ids` for another node; from now on, refuse requests that use older maps."""
         return self._shard.give(ids, map_version)
 
     @_exclusive

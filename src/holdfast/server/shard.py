@@ -25,10 +25,7 @@ class BlocksMoved(Exception):
 
 
 class HeldBlocks(NamedTuple):
-    """Blocks of a node with their current values, their last saved values, and the iterations of these saves.
-
-    `versions` has the number of the next round to apply to each block. Under bounded staleness, workers may be at
-    different rounds; then `seen` has these numbers separately for each worker."""
+    """Blocks of a node with their values, their last saves, and the number of the next round of each block."""
 
     ids: Ids
     values: Arrays
@@ -78,11 +75,9 @@ class Shard:
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
-        """Return the current values of the blocks `ids`, concatenated for each named array of the state."""
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
-        """Return the workload's summary of all blocks on this node, computed again only after a block has changed."""
         if self._summary is None:
             self._summary = self._workload.summary(self.ids, self._values)
         return self._summary
@@ -142,7 +137,6 @@ class Shard:
         return _part(self._blocks, self._holding(), here)
 
     def drop(self, ids: Ids, map_version: int) -> None:
-        """Remove the blocks `ids`, which partition map `map_version` assigns to other nodes."""
         self._require_recent(map_version)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():

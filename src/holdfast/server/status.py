@@ -1,8 +1,4 @@
-"""The progress and the result of a run, and requests for more nodes.
-
-`summary` reads the history alone, so it works for finished runs and from other machines. A `JoinRequest` is a file in
-the run's folder, written for a user and removed by the driver.
-"""
+"""The progress and the result of a run, and requests for more nodes by a file in the run's folder."""
 
 from collections import Counter
 from pathlib import Path
@@ -43,7 +39,6 @@ class JoinRequest:
         write_atomically(self._path, str(nodes).encode(), self._path.with_suffix(".new"))
 
     def take(self) -> int:
-        """Remove the request and return its number of nodes, or 0 if there is no request."""
         try:
             wanted = int(self._path.read_text())
             self._path.unlink()
@@ -53,7 +48,7 @@ class JoinRequest:
 
 
 def summary(run: Path) -> list[str]:
-    """Return a summary of the run in the folder `run` as lines of text."""
+    """Return lines that summarize the run on the parameter server in the folder `run`."""
     recorded = _events(run)
     plan = next(what for what in recorded if isinstance(what, events.Serve))
     iterations = [what for what in recorded if isinstance(what, events.Iterate)]

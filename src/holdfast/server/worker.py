@@ -1,7 +1,6 @@
 """A worker of the parameter server: an actor that pulls blocks, computes from parts of the input, and pushes.
 
-Worker i computes part i of the input, and parts that it took over from lost workers. It keeps nothing from one round to
-the next that depends on the round, so every round can be repeated.
+Worker i computes part i of the input, and parts that it took over from lost workers. Every round can be repeated.
 """
 
 import os
@@ -45,7 +44,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon an update of the model, because `nodes` are lost or, if `nodes` is empty, blocks have moved."""
+    """Raised to abandon a round, because `nodes` are lost or, if `nodes` is empty, blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -79,7 +78,6 @@ class Worker:
         return os.getpid()
 
     def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
-        """Use the partition map `partition` and the node actors `nodes` for all further requests."""
         self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()

@@ -90,7 +90,6 @@ def _index(folder: Path) -> Metadata:
 
 
 def _check(folder: Path, index: Metadata, tensors: dict[str, TensorStorageMetadata]) -> None:
-    """Raise ValueError if the index refers to files outside `folder`, to missing bytes, or to incomplete tensors."""
     for part in (index.storage_data or {}).values():
         if Path(part.relative_path).name != part.relative_path or (folder / part.relative_path).is_symlink():
             raise ValueError(f"a part of it lies elsewhere, in {part.relative_path}")

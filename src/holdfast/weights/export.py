@@ -84,9 +84,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path beside `target` to write to, and rename it to `target` if no exception occurs.
-
-    Raise BadInput if `target` exists, unless `force` is True."""
+    """Yield a temporary path beside `target` to write to, and rename it to `target` if no exception occurs."""
     if os.path.lexists(target) and not force:
         raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")

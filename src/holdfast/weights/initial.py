@@ -102,10 +102,7 @@ def _from_file(path: Path, content: Any) -> SourceContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """A comparison of the weights in a file with the state_dict of a model.
-
-    `values` has the weights that fit, by the model's keys. `missing` keys are not in the file, `unexpected` keys are
-    not in the model, and `misshapen` has a message for each weight of a wrong shape."""
+    """The weights of a file that fit a model, by the model's keys, and all keys that do not match."""
 
     values: dict[str, Any]
     missing: list[str]

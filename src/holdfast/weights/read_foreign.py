@@ -1,8 +1,4 @@
-"""Read weight files of other programs without trusting them: nothing in them can run code.
-
-A safetensors file holds only numbers. A file of `torch.save` is a pickle, which torch's restricted reader
-(`weights_only=True`) reads; it accepts tensors and plain containers and refuses everything else.
-"""
+"""Read weight files of other programs without trusting them: nothing in them can run code."""
 
 import re
 import warnings

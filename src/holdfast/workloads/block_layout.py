@@ -65,7 +65,6 @@ class Layouts:
         self._lately: deque[BlockLayout] = deque(maxlen=KEPT)
 
     def of(self, ids: Ids) -> BlockLayout:
-        """Return the layout of the blocks `ids`, from the cache if possible."""
         for known in self._lately:
             if np.array_equal(known.ids, ids):
                 return known

@@ -1,12 +1,8 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-The images of an iteration depend only on its number and the random stream. The loss is that of a fixed set of images
-under the mean of the parameters over the iteration's batches: the loss of the parameters themselves varies by 10 %
-between batches, more than a failure costs.
-
-Adam (Kingma and Ba, 2014) has its recommended settings. Every row of a parameter counts its own steps for the bias
-correction. A restored row gets its count back with its moments; with another count, the correction would be wrong, and
-the row would jump by three times the learning rate.
+The loss is that of a fixed set of images under the mean of the parameters over the iteration's batches: the loss of the
+parameters themselves varies by 10 % between batches, more than a failure costs. Every row of a parameter counts its own
+steps for Adam's bias correction, because a restored row gets its count back with its moments.
 """
 
 from collections.abc import Iterator
@@ -57,11 +53,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """A convolutional network trained by Adam for `batches` steps per iteration; the loss is mean cross-entropy.
-
-    The loss is measured on the first `evaluated` images, and the run has converged once it reaches `criterion`. `batch`
-    is the number of images per step. `partition` is "layer" or "shard" (see `blocks`). `lanes` trials are simulated at
-    once."""
+    """A small convolutional network trained by Adam; its blocks are whole arrays ("layer") or rows ("shard")."""
 
     data: LabeledData
     architecture: Architecture
@@ -98,7 +90,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration without repetition, with seed `stream`; each row of the result is a batch."""
+        """Return the images of an iteration, drawn without repetition with seed `stream`; each row is a batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
@@ -218,7 +210,6 @@ class _Part:
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
     def images(self, when: RoundId) -> Ids:
-        """Return the indices of the images on which this worker trains in the round `when`."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, self._workload.samples(*key)
@@ -235,14 +226,9 @@ class _Part:
             yield self._networks[batch]
 
 
-# The network, batches of an iteration, images evaluated and criterion of each data set. On MNIST:
-# - Sizes: batches to the criterion times the time of a batch is least near this network. A narrower one has cheaper
-#   batches but needs more of them, as Adam's rate is fixed: 8 and 16 channels need 1,700, these 1,330, 16 and 32 1,000.
-# - Noise, from 16 streams that part half way: the first crossing of the parameters' own loss scatters by 110 batches,
-#   whatever the number of images; that of the average's loss by 37, its difference from an unperturbed twin by 23 to 33.
-# - Iterations: a full recovery loses up to 8, so the more batches an iteration has the clearer its cost. 48 make 23
-#   iterations to the criterion, where going back 5 costs 3.2 ± 0.5 (a standard deviation of trials); 32 make 37 and
-#   4.1 ± 1.7, going back 8; 24 make 46 and 7.3 ± 2.7, going back 10.
+# The network, batches of an iteration, images evaluated and criterion of each data set. On MNIST, batches to the criterion
+# times the time of a batch is least near this network. The more batches an iteration has, the clearer the cost of going
+# back: 48 make 23 iterations to the criterion, where going back 5 costs 3.2 ± 0.5 (a standard deviation of trials).
 SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
     "mnist": (Architecture(28, 10, kernel=5, stride=2, channels=(8, 24), hidden=(128, 64)), 48, 4096, 0.08),
     "digits": (Architecture(8, 10, kernel=3, stride=1, channels=(8, 16), hidden=(64, 32)), 12, 512, 0.2),

@@ -21,9 +21,7 @@ from holdfast.blocks.division import Ids
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a network with two convolutions and three linear layers, for square images of width `side`.
-
-    `kernel` and `stride` are those of the first convolution; the second is 3×3, padded by 1."""
+    """The sizes of a network with two convolutions and three linear layers, for square images of width `side`."""
 
     side: int
     classes: int

@@ -1,7 +1,4 @@
-"""Text corpora as arrays of word numbers, read from the files in which they are published.
-
-`fetch` finds the files; a damaged file raises `Corrupt`.
-"""
+"""Text corpora as arrays of word numbers, read from the files in which they are published."""
 
 import gzip
 import html

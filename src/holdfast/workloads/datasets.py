@@ -1,7 +1,4 @@
-"""Data sets as arrays of features and labels, read from the files in which they are published.
-
-`fetch` finds the files; a damaged file raises `Corrupt`.
-"""
+"""Data sets as arrays of features and labels, read from the files in which they are published."""
 
 import gzip
 import io

@@ -1,15 +1,10 @@
 """The interface of a workload that runs on the parameter server: its iteration, divided among workers and nodes.
 
-An iteration has a fixed number of rounds. In a round every worker pulls blocks, computes from them and from its part of
-the input, and pushes updates; once all have pushed, the nodes apply the updates to their blocks.
-
-Blocks are packed as by `Blocks.pack`: for every array the rows of some blocks, in ascending order of their numbers,
-contiguous in memory. An array without any of these blocks is left out.
+In each round every worker pulls blocks, computes from them and from its part of the input, and pushes updates; once all
+have pushed, the nodes apply the updates to their blocks. Blocks are packed as by `Blocks.pack`.
 
 Nodes may also compute a summary of all their blocks, such as how often each word has each topic. Summaries are added
-up, in any order, and workers get the sum; use integers if the last bits matter.
-
-Workers share `pulled` and `summed` with others and must not change them.
+up, in any order, and workers get the sum. Workers must not change `pulled` and `summed`.
 """
 
 from collections.abc import Sequence
@@ -23,9 +18,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class RoundId(NamedTuple):
-    """The identity of a round, which is one update of the model by all workers.
-
-    `round` is its index within `iteration`, and `stream` is the random seed of the run."""
+    """The identity of a round: its iteration, its index in the iteration, and the random seed of the run (`stream`)."""
 
     iteration: int
     round: int
@@ -40,9 +33,7 @@ class Push(NamedTuple):
 
 
 class DividedWorkload(Workload, Protocol):
-    """A workload that the parameter server can run.
-
-    The server divides an iteration into rounds; their result equals that of `advance` in one process."""
+    """A workload for the parameter server, which divides an iteration into rounds of workers and nodes."""
 
     @property
     def rounds(self) -> int:

@@ -1,8 +1,6 @@
 """Find a data file in a folder, or download it from its official home into the cache.
 
-This module does not know what a file contains, only its checksum. Arrays that take long to read from a file are cached
-too, because every process of a run loads its workload. They are stored under a digest of the file and of the code that
-read it, so they are never stale.
+Arrays that take long to read from a file are cached too, because every process of a run loads its workload.
 """
 
 import hashlib
@@ -82,7 +80,6 @@ def cache_folder() -> Path:
 
 
 def find(file: DataFile, folder: Path) -> Path | None:
-    """Return the path of `file` below the data folder `folder`, or None if it is not there."""
     paths = (folder / below / name for below in file.folders for name in file.names)
     return next((path for path in paths if path.is_file()), None)
 

@@ -1,10 +1,7 @@
 """A sweep of collapsed Gibbs sampling over a corpus: every token draws a new topic, in many chains at once.
 
-Chains are stored side by side on the last axis of arrays, one in each lane. They read the same words, and only their
-counts differ. The result of a chain is the same, to the last bit, whatever other chains run with it. Both priors are 1,
-so a count plus its prior is an integer. Indices are unsigned and arrays flat, because compiled code would check for
-negative indices at every step.
-
+Chains are stored side by side on the last axis of arrays. Both priors are 1, so a count plus its prior is an integer.
+Indices are unsigned and arrays flat, because compiled code would check for negative indices at every step.
 Everything that determines a draw is in this file, because numba recompiles only if the file of a function has changed.
 """
 

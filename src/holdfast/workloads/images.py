@@ -1,8 +1,4 @@
-"""Colour images as bytes, with their classes: CIFAR-10, CIFAR-100, and the first 25 classes of Tiny ImageNet.
-
-CIFAR-10 is read from its official binary archive or from arrays of its batches, CIFAR-100 from its archive, Tiny
-ImageNet from a zip of its JPEG files. `fetch` finds the files.
-"""
+"""Colour images as bytes, with their classes: CIFAR-10, CIFAR-100, and the first 25 classes of Tiny ImageNet."""
 
 import io
 import lzma

@@ -42,10 +42,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LatentDirichletAllocation(DividedDefaults):
-    """Latent Dirichlet allocation by Gibbs sampling; the loss is −log p(words, topics).
-
-    Both Dirichlet priors are 1. A run has converged once the loss reaches `criterion`. `lanes` trials are simulated at
-    once. `order` is the order of the norm that combines the distances of blocks."""
+    """Latent Dirichlet allocation by Gibbs sampling, with both priors 1; the loss is −log p(words, topics)."""
 
     data: Corpus
     criterion: float

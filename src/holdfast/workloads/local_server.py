@@ -41,7 +41,6 @@ class SimulatedServer:
         return state
 
     def loss(self, state: Arrays) -> float:
-        """Return the loss of `state`, combined from the losses that all workers measure."""
         workload, summaries = self._workload, self._summaries(state)
         pulled = [self._pack(state, workload.pulls(part, workload.rounds)) for part in self._parts]
         parts = zip(self._parts, pulled, strict=True)

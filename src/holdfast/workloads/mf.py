@@ -34,9 +34,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFactorization(DividedDefaults):
-    """The factorization ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
-
-    The array "R" holds R transposed, so every block (a row of L or a column of R) is a row of an array."""
+    """The factorization ratings ≈ L·Rᵀ; the loss is the Frobenius norm of the difference over all cells."""
 
     data: Ratings
     factors: int
@@ -154,7 +152,7 @@ SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:
-    """Return the factorization with the settings of the data set called `name`."""
+    """Return the matrix factorization with the settings of the data set called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no MF settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     factors, criterion = SETTINGS[name]
@@ -166,7 +164,6 @@ def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
 
 
 def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
-    """Return ‖A − LR‖² without computing the large product LR; `square` is ‖A‖²."""
     # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
     overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed.times(left), right)
     return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))

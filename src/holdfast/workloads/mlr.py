@@ -1,8 +1,7 @@
 """Multinomial logistic regression by mini-batch gradient descent; an iteration is one pass over the data.
 
-One matrix product serves all trials of a stack: the weights of all classes and trials are columns. Scores have the axes
-class, trial, sample, so all operations on them run over long rows of samples. Features that are zero in a whole chunk
-of samples, as most pixels at the border are, are left out of its products.
+One matrix product serves all trials of a stack: the weights of all classes and trials are columns. Features that are
+zero in a whole chunk of samples, as most pixels at the border are, are left out of its products.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,9 +43,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(DividedDefaults):
-    """Multinomial logistic regression by gradient descent with the learning rate `rate` and batches of `batch` samples.
-
-    The loss is the cross-entropy. The loss and its gradients are sums over samples and not means."""
+    """Multinomial logistic regression by gradient descent; the loss is the cross-entropy, summed over samples."""
 
     data: LabeledData
     batch: int

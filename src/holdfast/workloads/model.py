@@ -1,15 +1,6 @@
-"""A base class for your own model, with defaults for all optional methods.
+"""A base class for your own model. A subclass defines `criterion`, `start`, `part`, `compute`, `apply` and `measure`.
 
-A model is a class that inherits from `Model` and has
-
-    criterion                               the loss below which it has converged
-    start(stream)                           the arrays before the first iteration
-    part(worker, workers)                   one worker's part of the input
-    compute(part, when, pulled, summed)     this worker's push, from the blocks that it pulled
-    apply(when, ids, held, pushed)          change blocks by the sum of the pushes
-    measure(part, pulled, summed)           the loss of this part of the input
-
-Any other method of `DividedWorkload` may be overridden too.
+`DividedWorkload` describes these and all other methods, which may be overridden too.
 """
 
 from functools import cached_property

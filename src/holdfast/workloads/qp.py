@@ -11,9 +11,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack
 
 @dataclass(frozen=True, eq=False)
 class QuadraticProgram:
-    """Gradient descent on the quadratic function ½xᵀAx − bᵀx; the loss is the distance to the optimum.
-
-    `curvatures` are the eigenvalues of A, and the contraction rate is 1 − rate·min(curvatures)."""
+    """Gradient descent on ½xᵀAx − bᵀx; the loss is the distance to the optimum. A has the eigenvalues `curvatures`."""
 
     seed: int = 0
     curvatures: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
@@ -35,7 +33,6 @@ class QuadraticProgram:
 
     @property
     def optimum(self) -> Floats:
-        """The optimum x*, where the gradient is zero."""
         return self._problem[1]
 
     @cached_property

@@ -1,7 +1,4 @@
-"""Ratings of items by users, read from the files in which they are published.
-
-`fetch` finds the files; a line that is not a rating raises `Corrupt` with its number.
-"""
+"""Ratings of items by users, read from the files in which they are published."""
 
 import os
 import zipfile

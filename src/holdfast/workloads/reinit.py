@@ -1,10 +1,7 @@
-"""New values for blocks that are lost before their first save, by a rule of the workload.
+"""New values for blocks that are lost before their first save, computed by the workload from the surviving blocks.
 
 The checkpoint has only the initial value of such a block. If that is random, the surviving blocks must unlearn it,
-which can cost more than starting over. A workload can do better: zeros, or values derived from the surviving blocks.
-
-The rule gets a summary of surviving blocks. Nodes of a parameter server each summarise their own blocks, and the
-summaries are added up.
+which can cost more than starting over.
 """
 
 from typing import Protocol, cast
@@ -27,7 +24,6 @@ class Reinitializable(Protocol):
 
 
 def has_rule(workload: Workload) -> bool:
-    """Return True if `workload` can compute new values for lost blocks that were never saved."""
     return hasattr(workload, "survivors") and hasattr(workload, "fresh")
 
 

@@ -9,10 +9,7 @@ STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks in each stage
 
 
 class ResNet(nn.Module):
-    """A residual network of four stages; each stage halves the image and doubles the width of the one before.
-
-    `depth` is 18 or 50, and `small` omits the initial downsampling for small images.
-    """
+    """A residual network with 18 or 50 layers; `small` omits the initial downsampling for small images."""
 
     def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
         super().__init__()

@@ -1,22 +1,6 @@
-"""A model for the lab that is written for one state at a time, and the adapter that makes it a workload.
+"""A model for the lab that is written for one state at a time (`OneState`), and the adapter that makes it a workload.
 
-A model has
-
-    start(rng)          the arrays before the first iteration, by name
-    step(state, rng)    the arrays after one iteration; `state` is a copy, which may be changed and returned
-    loss(state)         a number that falls as the model is trained
-    criterion           the loss below which it has converged, or `LossAt(100)`: the loss after 100 iterations
-
-Optional attributes, with their defaults:
-
-    name                the name of the class
-    blocks              every row of every array is a block
-    norm, order         the Euclidean distance of each block; 2, since squares of distances add up
-    stochastic          True if `start` or the first `step` draws random numbers
-    steady              False: the loss is computed after every iteration
-    lanes               1 trial at a time
-
-Draw random numbers from `rng` only, so that a trial draws the same with and without a failure.
+docs/workloads.md lists the optional attributes of a model and their defaults.
 """
 
 from functools import cached_property

@@ -14,10 +14,7 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A sparse matrix, stored by rows (CSR) if `tall`, otherwise by columns (CSC).
-
-    Row or column i has the entries `starts[i]:starts[i+1]` of `values`; `others` has their other coordinate.
-    """
+    """A sparse matrix, stored by rows (CSR) if `tall`, otherwise by columns (CSC)."""
 
     shape: tuple[int, int]
     tall: bool

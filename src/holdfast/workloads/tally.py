@@ -1,8 +1,4 @@
-"""Topic counts of the documents or words of a corpus, for many Gibbs chains at once.
-
-Indices are unsigned and arrays flat, because compiled code would check for negative indices at every step. Prefetching
-changes speed only.
-"""
+"""Topic counts of the documents or words of a corpus, for many Gibbs chains at once."""
 
 from typing import Any, TypeAlias
 
@@ -36,7 +32,6 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
 
 
 def first_element(context: Any, build: Any, kind: Any, array: Any) -> Any:
-    """Return the LLVM value for the address of the first element of `array`, while numba compiles a function."""
     return create_struct_proxy(kind)(context, build, value=array).data  # type: ignore[no-untyped-call]
 
 
@@ -61,9 +56,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add 1 to `counts[word, topic]` for each token of `documents`.
-
-    Document d has the tokens `words[bounds[d]:bounds[d+1]]`. `topics` has only the topics of tokens in `documents`."""
+    """Add 1 to `counts[word, topic]` for each token of `documents`; document d is `words[bounds[d]:bounds[d+1]]`."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)

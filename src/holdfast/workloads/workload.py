@@ -19,10 +19,7 @@ Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
-    """For each trial (independent run), the number of its next iteration and its random seed (`stream`).
-
-    Random draws depend on these two numbers alone, so a trial draws the same numbers with and without a failure.
-    """
+    """For each trial (independent run), its next iteration and its random seed, on which all its draws depend."""
 
     iteration: Ids
     stream: Ids

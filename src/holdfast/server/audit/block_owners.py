@@ -29,7 +29,6 @@ class Tenure:
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
     def together(self, nodes: tuple[int, ...]) -> Samples:
-        """Return the number and the digest of all block ids that `nodes` own together."""
         return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
@@ -37,10 +36,7 @@ class Tenure:
 
 
 class Ownership:
-    """The node that owns each block, while the history of a parameter-server run is replayed.
-
-    Several changes of owners are collected until `close` is called, which begins a new `Tenure`, a period of ownership.
-    """
+    """The node that owns each block while a history is replayed; `close` begins a new period of ownership."""
 
     def __init__(self, blocks: int) -> None:
         self.tenures: list[Tenure] = []
@@ -86,12 +82,10 @@ class Ownership:
 
 
 def in_force(tenures: Sequence[Tenure], number: int) -> Tenure:
-    """Return the tenure (period with fixed block owners) that contains round `number`."""
     return next(tenure for tenure in reversed(tenures) if tenure.start <= number)
 
 
 def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
-    """Return the tenure (period with fixed block owners) in which partition map `version` was valid."""
     return next((tenure for tenure in reversed(tenures) if tenure.version <= version), tenures[0])
 
 

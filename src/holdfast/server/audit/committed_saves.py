@@ -33,7 +33,6 @@ class CommittedSaves:
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 
     def lose(self, node: int) -> None:
-        """Stop expecting commits of the blocks that `node` chose to save, because the node is lost."""
         for waiting in self._waiting.values():
             waiting.discard(node)
 

@@ -74,7 +74,6 @@ class Replay:
 
     @property
     def tenures(self) -> list[Tenure]:
-        """The periods in which blocks did not change owners, in order of time."""
         return self.ownership.tenures
 
     @property

@@ -35,8 +35,6 @@ SERVED = tuple({kind for kinds in WRITES.values() for kind in kinds} - {events.C
 
 
 class ServerWriter(NamedTuple):
-    """A process that writes a history: its kind ("controller", "node" or "worker") and its number."""
-
     kind: str
     number: int
 
@@ -122,7 +120,6 @@ class ServedLedger:
         return pushed
 
     def require_nodes(self) -> None:
-        """Raise CannotTell if a node that held blocks has no history."""
         held = {node for tenure in self.replay.tenures for node in tenure.held}
         if absent := held - {writer.number for writer in self.writers if writer.kind == "node"}:
             raise CannotTell(f"there is no history of node-{min(absent)}")

@@ -1,8 +1,4 @@
-"""Check runs with staleness, in which nodes apply each push on arrival, and workers may be ahead of each other.
-
-These checks use the order in which each node applied pushes, because the clocks of machines differ. When a round is
-repeated, an input part pushes the same blocks again.
-"""
+"""Check runs with staleness, in which nodes apply each push on arrival, and workers may be ahead of each other."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
