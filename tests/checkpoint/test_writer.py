@@ -148,10 +148,9 @@ def test_the_parts_of_a_stall_explain_it(tmp_path: Path, writer: Callable[..., W
         assert (stall.write > 0, stall.overlapped > 0) == ((True, False) if writer is blocking else (False, True))
 
 
-@pytest.mark.parametrize("limits", [{"max_inflight": 1}, {"max_inflight": 9, "budget": 6000}])
-def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path, limits: dict[str, int]) -> None:
+def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path) -> None:
     store = Gated(tmp_path)
-    ours = overlapped(store, keep_last=2, **limits)  # type: ignore[arg-type]
+    ours = overlapped(store, keep_last=2, max_inflight=1)
     ours.save(1, weights(1.0), {})
     second = threading.Thread(target=ours.save, args=(2, weights(2.0), {}))
     second.start()
@@ -166,17 +165,17 @@ def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path,
     assert second_saved.stall.backpressure > first.stall.backpressure
 
 
-@given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30), st.integers(1, 4), st.integers(100, 250))
-def test_images_never_take_more_than_was_allowed(uses: list[tuple[int, bool]], most: int, budget: int) -> None:
-    images = BufferPool(most, budget)
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30), st.integers(1, 4))
+def test_there_are_never_more_images_than_was_allowed(uses: list[tuple[int, bool]], most: int) -> None:
+    images = BufferPool(most)
     taken: list[HostImage] = []
     for size, hold in uses:
-        if len(taken) == most or images.bytes + size > budget:  # or else it might wait for ever
+        if len(taken) == most:  # or else it would wait for ever
             while taken:
                 images.give_back(taken.pop())
         image = images.take(size)
         assert image.capacity >= size
-        assert images.bytes <= budget
+        assert len(images._made) <= most
         taken.append(image)
         if not hold:
             images.give_back(taken.pop())
@@ -280,8 +279,7 @@ def test_memory_that_cannot_be_prepared_is_taken_by_the_save(tmp_path: Path, mon
         raise MemoryError("there is none right now")
 
     monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", refused)
-    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, budget=6000)
-    ours.prepare(weights(1.0, 100_000))  # more than the budget allows: the save of such a state says so
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2)
     ours.prepare(weights(1.0))
     assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
 
@@ -406,7 +404,6 @@ def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: A
     [
         ({"keep_last": 0}, "must be 1 or more"),
         ({"keep_last": 1, "max_inflight": 0}, "must be 1 or more"),
-        ({"keep_last": 1, "budget": 4000}, "a save needs 4128 bytes .* budget is 4000"),
     ],
 )
 def test_limits_that_allow_no_save_are_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import cli
 from holdfast.supervise.nodes.connection import is_listening, split_address
-from supervisor_process import SUPPORT, Start, Supervisor, alive, wait_until
+from supervisor_process import SUPPORT, Start, Supervisor, alive, descendants, wait_until
 
 LOOP = SUPPORT / "training_script.py"
 LOST_AFTER = 4.0
@@ -130,6 +130,18 @@ def test_when_the_node_at_which_they_meet_is_lost_the_lowest_of_the_others_takes
     run.await_world(3, 1)
     completed(run, [run.nodes[2]], attempts=3)
     audited(run.nodes[2].out, monkeypatch, capfd)
+
+
+def test_the_node_at_which_they_meet_is_given_up_while_it_is_suspended(job: Any) -> None:
+    run = job(2)
+    run.await_world(1, 2)
+    suspended = [run.nodes[0].pid, *descendants(run.nodes[0].pid)]
+    for pid in suspended:
+        os.kill(pid, signal.SIGSTOP)
+    run.await_world(2, 1)
+    assert "node 1 of 2 continues without node 0" in run.nodes[1].stderr
+    os.kill(run.nodes[0].pid, signal.SIGKILL)
+    completed(run, [run.nodes[1]], attempts=2)
 
 
 def test_the_node_at_which_they_meet_may_come_back_before_it_counts_as_lost(job: Any) -> None:

@@ -62,7 +62,7 @@ def named_log(output: str, folder: Path) -> str:
 def test_a_process_that_is_silent_after_its_peers_have_ended_is_found_and_started_again(tmp_path: Path) -> None:
     with running(tmp_path, HANGS_AT_ITS_END) as run:
         output, _ = run.communicate(timeout=120)
-    assert "rank 0 neither computed nor ended after its peers had ended for" in output
+    assert re.search(r"rank 0 \(pid \d+\) neither computed nor ended after its peers had ended for", output), output
     assert "script.py" in named_log(output, tmp_path)
     assert "completed after 2 attempts" in output
     assert run.returncode == 0

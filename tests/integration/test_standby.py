@@ -76,9 +76,12 @@ def test_a_standby_that_dies_is_replaced_and_the_run_goes_on(start: Start, tmp_p
     job = start({"pause": 0.02, "gate": str(tmp_path / "gate")}, spares=1, **HOW)
     wait_for_standby(job)
     first = standby_of(job)
+    assert title(first[0]) == "hf-standby-0"
     os.kill(first[0], signal.SIGKILL)
     wait_for_standby(job, 2)
-    assert "standby workers were lost (rank 0 was killed by SIGKILL): others are started" in job.stderr
+    assert (
+        f"standby workers were lost (rank 0 (pid {first[0]}) was killed by SIGKILL): others are started" in job.stderr
+    )
     assert not {*first} & {*standby_of(job)}
     kill_rank_1(job)
     (tmp_path / "gate").touch()

@@ -79,7 +79,7 @@ def test_an_error_before_the_first_snapshot_is_tried_again(start: Start, rank: i
     job = start({"faults": [fault("raise", rank=rank, step=2)]})
     assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.stderr
     assert job.stderr.count("Traceback") == 1
-    assert f"rank {rank} raised" in job.stderr
+    assert re.search(rf"rank {rank} \(pid \d+\) raised", job.stderr), job.stderr
     assert "raise Mistake(" in job.stderr
     assert "runpy" not in job.stderr
 

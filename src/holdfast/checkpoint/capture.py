@@ -44,7 +44,6 @@ class HostImage:
 
     @property
     def capacity(self) -> int:
-        """The size of the image in bytes."""
         return len(self.bytes)
 
     def lay_out(self, layout: PayloadLayout) -> dict[str, Array]:
@@ -57,54 +56,46 @@ class HostImage:
 
 
 class BufferPool:
-    """A thread-safe pool of host memory buffers, called images, each of which holds the state for one save.
+    """A thread-safe pool of at most `most` host buffers (images), each of which holds the state for one save."""
 
-    The pool has at most `most` images, which together have at most `budget` bytes."""
-
-    def __init__(self, most: int, budget: int | None = None) -> None:
+    def __init__(self, most: int) -> None:
         if most < 1:
             raise BadInput(f"the number of saves in flight must be 1 or more (got {most}).")
-        self._most, self._budget = most, budget
+        self._most = most
         self._free: list[HostImage] = []
         self._made: list[HostImage] = []
         self._changed = threading.Condition()
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of all buffers of the pool, free or in use."""
+        """The total size of all buffers of the pool, free or in use."""
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> HostImage:
         """Return a host buffer of at least `size` bytes for exclusive use; wait until one is free or allocated."""
-        if self._budget is not None and size > self._budget:
-            raise BadInput(
-                f"a save needs {size} bytes of host memory and the budget is {self._budget}: "
-                "raise the budget, or use the blocking writer, which needs none."
-            )
         with self._changed:
             while True:
                 for image in self._free:
                     if image.capacity >= size:
                         self._free.remove(image)
                         return image
-                while self._free and not self._has_room(size):
+                if self._free and len(self._made) == self._most:
                     self._made.remove(self._free.pop())  # too small, and it counts towards the limit
-                if self._has_room(size):
+                if len(self._made) < self._most:
                     self._made.append(image := HostImage(size))
                     return image
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[HostImage]:
-        """Allocate images, which are host buffers of `size` bytes, until the pool has `count` images or is full.
+        """Return new images (host buffers) of `size` bytes, as many as the pool lacks to have `count` of them.
 
-        Return the new images; they count as in use until they are passed to `give_back`. Free images that are too small
-        are removed."""
+        They count as in use until they are passed to `give_back`. Free images that are too small are removed."""
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
                 self._made.remove(image)
             reserved: list[HostImage] = []
-            while len(self._made) < count and self._has_room(size):
+            while len(self._made) < min(count, self._most):
                 reserved.append(HostImage(size))
                 self._made.append(reserved[-1])
             return reserved
@@ -120,15 +111,9 @@ class BufferPool:
         self._free.clear()
         self._made.clear()
 
-    def _has_room(self, size: int) -> bool:
-        within = self._budget is None or self.bytes + size <= self._budget
-        return within and len(self._made) < self._most
-
 
 class StateCapture:
-    """A copier of training states into images, which are host buffers that each hold one snapshot.
-
-    The file layout is used again as long as the shapes and types of the tensors stay the same."""
+    """A copier of training states into images, which are host buffers that each hold one snapshot."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()
@@ -165,7 +150,6 @@ class StateCapture:
             return [self._senders[device].send(values, layout, image) for device, values in devices.items()]
 
     def _copy(self, pieces: list[Piece]) -> None:
-        """Copy all pieces (parts of tensors) to their targets, with several threads if there are many bytes."""
         left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
         helped = [self.helpers.submit(_copy_each, left) for _ in range(helpers)]

@@ -24,9 +24,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A copy in progress from a device to the host, through a clone on the device.
-
-    CUDA events mark when it `started`, when the clone was complete (`captured`), and when the copy `arrived`."""
+    """A copy in progress from a device to the host, through a clone on the device; CUDA events mark its stages."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
@@ -94,9 +92,7 @@ class Sender:
         return DeviceCopy(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate one device buffer for copies of all `tensors`, and a view of the buffer for each tensor.
-
-        If the device has too little free memory, log a warning and allocate nothing."""
+        """Allocate the clone, a buffer for copies of all `tensors`, unless the device has too little free memory."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout
@@ -133,10 +129,7 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Plan how to copy parts of a file to a device buffer, the clone, without the gaps between the parts.
-
-    `spans` has the (start, end) of each part. Return the contiguous ranges of the file, the offset of each span in the
-    clone, and the size of the clone in bytes."""
+    """Return the contiguous ranges of a file with parts `spans`, the offset of each part in the clone, and its size."""
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0

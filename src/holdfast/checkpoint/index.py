@@ -21,8 +21,8 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 class Index:
     """The commit record of one save of a checkpoint of blocks; the saves are numbered by `generation`.
 
-    `blocks` is the number of blocks, and `layout` a digest of their bounds. `oldest` and `newest` are the lowest and
-    the highest iteration at which a block was saved. `segments` has the digest of each file of blocks."""
+    `layout` is a digest of the bounds of the blocks. `oldest` and `newest` are the lowest and the highest iteration at
+    which a block was saved. `segments` has the digest of each file of blocks."""
 
     generation: int
     blocks: int
@@ -38,7 +38,6 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """The total size of the segments in bytes."""
         return sum(expected.length for expected in self.segments.values())
 
 
@@ -77,7 +76,6 @@ def read_index(store: Store, generation: int) -> Index:
 
 
 def index_name(generation: int) -> str:
-    """Return the name of the stored index that commits save number `generation`."""
     return f"{FOLDER}index-{generation:08d}.json"
 
 
@@ -91,7 +89,6 @@ def write_index(store: Store, index: Index) -> None:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Return the name in the store of segment number `sequence`, a file of blocks that the process `writer` saved."""
     return f"{FOLDER}segment-{sequence:08d}-{writer}.safetensors"
 
 

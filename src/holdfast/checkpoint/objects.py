@@ -17,8 +17,7 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 class ObjectStore:
     """A store whose values are the objects below a URL. `create` is a conditional PUT.
 
-    Construct the store after forking, because its client runs a thread. `options` are storage options of fsspec.
-    """
+    Construct the store after forking, because its client runs a thread."""
 
     def __init__(self, url: str, **options: object) -> None:
         # Neither a shared instance nor a listing cache: a cached listing would hide the commits of other processes.
@@ -108,8 +107,6 @@ class ObjectStore:
 
 
 class _Ranges:
-    """A buffered reader of an object in object storage, which requests `BLOCK` bytes at a time."""
-
     def __init__(self, fs: Any, path: str, length: int) -> None:
         self._fs, self._path, self._length = fs, path, length
         self._fetched = 0

@@ -52,15 +52,11 @@ class PayloadLayout:
 
     @property
     def length(self) -> int:
-        """The length of the file in bytes."""
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
 
 def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> PayloadLayout:
-    """Return the layout of a safetensors file of `tensors`, which depends on their names, dtypes, shapes and devices.
-
-    `metadata` is added to the header. Raise BadInput for a value that cannot be stored.
-    """
+    """Return the layout of a safetensors file of `tensors`; raise BadInput for a value that cannot be stored."""
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
     for name, value in tensors.items():
@@ -84,10 +80,7 @@ def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterato
 
 
 def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
-    """Return the tensors in a safetensors file as views of `buffer`; raise Corrupt if the file is malformed.
-
-    Values that were saved as numpy arrays are returned as such. `name` is the file name for error messages.
-    """
+    """Return the tensors in a safetensors file as views of `buffer`; raise Corrupt if the file `name` is malformed."""
     try:
         length = _header_length(buffer[:8].tobytes(), len(buffer))
         data = buffer[8 + length :]
@@ -127,11 +120,6 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
 
 
 class _Entry(NamedTuple):
-    """A validated entry of a safetensors header: a tensor's dtype and shape, and its byte range in the data.
-
-    `start` and `end` are counted from the end of the header. `as_numpy` is True if the value was saved as a numpy
-    array."""
-
     dtype: str
     as_numpy: bool
     shape: list[int]
@@ -156,7 +144,6 @@ def _read(reader: Reader, length: int) -> bytes:
 
 
 def _entries(header: bytes, room: int) -> dict[str, _Entry]:
-    """Parse and validate the header of a file that has `room` bytes after the header; raise ValueError if invalid."""
     entries = json.loads(header)
     numpys = set(json.loads(entries.pop(_METADATA, {}).get("numpy", "[]")))
     spans = [entry["data_offsets"] for entry in entries.values()]
@@ -242,7 +229,7 @@ class FlatState:
 def flatten(state: Any) -> FlatState:
     """Split a nested state into its tensors and JSON for everything else.
 
-    `state` may contain dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput."""
+    It may contain dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput."""
     tensors: dict[str, Array] = {}
     try:
         tree = _take_apart(state, "", tensors)

@@ -30,9 +30,7 @@ def open_store(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at the path or URL `place` for a new run, after checking by a test write that it is writable.
-
-    A directory is created if necessary. Raise BadInput for memory:// URLs, which other processes cannot read."""
+    """Return the store at the path or URL `place` for a new run, after checking by a test write that it is writable."""
     store = store_at(place, **options)
     for leftover in store.names(_PROBE):  # test files of killed processes
         store.remove(leftover)
@@ -54,8 +52,7 @@ def store_at(place: str | os.PathLike[str], **options: object) -> Store:
 def read_ahead(store: Store) -> None:
     """Start a thread that reads the newest snapshot of a directory into the page cache, to make `load` faster.
 
-    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk. Errors are ignored,
-    because `snapshot.load` reports them again."""
+    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk."""
     if isinstance(store, DirectoryStore):
         threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()
 

@@ -22,11 +22,9 @@ _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 def resume(
     store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched, check: Check = anything
 ) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
-    """Return the newest good snapshot, or None, and the newer snapshots that cannot be used.
+    """Return the newest good snapshot, or None, and the newer snapshots that cannot be used, which are set aside.
 
-    `check` raises Corrupt for a snapshot that the run cannot resume from. Unusable snapshots are renamed (set aside),
-    so that the run never resumes from them after it continued from an older one. Only the process that saves may call
-    this."""
+    `check` raises Corrupt for a snapshot that the run cannot resume from. Only the process that saves may call this."""
     loaded, bad = snapshot.search(store, backoff, progress, check)
     for step in bad:
         set_aside(store, step)
@@ -45,7 +43,6 @@ def set_aside(store: Store, step: int) -> str:
 
 
 def steps_aside(store: Store) -> list[int]:
-    """Return the steps of unusable snapshots that were renamed, in ascending order, possibly with repetitions."""
     return [int(name.split("-")[2]) for name in aside(store)]
 
 
@@ -59,9 +56,8 @@ def aside(store: Store) -> list[str]:
 def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
     """Clean up the store at the start of a run: keep the last `count` snapshots, and the last `count` unusable ones.
 
-    Also remove unfinished files, uncommitted payloads and empty folders of killed processes. Failures to remove are
-    only logged. `trusted` is a step that was just read, whose snapshot need not be verified again.
-    """
+    Also remove what killed processes left. Failures to remove are only logged. `trusted` is a step whose snapshot was
+    just read."""
     old = snapshot.outdated(store, count, trusted=trusted)
     for prefix in (snapshot.STEP, LATEST, _ASIDE):
         _try(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]

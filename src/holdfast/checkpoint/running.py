@@ -76,9 +76,7 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest intact version of the incremental checkpoint.
-
-        `passed_over` then lists newer versions that are damaged. Names of new files contain `writer`."""
+        """Open the newest intact version of the checkpoint; `passed_over` then lists damaged newer versions."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -180,11 +178,10 @@ class RunningCheckpoint:
         self._generation = index.generation
 
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
-        """Choose which segments to rewrite in the next save, which will contain the blocks `incoming`.
+        """Return the blocks in segments that the next save should rewrite, and the segments to keep.
 
-        Return the blocks whose newest values are in the segments to rewrite, and the segments to keep. The total size
-        of all segments is limited to `limit` times the size of the state, or to the state plus `room` bytes if that is
-        more."""
+        The next save will contain the blocks `incoming`. All segments have at most `limit` times the size of the state,
+        or the state plus `room` bytes if that is more."""
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -243,8 +240,7 @@ def write_segments(
     """Write the blocks `ids`, whose values `Blocks.pack` has put into `packed`, to segments, and return the segments.
 
     Segment names contain `writer` and numbers from `sequence` on. `saved_at` is the iteration of each block, and
-    `total` the size of the whole state in bytes. The segments take effect when they are committed.
-    """
+    `total` the size of the whole state in bytes. The segments take effect when they are committed."""
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
     piece = np.cumsum(sizes) // max(total // PIECES, PIECE)
@@ -303,10 +299,7 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the layout (`Blocks`) of the arrays that `blocks.pack(state, ids)` returns.
-
-    Also return the block number that each of `ids` has in this layout.
-    """
+    """Return the layout of what `blocks.pack(state, ids)` returns, and the block number of each of `ids` in it."""
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))

@@ -52,8 +52,7 @@ def inspect(store: Store) -> Contents:
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
     """Read all committed data in a store and return a list of the damage found.
 
-    `progress(1)` is called after each commit record is verified; `records(store)` returns the number of commit records.
-    """
+    `progress(1)` is called after each of the `records(store)` commit records."""
     strange = _strange(store)
     findings: list[Damage] = []
     for step in snapshot.steps(store):

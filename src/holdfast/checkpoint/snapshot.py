@@ -60,7 +60,6 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The total size of the payloads in bytes."""
         return sum(expected.length for expected in self.payloads.values())
 
     @property
@@ -93,9 +92,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SnapshotDraft:
-    """A snapshot to be committed, without its tensors. If it is committed twice, the second commit has no effect.
-
-    `position` is the position in training, and `extra` the encoded state that is not tensors."""
+    """A snapshot to be committed, without its tensors. If it is committed twice, the second commit has no effect."""
 
     step: int
     position: dict[str, Any]
@@ -103,7 +100,6 @@ class SnapshotDraft:
     saved: float = field(default_factory=time.time)
 
     def manifest(self, payloads: Mapping[str, Digest]) -> Manifest:
-        """Return the commit record of this draft, which contains the digests of the written `payloads`."""
         return Manifest(**self.position, saved=self.saved, payloads=payloads)
 
 
@@ -112,8 +108,8 @@ def draft(
 ) -> SnapshotDraft:
     """Return the draft of a snapshot; raise BadInput if `extra` is not plain JSON or is too large.
 
-    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and model structure.
-    """
+    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and model
+    structure."""
     if step < 0:
         raise BadInput(f"step {step} cannot be saved: steps count from 0.")
     position = {"step": step, "epoch": epoch, "cursor": cursor, "world": world, "config": config}
@@ -134,8 +130,7 @@ def draft(
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
     """Write and commit the snapshot of a step; raise CommitConflict if the step already has a good snapshot.
 
-    Only one process at a time may save into a store. Files of killed saves are removed. `position` is the epoch,
-    cursor, world and config, as for `draft`."""
+    Only one process at a time may save into a store. `position` is the epoch, cursor, world and config."""
     return commit(store, draft(step, extra, **position), payload.encode(tensors))
 
 
@@ -153,9 +148,8 @@ def commit(
 ) -> Manifest:
     """Write the files of a draft and commit it; `tensors` are the parts of its tensor file.
 
-    `ready` is called after the files are written and before the commit. It may delay the commit, and if it raises an
-    error, nothing is committed. `progress` is called with the number of bytes written. A failed commit may be repeated.
-    """
+    `ready` is called just before the commit; if it raises an error, nothing is committed. A failed commit may be
+    repeated."""
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:
@@ -181,9 +175,7 @@ def commit(
 
 
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
-    """Read and verify the snapshot of a step; `progress` is called with the number of bytes read.
-
-    If the storage fails, retry after each of the pauses in `backoff`, in seconds."""
+    """Read and verify the snapshot of a step. If the storage fails, retry after each of the pauses in `backoff`."""
     for pause in backoff:
         try:
             return _load(store, step, progress)
@@ -203,9 +195,9 @@ def _load(store: Store, step: int, progress: Progress) -> Snapshot:
 
 
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
-    """Return the newest good snapshot; its `passed_over` lists newer ones that are damaged or unreadable.
+    """Return the newest good snapshot; raise NoSnapshot if none is good.
 
-    If the storage fails, retry after each of the pauses in `backoff`, in seconds. Raise NoSnapshot if none is good."""
+    Its `passed_over` lists newer ones that are damaged or unreadable."""
     loaded, bad = search(store, backoff, progress)
     if loaded is None:
         why = "; ".join(passed_over.why for passed_over in bad.values())
@@ -308,17 +300,14 @@ def read_manifest(store: Store, step: int) -> Manifest:
 
 
 def manifest_name(step: int) -> str:
-    """Return the name in the store of the commit record of a step."""
     return _name(step, _MANIFEST)
 
 
 def tensors_name(step: int) -> str:
-    """Return the name in the store of the tensor file of a step."""
     return _name(step, _TENSORS)
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield (step, file name) for every file in a snapshot folder; (step, None) if the folder is itself a file."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros
@@ -330,9 +319,7 @@ def _steps_in_use(store: Store) -> list[int]:
 
 
 def _cleared(store: Store, draft: SnapshotDraft) -> Manifest | None:
-    """Prepare a save: remove temporary files, uncommitted payloads, and a corrupt snapshot of the same step.
-
-    Return the manifest if an earlier attempt has already committed this draft, else None."""
+    """Remove what killed saves left, and a corrupt snapshot of this step; return the manifest if it is committed."""
     store.sweep(STEP)
     store.sweep(LATEST)
     if draft.step in steps(store):
@@ -360,10 +347,9 @@ def clear_uncommitted(store: Store) -> None:
 
 
 def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """Return the steps of snapshots that may be removed: all but the last `count`.
+    """Return the steps of snapshots that may be removed: all but the last `count`, and never the newest good one.
 
-    The newest good snapshot is never among them, so snapshots are read to find it. The snapshot of step `trusted` is
-    assumed to be good without reading it, unless it is the only one that is kept."""
+    Snapshots are read to find that. The one of step `trusted` is assumed to be good, unless it is the only one kept."""
     if count < 1:
         raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
     listed = steps(store)
@@ -383,7 +369,6 @@ def remove(store: Store, step: int) -> None:
 
 
 def folder(step: int) -> str:
-    """Return the name of the folder of the snapshot of a step."""
     return _name(step).rstrip("/")
 
 
@@ -392,8 +377,6 @@ def _name(step: int, part: str = "") -> str:
 
 
 def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
-    """Parse extra.json, and raise Corrupt unless it contains the same position as the manifest."""
-
     def reject(word: str) -> float:
         raise ValueError(f"{word} is not JSON")
 

@@ -40,8 +40,7 @@ class Reader:
 class Store(Protocol):
     """A store that maps names, which are relative POSIX paths, to bytes. All writes are atomic.
 
-    All methods raise StorageFailed if the storage fails.
-    """
+    All methods raise StorageFailed if the storage fails."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write the concatenated `parts` as value `name`, replacing an older value."""
@@ -53,9 +52,7 @@ class Store(Protocol):
         """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the sorted names that begin with `prefix`, without unfinished writes.
-
-        A folder that cannot be listed appears in the result under its own name."""
+        """Return the sorted names that begin with `prefix`; a folder that cannot be listed has its own name there."""
 
     def remove(self, name: str) -> None:
         """Remove a value; do nothing if it does not exist."""
@@ -174,10 +171,7 @@ class DirectoryStore:
         return self.path / checked(name)
 
     def _obstacle(self, name: str) -> str | None:
-        """Return text that describes the first parent of `name` that is not a folder; None if all parents are folders.
-
-        The content of the store is untrusted, but local processes are trusted not to replace a folder meanwhile.
-        """
+        """Return text about the first parent of `name` that is not a folder; None if all parents are folders."""
         for folder in reversed(PurePosixPath(name).parents[:-1]):
             try:
                 mode = os.lstat(self.path / folder).st_mode
@@ -192,7 +186,6 @@ class DirectoryStore:
             raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; remove it.")
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield (name, is folder) for files whose name begins with `prefix`, and for folders that may contain them."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -247,7 +240,6 @@ def is_name(text: str) -> bool:
 
 
 def conflict(store: object, name: str) -> str:
-    """Return the message for a CommitConflict about value `name` of `store`."""
     return f"{name} in {store} was already committed by another writer: give each run its own store."
 
 
@@ -326,8 +318,7 @@ def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
 def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
     """Write page-aligned memory with direct I/O; return the number of bytes written, or 0 if that is not possible.
 
-    Direct I/O needs a third of the CPU time, and does not evict training data from the page cache. `position` is the
-    current offset in the file."""
+    It needs a third of the CPU time, and does not evict training data from the page cache."""
     whole = len(part) // mmap.PAGESIZE * mmap.PAGESIZE
     if position % mmap.PAGESIZE or not hasattr(os, "O_DIRECT") or not is_page_aligned(part):
         return 0

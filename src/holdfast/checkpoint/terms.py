@@ -66,19 +66,15 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove term `number` from the store, before any node has trained in it.
-
-    A term is a numbered group of nodes that may commit snapshots."""
+    """Remove term `number`, a group of nodes that may commit, before any node has trained in it."""
     store.remove(_name(number))
 
 
 class Fenced:
     """A wrapper of a store that raises WorkerLost on commits and cleanup once a newer group of nodes has taken over.
 
-    `number` is that of this node's term (numbered group of nodes). If `is_ours` returns True for a newer term, this
-    node belongs to it, and the wrapper adopts its number. A term that appears between the check and a commit is not
-    noticed. This is harmless: the snapshot is complete and belongs to this run.
-    """
+    If `is_ours` returns True for a newer term (numbered group of nodes), this node belongs to it. A term that appears
+    between the check and a commit is not noticed: that snapshot is complete and belongs to this run."""
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
         self._store, self._number, self._is_ours = store, number, is_ours

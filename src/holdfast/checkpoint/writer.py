@@ -33,6 +33,7 @@ READY = 1
 READY_PINNED = 2  # for the state of a device: pinning another one during a save takes longer than the save
 
 T = TypeVar("T")
+Extra: TypeAlias = Mapping[str, Any]
 Ready: TypeAlias = Callable[[], None]
 More: TypeAlias = Callable[[], Mapping[str, Any]]
 
@@ -57,19 +58,12 @@ class Writer(Protocol):
         """Start to allocate memory in the background for saves of states like `tensors`. Calling this is optional."""
 
     def save(
-        self,
-        step: int,
-        tensors: State,
-        extra: Mapping[str, Any],
-        more: More = dict,
-        ready: Ready = at_once,
-        **position: Any,
+        self, step: int, tensors: State, extra: Extra, more: More = dict, ready: Ready = at_once, **position: Any
     ) -> None:
         """Start to save a state, whose tensors may change after the return. Raise the error of an earlier failed save.
 
-        `more` returns further items of `extra`, such as reports of other ranks; if it raises, nothing is saved. The
-        commit waits until `ready` returns. `position` has the keyword arguments of `snapshot.draft`, such as `epoch`.
-        """
+        `more` returns further items of `extra`; if it raises, nothing is saved. The commit waits until `ready` returns.
+        `position` has the keyword arguments of `snapshot.draft`."""
 
     @property
     def is_busy(self) -> bool:
@@ -85,10 +79,7 @@ class Writer(Protocol):
 def blocking(
     store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
 ) -> Writer:
-    """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory.
-
-    It keeps the last `keep_last` snapshots. `backoff` has the seconds to wait before each retry, and `progress` is
-    called with the number of bytes written."""
+    """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory."""
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
 
@@ -97,21 +88,17 @@ def overlapped(
     *,
     keep_last: int,
     max_inflight: int = 2,
-    budget: int | None = None,
     backoff: Sequence[float] = BACKOFF,
     progress: Progress = unwatched,
 ) -> Writer:
     """Return a writer whose `save` only copies the state; a background thread writes the copy.
 
-    At most `max_inflight` copies exist at a time, in at most `budget` bytes of host memory; further saves wait. The
-    other parameters are as for `blocking`; `progress` is called in the background thread."""
-    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight, budget))
+    At most `max_inflight` copies exist at a time; further saves wait."""
+    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight))
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The result of writing a snapshot, which ended at perf_counter time `durable`; `removed` are the deleted steps."""
-
     bytes: int
     retries: int
     removed: tuple[int, ...]
@@ -124,8 +111,6 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The store to write to, how many snapshots to keep there, and the seconds to wait before each retry."""
-
     store: Store
     keep_last: int
     backoff: tuple[float, ...]
@@ -140,8 +125,7 @@ class _Target:
     ) -> _Written:
         """Write and commit `draft`, and delete all but the last `keep_last` snapshots.
 
-        `tensors` returns the bytes of the tensor file, again in each retry. `ready` is called just before the commit.
-        """
+        `tensors` returns the bytes of the tensor file, again in each retry."""
         step = draft.step
 
         def commit() -> Manifest:
@@ -183,13 +167,7 @@ class _Blocking:
         pass  # it needs no memory
 
     def save(
-        self,
-        step: int,
-        tensors: State,
-        extra: Mapping[str, Any],
-        more: More = dict,
-        ready: Ready = at_once,
-        **position: Any,
+        self, step: int, tensors: State, extra: Extra, more: More = dict, ready: Ready = at_once, **position: Any
     ) -> None:
         rest = more()
         start = perf_counter()
@@ -214,8 +192,6 @@ class _Blocking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A save in progress that began at `start`; `landing` is the future of its background write."""
-
     step: int
     start: float
     stall: Stall
@@ -232,8 +208,8 @@ class _Flight:
 class _Overlapped:
     """A writer that lets training continue while one background thread writes the snapshots.
 
-    A thread is enough, because direct I/O and digests release the interpreter lock. Its priority is not lowered,
-    because a thread that is scheduled late while it holds the lock would delay training."""
+    Its priority is not lowered: a thread that is scheduled late while it holds the interpreter lock would delay
+    training."""
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
         self._target, self._images = target, images
@@ -248,13 +224,7 @@ class _Overlapped:
         self._thread.submit(self._make_ready, reserved, count, layout, device)
 
     def save(
-        self,
-        step: int,
-        tensors: State,
-        extra: Mapping[str, Any],
-        more: More = dict,
-        ready: Ready = at_once,
-        **position: Any,
+        self, step: int, tensors: State, extra: Extra, more: More = dict, ready: Ready = at_once, **position: Any
     ) -> None:
         self._raise_failure()
         start = perf_counter()
@@ -312,9 +282,6 @@ class _Overlapped:
     def _make_ready(
         self, reserved: list[HostImage], count: int, layout: PayloadLayout, device: torch.device | None
     ) -> None:
-        """Allocate and pin the memory of the `reserved` images (host buffers for saves), and give them to the pool.
-
-        Also replace free images that are too small for `layout`. Runs in the background thread."""
         # Earlier saves have completed, so their images may be free now: replace those that are too small.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:
@@ -325,9 +292,6 @@ class _Overlapped:
     def _write(
         self, draft: SnapshotDraft, image: HostImage, layout: PayloadLayout, departures: list[DeviceCopy], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Wait for the device copies (`departures`) into `image`, then write the snapshot and commit it after `ready`.
-
-        Return the result, the seconds by which the copies delayed training, and the seconds of the write."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

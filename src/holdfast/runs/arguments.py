@@ -27,9 +27,7 @@ class Change(NamedTuple):
 
     @property
     def lengthens(self) -> bool:
-        """True if the change may make a run longer: the argument is a whole number, and larger now.
-
-        For an argument that the earlier command lacks, the name must contain `epoch`, `step` or `iter`."""
+        """True if the change may make a run longer: a larger whole number, or a new number of epochs or steps."""
         if not _is_whole(self.now):
             return False
         if self.was is None:

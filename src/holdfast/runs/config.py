@@ -20,8 +20,8 @@ from holdfast.memory import require_room
 class WeightsSource:
     """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder.
 
-    `step` is that of the snapshot, if the source is a run. `take` names the protected objects to load, by default all
-    models; `partial` lets a model keep weights that the source lacks. `digest` covers everything that is loaded."""
+    `take` names the protected objects to load, by default all models; `partial` lets a model keep weights that the
+    source lacks."""
 
     place: str
     step: int | None = None
@@ -38,12 +38,10 @@ class WeightsSource:
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:
-        """Return the source as JSON values."""
         return {**asdict(self), "take": list(self.take)}
 
     @classmethod
     def from_json(cls, data: Any) -> "WeightsSource":
-        """Return the source described by `data`, which `to_json` returned; raise BadInput if it is damaged."""
         known = isinstance(data, Mapping) and set(data) == {"place", "step", "take", "partial", "digest"}
         if not (known and all(isinstance(data[name], str) for name in ("place", "digest"))):
             raise BadInput("its source of weights is damaged")
@@ -63,10 +61,7 @@ IDENTITY = ("script", "args", "seed", "recovery", "source")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The settings of a run, as `holdfast run` and `holdfast.supervise.supervise` take them.
-
-    The constructor raises BadInput if a setting cannot work.
-    """
+    """The settings of a run, as `holdfast run` and `holdfast.supervise.supervise` take them."""
 
     script: str
     """The Python script that each worker runs; with `module`, the name of a module."""
@@ -144,10 +139,7 @@ class RunConfig:
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_world(self, nodes: int) -> None:
-        """Raise BadInput if the run cannot work on `nodes` nodes.
-
-        The workers must fit into memory, recovery without a restart needs at least two workers, and injected failures
-        must target existing ranks."""
+        """Raise BadInput if the run cannot work on `nodes` nodes, or its workers do not fit into memory."""
         most = max((self.workers, *self.workers_after))
         is_live = self.recovery != "restart"
         require_room(most + self.spares * (1 if is_live else most), WORKER, "workers", "start fewer.")
@@ -178,14 +170,12 @@ class RunConfig:
         return self.source.digest if self.source else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the config as JSON values."""
         plain = {**asdict(self), "args": list(self.args), "workers_after": list(self.workers_after)}
         plain["source"] = self.source.to_json() if self.source else None
         return {**plain, "failures": [failure.to_json() for failure in self.failures]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunConfig":
-        """Return the config that `to_json` wrote."""
         names = {field.name for field in fields(cls)}
         if unknown := set(data) - names:
             raise BadInput(f"another version of holdfast wrote it, with {', '.join(sorted(unknown))}")

@@ -40,9 +40,7 @@ class RunHistory(NamedTuple):
 def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunHistory]:
     """Yield all history files of the run in `path`, with its config.
 
-    The history files of other nodes are in `node_folders`. If none are given, they are fetched from the store of the
-    run's checkpoints, into a temporary folder.
-    """
+    Those of other nodes are in `node_folders`, or else fetched from the store of the run's checkpoints."""
     from holdfast.history.gather import gather_files
 
     folders = [path, *node_folders]

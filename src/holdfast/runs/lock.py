@@ -83,9 +83,7 @@ def is_held(out: Path, node: int = 0) -> bool:
 
 
 def alone(out: Path) -> Lock:
-    """Lock a folder for a process that trains without a supervisor; its children do not share the lock.
-
-    If the process already holds a lock on the folder, as in a notebook, that lock is released first."""
+    """Lock a folder for a process that trains without a supervisor; its children do not share the lock."""
     keep_from_children()
     if before := _alone.pop(out.resolve(), None):
         before.release()

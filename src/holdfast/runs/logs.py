@@ -59,9 +59,7 @@ class WorkerLog:
 def find_logs(
     run: Path, attempt: int | None = None, rank: int | None = None, *, only_err: bool = False
 ) -> list[WorkerLog]:
-    """Return the logs of the workers of an attempt, by default of all attempts in order.
-
-    With `rank`, return the logs of all workers that had this rank, in the order in which they had it."""
+    """Return the logs of the workers of all attempts, or of one `attempt` or of one `rank`, in order."""
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")
@@ -101,9 +99,7 @@ def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], rank: 
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return the changes of ranks recorded in a log folder, oldest first.
-
-    Each is a pair: the new rank, and the name of the log files of the worker that got it."""
+    """Return the changes of ranks, oldest first: the new rank, and the log file name of the worker that got it."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours

@@ -64,10 +64,7 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run, as shown in a list of runs.
-
-    `state` is "trains" or says how the run ended. `goodput` is in committed steps per second, `size` in bytes, and
-    `last` is the time of the last write."""
+    """The status of a run in a list of runs: how it ended or that it `trains`, and steps, speed and size."""
 
     folder: Path
     state: str  # `trains`, or how it ended
@@ -83,7 +80,6 @@ class RunStatus:
 
     @property
     def is_training(self) -> bool:
-        """True if the run is being trained now."""
         return self.state == "trains"
 
 

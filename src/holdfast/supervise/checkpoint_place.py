@@ -17,7 +17,7 @@ from holdfast.checkpoint.place import store_at, store_for
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.events import JSON, Judged
+from holdfast.events import JSON, Judged, Launch
 from holdfast.history import gather
 from holdfast.runs.config import RUN, WeightsSource, read_config
 from holdfast.supervise.child_call import ChildCall
@@ -29,21 +29,20 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """A summary of the directory or URL that holds the checkpoints of a run.
+    """The state of a run according to its checkpoints, when a supervisor starts.
 
-    `newest` is the step of the newest snapshot there. `attempt` is how often the run has been started, according to the
-    stored histories. `completed` is the recorded verdict if the last start completed the run."""
+    `newest` is the step of the newest snapshot, `attempt` how often the run was started, `completed` the verdict of a
+    completed run, and `command` the name and arguments of its script."""
 
     newest: int | None
     attempt: int
     completed: Judged | None = None
+    command: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The place where the checkpoints of a run are stored: the directory or URL `place`, or a folder in `out` if None.
-
-    `wrong` is the reason why this node cannot use the place, or None."""
+    """The checkpoints of a run, in the directory or at the URL `place`, or in a folder in `out` if that is None."""
 
     out: Path
     place: str | None
@@ -54,16 +53,15 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Check that the place for checkpoints (a directory or URL) can be used, and return its contents.
+        """Check that checkpoints can be written, and return what is there; raise a HoldfastError if they cannot.
 
-        Raise a HoldfastError if it cannot be written, or if earlier snapshots of this run are elsewhere. If there are
-        other nodes (`alone` is False), do not raise: store the message in `wrong`, for the rendezvous to report."""
+        With other nodes (`alone` is False), keep the message in `wrong` instead, for the rendezvous to report."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)
             else:
                 data: Any = self._ask(_read_contents, store_for)
-                contents = PlaceContents(data[0], data[1], _judged(data[2]))
+                contents = PlaceContents(data[0], data[1], _judged(data[2]), tuple(data[3]))
             if contents.newest is None:
                 self._check_not_moved()
             return contents
@@ -98,10 +96,7 @@ class Checkpoints:
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput unless `term` can be read from this node's checkpoint store.
-
-        Another node wrote this record of the current group of nodes, so it is missing if the nodes use different
-        stores."""
+        """Raise BadInput unless this node finds `term`, which another node wrote to the store that all must share."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -120,7 +115,6 @@ class Checkpoints:
             self._sending.pop(0).result(SENT_WITHIN)
 
     def _check_not_moved(self) -> None:
-        """Raise BadInput if the run's snapshots are not at `place` but elsewhere: the run would restart from step 0."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)
@@ -167,7 +161,10 @@ def _newest(store: Store) -> int | None:
 
 
 def _read_contents(store: Store) -> JSON:
-    return [_newest(store), gather.last_attempt(store), _completed(store)]
+    launches = [what for what in gather.supervisor_events(store) if isinstance(what, Launch)]
+    argv = max(launches, key=lambda launch: launch.attempt).argv if launches else ()
+    command = [Path(argv[0]).name, *argv[1:]] if argv else []
+    return [_newest(store), gather.last_attempt(store), _completed(store), command]
 
 
 def _completed(store: Store) -> JSON:
@@ -180,10 +177,9 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source of the run's initial weights, or None if the script initializes them.
+    """Return the source of the run's initial weights, with a digest of its contents; None for those of the script.
 
-    If the run has saved a step (`has_begun`), return the source recorded in `out`, unless `wanted` names another one.
-    In all other cases return `wanted`, completed with a digest of its contents, which a child process reads."""
+    A run that has saved a step (`has_begun`) keeps the source recorded in `out`, unless `wanted` names another one."""
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):
         return before

@@ -70,9 +70,6 @@ class ChildCall:
 
 
 def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
-    """Call `function` in the child process, write its result to the pipe `writing`, and exit without exit handlers.
-
-    The child is killed if the process `supervisor` dies."""
     gc.freeze()  # objects of the parent are not finalized here
     try:
         entry.die_with(supervisor)

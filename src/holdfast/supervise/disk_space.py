@@ -14,10 +14,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class DiskSpace:
-    """The space for the files of a run in `folders`, and the wait for it; `say` shows a line to the user.
-
-    Folders that do not exist are left out, such as the address of an object store.
-    """
+    """The wait for space on the disks of `folders`, after one was full; `say` shows a line to the user."""
 
     def __init__(self, folders: Iterable[Path], say: Callable[[str], None]) -> None:
         self._folders, self._say = tuple(folders), say
@@ -25,10 +22,9 @@ class DiskSpace:
         self._looked = 0.0
 
     def is_awaited(self, messages: Iterable[str], now: float) -> bool:
-        """Return True if workers have failed with `messages` because a disk is full, and no space has become free yet.
+        """Return True if workers failed with `messages` because a disk is full, and no space is free yet.
 
-        Return False once the deadline has passed: the next failures then end the run.
-        """
+        Return False once the deadline has passed: the next failures then end the run."""
         if not any(map(_FULL.search, messages)):
             return False
         if self._until is None:

@@ -118,7 +118,6 @@ class StatusTotals:
     _first: int | None = None  # steps committed before
 
     def add(self, what: What) -> None:
-        """Update the totals with an event."""
         self.run.add(what)
         if isinstance(what, Recover) and self._first is None:
             self._first = what.restored or 0
@@ -231,7 +230,6 @@ class Display:
             self._try("err", lambda: _write(self._console.file, text))  # byte for byte: a log may hold tabs and colours
 
     def _try(self, stream: str, show: Callable[[], object]) -> None:
-        """Call `show`, which writes to `stream`; after the first failure, such as a closed pipe, skip all calls."""
         if stream in self._closed:
             return
         try:
@@ -286,9 +284,9 @@ class Journal:
         self._display.output.copy()
         if failure.traceback and failure.kind == "error" and failure.error[:2] not in self._shown:
             self._shown.add(failure.error[:2])
-            self._display.show(f"rank {failure.rank} raised, in attempt {attempt}:", failure.traceback)
+            self._display.show(f"{failure.worker} raised, in attempt {attempt}:", failure.traceback)
         else:
-            self._display.say(failure.line, style="yellow")
+            self._display.say(failure.line_with_pid, style="yellow")
 
     def __enter__(self) -> "Journal":
         return self

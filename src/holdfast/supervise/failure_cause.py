@@ -56,10 +56,9 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 @dataclass(frozen=True, slots=True)
 class RaisedException:
-    """An exception that a worker raised.
+    """An exception that a worker raised: its type and text in one line, the code that raised it, and the line.
 
-    `message` is its type and text in one line, `origin` the code that raised it, and `place` the raising line. No
-    `traceback` is kept for an error that holdfast raised, or a text given to `sys.exit`: the message is enough."""
+    No `traceback` is kept if the message is enough: for an error of holdfast, or a text given to `sys.exit`."""
 
     message: str
     traceback: str
@@ -70,12 +69,10 @@ class RaisedException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """The end of one worker, or its state if it still runs.
+    """The end of one worker, or its state if it still runs (`exit` is None).
 
-    `exit` is its exit status, or the negative number of the signal that killed it, or None while it runs. `midway` is
-    True if it exited with 0 before its training loop ended. `hung` is the reason why it counts as hung, or empty.
-    `place` is its position as (step boundaries passed, collectives begun since), `idle` the seconds since its last
-    progress, and `log` its stderr file."""
+    `midway` is True if it exited with 0 before its training loop ended. `hung` is the reason why it counts as hung.
+    `place` is its position as (step boundaries passed, collectives begun since), and `log` its stderr file."""
 
     rank: int
     local_rank: int
@@ -87,14 +84,14 @@ class WorkerExit:
     place: tuple[int, int] = (0, 0)
     idle: float = 0.0
     log: str = ""
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
     """The failure of one worker that caused all other failures.
 
-    `rank` and `local_rank` identify the worker. `exit` is its exit status, negative if `signal` killed the worker. If
-    it raised an error, `origin` is the source of that error, and `place` the file and line."""
+    If the worker raised an error, `origin` is the source of that error, and `place` the file and line."""
 
     kind: Kind
     rank: int
@@ -106,15 +103,26 @@ class FirstFailure:
     step: int | None = None
     origin: Origin = "script"
     place: str = ""
+    pid: int | None = None
 
     @property
     def line(self) -> str:
-        """The failure as one line of text."""
+        return self._line(f"rank {self.rank}")
+
+    @property
+    def worker(self) -> str:
+        return f"rank {self.rank} (pid {self.pid})" if self.pid else f"rank {self.rank}"
+
+    @property
+    def line_with_pid(self) -> str:
+        return self._line(self.worker)
+
+    def _line(self, worker: str) -> str:
         if self.rank < 0:  # it was on another node, which reports more
             return self.message
         if self.kind not in ("error", "storage"):
-            return f"rank {self.rank} {self.message}"
-        return f"rank {self.rank} raised {self.message}" if self.traceback else f"rank {self.rank}: {self.message}"
+            return f"{worker} {self.message}"
+        return f"{worker} raised {self.message}" if self.traceback else f"{worker}: {self.message}"
 
     @property
     def is_error(self) -> bool:
@@ -139,10 +147,9 @@ class FirstFailure:
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """The values that two errors must share to count as equal: text without numbers, raising line, and step.
+        """The values that two errors must share to count as the same: text without numbers, raising line, and step.
 
-        For a mistake in the program the step is None. If the script called `sys.exit`, the text keeps its exit status.
-        """
+        A mistake in the program, such as an undefined name, is the same at any step."""
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
         return text, self.place, None if self.is_mistake else self.step
 
@@ -168,6 +175,7 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
         step=first.step,
         origin=first.raised.origin if first.raised else "script",
         place=first.raised.place if first.raised else "",
+        pid=first.pid,
     )
 
 
@@ -274,7 +282,6 @@ def _error_record(error: BaseException, script: str) -> dict[str, Any]:
 
 
 def _shortened(record: dict[str, Any]) -> str:
-    """Return an error record as JSON of at most WORDS characters; long messages and tracebacks are truncated."""
     message, extra = record["message"], record["message"]["extraInfo"]
     room = WORDS
     while len(text := json.dumps(record)) > WORDS:
@@ -306,11 +313,9 @@ def _origin(error: BaseException) -> Origin:
 
 
 class RestartPolicy:
-    """The rules that decide whether a run is restarted after a failure.
+    """The rules that decide whether a run is restarted after a failure: at most `limit` times without a newer snapshot.
 
-    `limit` is the number of restarts allowed without progress: each newer snapshot resets the count. An error may be
-    transient (a GPU, a network, a disk) or a bug in the script, so the run is restarted once. If the same line raises
-    the error again at the same step, it is a bug; for an error such as an undefined name, the step may differ."""
+    An error may be transient, so the run is restarted once. If it comes again at the same step, it is a bug."""
 
     def __init__(self, limit: int, newest: int | None) -> None:
         self.limit = limit

@@ -34,11 +34,10 @@ Processor = Callable[[int], float | None]  # seconds of processor time that a se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLook:
-    """The observed progress of a running worker at one moment; `seat` is the unique number of its process.
+    """The observed progress of a running worker at one moment.
 
-    `boundaries` counts finished steps, `posted` the collectives begun since the last finished step, and `moved` the
-    bytes transferred. `evaluated` is a counter that grows while the worker evaluates its model.
-    """
+    `boundaries` counts finished steps, `posted` the collectives begun since, `moved` the bytes transferred, and
+    `evaluated` grows while the worker evaluates its model."""
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
     boundaries: int = 0
@@ -58,10 +57,7 @@ class WorkerLook:
 
 
 class RemoteProgress(NamedTuple):
-    """The progress of the workers on other nodes.
-
-    `place` is the position of the worker that is furthest behind, as (steps finished, collectives begun since then);
-    None if it is unknown. `moved` is the number of bytes that all these workers have transferred."""
+    """The progress of other nodes: the position of the worker furthest behind, if known, and all bytes transferred."""
 
     place: Place | None = None
     moved: int = 0
@@ -75,19 +71,14 @@ class Hang(NamedTuple):
 
 
 class AwaitedWorkers(NamedTuple):
-    """A group of workers for which other workers may be waiting, so that one of the group may be hung.
-
-    If all `workers` exceed their deadline, the first counts as hung. `surely` is True if others certainly wait.
-    """
+    """Workers for which others may be waiting, surely or not. If all exceed their deadline, the first hangs."""
 
     workers: Sequence[WorkerLook]
     surely: bool = False
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
-    """Return the groups of workers for which the other workers may be waiting.
-
-    `remote` is the position of the furthest-behind worker on other nodes, or None if it is unknown."""
+    """Return the groups of workers for which others may wait; `remote` is the furthest-behind position elsewhere."""
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [AwaitedWorkers([worker]) for worker in coming]
@@ -97,10 +88,6 @@ def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[Awaited
 
 
 def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[AwaitedWorkers]:
-    """Yield the workers for which a recovery may be waiting.
-
-    If some members have not joined the recovery, yield one group for each of them. If all have joined, yield one group
-    of all members, except while replacements of lost workers start: then the members may be waiting for these."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [worker for worker in members if worker.phase not in there]
     if absent:
@@ -110,7 +97,6 @@ def _absent(members: list[WorkerLook], replacements_start: bool) -> Iterator[Awa
 
 
 def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[AwaitedWorkers]:
-    """Yield the group of members that are furthest behind, unless a worker on another node is even further behind."""
     if not members:
         return
     last = min(worker.place for worker in members)
@@ -122,11 +108,10 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
 
 
 class HangDetector:
-    """A detector of hanging workers on one node; the step times that it learns are kept when workers restart.
+    """A detector of hanging workers on one node.
 
-    `timeout` is the user's deadline for a step in seconds, or None to learn it. `live` is True if a lost worker is
-    replaced without a restart.
-    """
+    `timeout` is the user's deadline for a step in seconds, or None to learn it from the run's steps. `live` is True if
+    a lost worker is replaced without a restart."""
 
     def __init__(self, timeout: float | None, *, live: bool = False) -> None:
         self._timeout, self._live = timeout, live
@@ -145,10 +130,7 @@ class HangDetector:
             watch.idle = 0.0
 
     def is_late_to_stop(self, worker: WorkerLook) -> bool:
-        """Return True if `worker`, which was asked to stop, has made no progress for longer than it may take to stop.
-
-        It has time for two of the longest steps; if it saves, for slow storage.
-        """
+        """Return True if `worker` made no progress for two of its longest steps after it was asked to stop."""
         within = max(STOP_WITHIN, 2 * self._longest)
         return self.idle(worker.seat) > within * (GENEROUS if worker.phase in _SAVING else 1.0)
 
@@ -162,8 +144,7 @@ class HangDetector:
     ) -> list[Hang]:
         """Return the workers that hang, judged by their progress now and in earlier calls.
 
-        `processor` returns the CPU seconds used by a worker process, given its `seat` number; `remote` is the progress
-        on other nodes."""
+        `processor` returns the CPU seconds that a worker process has used, given its `seat` number."""
         moved = remote.moved + sum(worker.moved for worker in workers)
         groups = awaited(workers, remote.place)
         some_run = not all(worker.stopped for worker in workers)
@@ -196,7 +177,6 @@ class HangDetector:
         return max(self._soon, TIMES * median_low(self._steps))
 
     def _learn(self, worker: WorkerLook, gap: tuple[float, int] | None) -> None:
-        """Learn the usual duration of a step from `gap`, the (seconds, number) of the steps that just ended."""
         if gap is not None and worker.boundaries >= SETTLED:
             seconds, steps = gap
             self._steps.append(seconds / steps)
@@ -204,7 +184,6 @@ class HangDetector:
                 self._longest = max(self._longest, seconds)
 
     def _suspended(self, workers: Sequence[WorkerLook]) -> list[Hang]:
-        """Return workers suspended for too long; with live recovery the limit is short while other workers run."""
         hangs = []
         for worker in workers:
             watch, limit = self._watches[worker.seat], self._timeout or STOPPED
@@ -228,9 +207,6 @@ class HangDetector:
         return []
 
     def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
-        """Return for how many seconds `worker` may make no progress; a worker that is computing gets more time.
-
-        `watch` has earlier observations of the worker, and `processor` returns the CPU seconds that it has used."""
         idle_deadline = self._idle_deadline(worker)
         if worker.phase in _TOGETHER or (self._timeout is not None and _is_settled(worker)):
             return idle_deadline  # computing or not: it waits by polling, or the user has set the limit
@@ -292,8 +268,6 @@ _DOING_AT_FIRST = _DOING | {
 
 
 class _Watch:
-    """The progress of one worker over time, as the hang detector has observed it."""
-
     def __init__(self, now: float) -> None:
         self._looked = now
         self._last = WorkerLook(seat=-1)
@@ -312,11 +286,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation of `worker`; if steps ended, return (seconds since the last step end, number of steps).
-
-        `moved` is a counter of the progress of all workers. `is_awaited` is True if other workers wait for this one,
-        and `others_run` is True if some worker is not suspended.
-        """
+        """Add an observation; if steps ended since the last, return their seconds and their number."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -340,9 +310,7 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile.
-
-        `seat` is the number of the worker process. `processor` returns the CPU time that a process has used."""
+        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:

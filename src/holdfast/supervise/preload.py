@@ -61,9 +61,9 @@ def module_file(name: str) -> Path | None:
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import torch, the training code and the modules `preload`, before workers are forked that share the imports.
+    """Import torch, the training code and the modules `preload`, which may be in the folder `beside`.
 
-    Modules in the folder `beside` can be imported too. Raise BadInput if a module of `preload` starts CUDA."""
+    Raise BadInput if a module of `preload` starts CUDA."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
@@ -87,9 +87,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return the newly imported ones.
-
-    A library that raises an error is skipped here: the script will import it again and may expect the error."""
+    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return the newly imported ones."""
     names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,10 +98,7 @@ def import_heavy(script: Path) -> list[str]:
 
 
 def leading_imports(script: Path) -> list[str]:
-    """Return the modules that `script` imports before its first statement that is not an import.
-
-    Modules in the script's own folder are left out, because their code may change between two starts.
-    """
+    """Return the modules that `script` imports before its first other statement, without those of its own folder."""
     try:
         body = ast.parse(script.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError):  # the worker reports it

@@ -27,10 +27,9 @@ from holdfast.runs.config import IDENTITY, RunConfig, read_config
 def claimed(
     out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), alone: bool = True
 ) -> Iterator[None]:
-    """Lock the folder `out` during the `with` block, and write `config` to it.
+    """Lock the folder `out` during the `with` block, and write `config` to it; raise BadInput if it holds another run.
 
-    Raise BadInput if the folder holds another run; script arguments in `may_change` may differ. If `alone` (no other
-    nodes take part), remove another run that has trained nothing instead of raising."""
+    Script arguments in `may_change` may differ. Without other nodes, a run that has trained nothing is removed."""
     with lock.hold(out, node):
         path = out / "run.json"
         try:
@@ -61,7 +60,6 @@ def with_seed_of(out: Path, config: RunConfig) -> RunConfig:
 
 
 def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Sequence[str]) -> None:
-    """Raise BadInput, listing the differences, if `mine` configures another run than `theirs`, found in `out`."""
     fields = [name for name in differing(mine, theirs) if name != "args"]
     different = [f"{name} was {_shown(theirs, name)}, not {_shown(mine, name)}" for name in fields]
     allowed = {plain(name) for name in may_change}

@@ -157,7 +157,6 @@ class RunLoop:
         return None
 
     def _ended_by_others(self, text: str) -> RunVerdict:
-        """Return the verdict of the other nodes, which ended the run without this node; `text` is their message."""
         verdict = RunVerdict.from_text(text) if text else None
         if verdict is None or verdict.verdict == "completed":
             self._theirs = self._run_end.verdict or self._run_end.look()
@@ -195,7 +194,6 @@ class RunLoop:
         return self._look_at_nodes(have_finished=have_finished)
 
     def _pass_on_signal(self) -> RunVerdict | None:
-        """Tell the workers to save and stop. After a second signal, kill them instead and return the verdict."""
         self._signals_passed_on = stop_signals.count
         if stop_signals.count > 1:
             self._pool.kill()
@@ -210,7 +208,6 @@ class RunLoop:
         return None
 
     def _end_late_stop(self, late: list[WorkerProcess]) -> RunVerdict:
-        """Kill the workers because `late` ones, asked to save and stop, have not stopped; return the verdict."""
         self._display.output.copy(last=True)  # what follows is stacks
         self._pool.kill(stacks=True)
         logs = [log for worker in late if (log := self._pool.log_with_stacks(worker.rank))]
@@ -253,7 +250,6 @@ class RunLoop:
             self._display.say(line)
 
     def _update_membership(self) -> FirstFailure | None:
-        """Update which workers train together; return a failure if all workers must restart instead."""
         try:
             if self._node.of == 1:
                 self._scaler.update(self._membership, self._pool, self._attempt)
@@ -269,8 +265,7 @@ class RunLoop:
     def _find_failure(self) -> FirstFailure:
         """Return the first failure, and kill all workers.
 
-        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for the exit status of
-        that worker."""
+        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for it."""
         deadline = time.monotonic() + DYING
         while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
             time.sleep(TICK)
@@ -302,9 +297,7 @@ class RunLoop:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the end of the run if a failed worker had already completed its training loop, otherwise None.
-
-        Wait up to `ENDING` seconds for the other workers to end too."""
+        """Return the end of the run if a failed worker had completed its training loop, and the others do so soon."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING
@@ -318,10 +311,7 @@ class RunLoop:
         return None
 
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
-        """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over.
-
-        `have_finished` is True if this node's workers have exited normally. Once this is so on all nodes, the run ends.
-        """
+        """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over."""
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
             return None
@@ -346,7 +336,6 @@ class RunLoop:
         return None
 
     def _lose_nodes(self, nodes: list[int]) -> RunVerdict | None:
-        """Continue without the lost `nodes`, or restart all workers; return a verdict if the run must end instead."""
         why = f"{node_names(nodes)} {'was' if len(nodes) == 1 else 'were'} silent for too long"
         is_live = self._is_live and not stop_signals.count and self._membership.can_replace(nodes)
         ranks = self._membership.members_of(nodes) if is_live else []

@@ -41,7 +41,7 @@ class ScaleRequests:
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
     """Request `workers` workers from the run in `out`, and wait until they train; return the recorded event.
 
-    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
+    Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(

@@ -76,7 +76,8 @@ def supervise(
     history = out / "history"
     with stop_signals.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(history)  # otherwise every attempt of a worker would fail on it
-        run_end = RunEndWatch(out, checkpoints, contents, extends=config.extend)
+        command = (Path(config.script).name, *config.args)
+        run_end = RunEndWatch(out, checkpoints, contents, command, extends=config.extend)
         if (end := finish(history)) and not config.extend:
             return done_before(end, contents.newest)
         attempt = following(max(last_attempt(history / f"{who}.jsonl"), contents.attempt), out)
@@ -94,9 +95,9 @@ def supervise(
                 display.say(summary)
             nodes: Rendezvous = SingleNodeRendezvous(attempt)
             if nnodes > 1:
-                command = config.identity | {"script": script.name}  # its folder may differ from node to node
+                identity = config.identity | {"script": script.name}  # its folder may differ from node to node
                 nodes = MultiNodeRendezvous(
-                    node, command, checkpoints, attempt=attempt, say=display.say, run_end=run_end
+                    node, identity, checkpoints, attempt=attempt, say=display.say, run_end=run_end
                 )
             loop = RunLoop(config, out, node, nodes, journal, display, policy, checkpoints, run_end, contents.newest)
             verdict = loop.run()

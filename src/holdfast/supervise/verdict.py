@@ -16,9 +16,7 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The outcome of a run, with its reason (`because`).
-
-    `attempts` counts how often all workers were started so far."""
+    """The outcome of a run, its reason, and how often all workers were started so far."""
 
     verdict: Word
     attempts: int
@@ -31,16 +29,13 @@ class RunVerdict:
 
     @property
     def line(self) -> str:
-        """The verdict as one line of text."""
         return f"{self.verdict} after {counted(self.attempts, 'attempt')}: {self.because}"
 
     def to_text(self) -> str:
-        """Return the verdict as JSON text, which is sent to the other nodes."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "RunVerdict":
-        """Parse a verdict from the JSON text that `to_text` returned."""
         return cls(**json.loads(text))
 
 

@@ -50,3 +50,23 @@ def test_a_stopped_host_is_asked_once_in_several_looks_so_that_the_others_can_st
     now[0] += 2 * finder.look_every  # it may have been continued since
     finder.elsewhere(OWN, last)
     assert Silent.tried == [STOPPED, STOPPED]
+
+
+def test_a_host_that_was_silent_in_training_is_not_asked_again_before_the_others_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(find_host, "is_listening", lambda _: True)
+    Silent.tried = []
+
+    class Answering(Silent):
+        def ask(self, question: Any, within: float) -> Any:
+            return True
+
+    monkeypatch.setattr(find_host, "Connection", Answering)
+    term = Term(1, "token", STOPPED, (0, 1))
+    checkpoints = cast("Checkpoints", types.SimpleNamespace(term=lambda: term))
+    last = cast("Peers", types.SimpleNamespace(term=term, where={0: STOPPED, 1: OWN}))
+    finder = HostFinder(Node(rank=1, of=2, endpoint=STOPPED, least=1, lost_after=5.0), "1-a", OWN, checkpoints)
+    finder.avoid(STOPPED)
+    finder.find(last, lambda: None)
+    assert Silent.tried == [OWN]

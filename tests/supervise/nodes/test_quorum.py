@@ -1,8 +1,14 @@
 """Nodes start without others if these were silent for too long."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from holdfast.supervise.nodes.close_round import Arrival, Heartbeats, silent_nodes, starting
+from holdfast.errors import BadInput
+from holdfast.supervise.nodes import close_round
+from holdfast.supervise.nodes.close_round import Arrival, Heartbeats, RoundCloser, silent_nodes, starting
+from holdfast.supervise.nodes.rendezvous import Peers
 
 LIMITS = {"of": 4, "least": 2, "lost_after": 10.0}
 MEMBERS = {name: node for node, name in enumerate("abcd")}
@@ -68,3 +74,35 @@ def test_a_pause_of_our_own_does_not_count_as_silence() -> None:
     for now in range(81, 86):
         beats.update({"a": now, "b": now, "c": 45}, float(now))
     assert silent_nodes({"a": 0, "b": 1, "c": 2}, beats, 10.0, 85.0) == [2]
+
+
+def test_a_host_that_was_silent_in_its_own_store_is_not_waited_for_again_in_another() -> None:
+    beats = Heartbeats()
+    beats.expect_silence("a", since=90.0)
+    beats.update({"a": 0, "b": 3}, 100.0)
+    assert silent_nodes({"a": 0, "b": 1}, beats, 10.0, 100.0) == [0]
+    beats.update({"a": 1, "b": 4}, 101.0)
+    assert silent_nodes({"a": 0, "b": 1}, beats, 10.0, 101.0) == []
+
+
+def test_a_machine_without_a_network_claims_no_term_which_the_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut(SimpleNamespace):
+        rank, of, least, lost_after = 1, 2, 1, 10.0
+
+        @property
+        def address(self) -> str:
+            raise BadInput("cannot reach --rendezvous")
+
+    def take(term: object) -> bool:
+        raise AssertionError("it claimed a term")
+
+    greeting = {"node": 1, "of": 2, "who": "b", "term": 1, "command": {}, "wrong": None}
+    monkeypatch.setattr(close_round, "read_greetings", lambda *_: [greeting])
+    monkeypatch.setattr(close_round, "heartbeats", lambda *_: {"a": 0, "b": 1})
+    closer = RoundCloser(cast(Any, Cut()), "10.0.0.2:1", cast(Any, SimpleNamespace(take=take)))
+    peers, heard = Peers(), Heartbeats()
+    peers.members = {"a": 0, "b": 1}
+    heard.expect_silence("a", since=-1e9)
+    connection = cast(Any, SimpleNamespace(ask=lambda question: question(None)))
+    closer.close_when_due(2, connection, peers, heard)
+    assert closer.server is None

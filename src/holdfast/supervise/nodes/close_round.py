@@ -17,7 +17,7 @@ from typing import NamedTuple
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast.checkpoint.terms import Term
-from holdfast.errors import HoldfastError
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.connection import Connection, NodeRegistration, RoundResult, heartbeats, read_json
 from holdfast.supervise.nodes.rendezvous import Node, Peers, listen
@@ -45,9 +45,7 @@ class Heartbeats:
     _updated: float | None = None
 
     def update(self, counts: Mapping[str, int], now: float) -> None:
-        """Record the heartbeat `counts` of all supervisors at time `now`.
-
-        After a long pause between two calls, the time of the pause does not count as silence."""
+        """Record the heartbeat `counts` at time `now`. After a pause of our own, its time does not count as silence."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -55,6 +53,10 @@ class Heartbeats:
             if self._counts.get(who) != count:
                 self._counts[who], self._times[who] = count, now
                 self._changes[who] = self._changes.get(who, 0) + 1
+
+    def expect_silence(self, who: str, since: float) -> None:
+        """Count the supervisor `who` as silent since the time `since`, until its first heartbeat."""
+        self._counts[who], self._times[who] = 0, since
 
     def silence(self, who: str, now: float) -> float:
         """Return the seconds since the last heartbeat of the supervisor `who`; 0 if it was never seen."""
@@ -66,9 +68,7 @@ class Heartbeats:
 
 
 def silent_nodes(members: Mapping[str, int], heartbeats: Heartbeats, lost_after: float, now: float) -> list[int]:
-    """Return the nodes that have sent no heartbeat for `lost_after` seconds, in ascending order.
-
-    `members` maps the unique name of each supervisor to the number of its node."""
+    """Return the nodes without a heartbeat for `lost_after` seconds; `members` maps supervisors to node numbers."""
     return sorted(node for who, node in members.items() if heartbeats.silence(who, now) >= lost_after)
 
 
@@ -82,11 +82,10 @@ def starting(
     least: int,
     lost_after: float,
 ) -> Sequence[Arrival] | None:
-    """Return the nodes (arrivals) that start now, or None to wait for more.
+    """Return the nodes that start now, or None to wait for more.
 
-    `members` maps the supervisors of the last start to their node numbers. `of` is the number of all nodes, and `least`
-    the fewest that may start. Two arrivals with the same node number are both returned: the caller reports that.
-    """
+    `members` are the supervisors of the last start, `of` the number of all nodes, and `least` the fewest that may
+    start. Two arrivals with the same node number are both returned: the caller reports that."""
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
     if len(nodes) < len(alive):
@@ -108,9 +107,7 @@ class RoundCloser:
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start in round `number` (one start of all workers), once enough nodes have registered.
-
-        `last` are the nodes of the previous start, and `heard` has the heartbeats of the supervisors."""
+        """Announce which nodes start together in round `number`, once enough have registered."""
 
         def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -124,6 +121,10 @@ class RoundCloser:
         answer: RoundResult = {"nodes": nodes, "host": self._node.rank, "refused": refusal(nodes, self._node.of)}
         if not answer["refused"]:
             try:
+                address = self._node.address
+            except BadInput:
+                return  # this machine has no network: a term that it claimed would keep the others from continuing
+            try:
                 term = self._take_term(nodes, last)
             except HoldfastError as error:
                 if all(node["term"] for node in nodes):
@@ -132,9 +133,9 @@ class RoundCloser:
             else:
                 if term is None:
                     return  # other nodes continued without us: look for them
-                self.server = listen(self._node.address)
+                self.server = listen(address)
                 answer |= {"term": term.to_json(), "round": secrets.token_hex(6)}
-                answer |= {"address": self._node.address, "port": self.server.port}
+                answer |= {"address": address, "port": self.server.port}
         connection.ask(lambda store: _close(store, number, answer))
 
     def _starting(
@@ -148,10 +149,9 @@ class RoundCloser:
         return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
-        """Return the term in which `nodes` start, or None if other nodes have already claimed its number.
+        """Return the term (numbered group of nodes) of this start; None if other nodes have claimed its number already.
 
-        A term is a numbered group of nodes that start together. If the nodes are those of `last`, the term stays the
-        same; otherwise the next number is claimed."""
+        If the nodes are those of `last`, the term stays the same; otherwise the next number is claimed."""
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)

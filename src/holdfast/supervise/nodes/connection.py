@@ -29,10 +29,7 @@ T = TypeVar("T")
 
 
 class NodeRegistration(TypedDict):
-    """The message with which a node registers for the next start of the workers.
-
-    `of` is the number of all nodes, `who` the unique name of the supervisor, `where` the address of its own store, and
-    `wrong` the reason why it cannot use the checkpoints. `command` has the settings that all nodes must share."""
+    """The message with which a node registers for the next start of the workers."""
 
     node: int
     of: int
@@ -46,9 +43,7 @@ class NodeRegistration(TypedDict):
 
 
 class RoundResult(TypedDict):
-    """The message that ends a rendezvous: the nodes that start together, and the address of their store.
-
-    If the nodes cannot start together, `refused` is the reason, and the fields from `term` on are missing."""
+    """The message that ends a rendezvous: the nodes that start together, and the address of their store."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round
@@ -70,20 +65,22 @@ class Connection(threading.Thread):
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
         self.where, self.who, self._patience = where, who, patience
+        self.is_silent = False
+        """True if a question was not answered for the whole patience, while this process ran."""
         self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any], bool]] = queue.SimpleQueue()
         self.start()
 
     def ask(self, question: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
         """Call `question` with the store in the connection's thread, and return its result.
 
-        Raise Unreachable after `within` seconds. If `last`, the thread and its heartbeats end afterwards.
-        """
+        Raise Unreachable after `within` seconds. If `last`, the thread and its heartbeats end afterwards."""
         answer: Future[T] = Future()
         self._work.put((question, answer, last))
-        limit = self._patience if within is None else within
+        limit, asked = self._patience if within is None else within, time.monotonic()
         try:
             return answer.result(limit)
         except TimeoutError as error:
+            self.is_silent |= self._patience <= time.monotonic() - asked < limit + BEAT  # later: we were suspended
             raise Unreachable(f"{self.where} did not answer for {limit:g} s") from error
         except (RuntimeError, ValueError) as error:
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
@@ -164,17 +161,14 @@ def _plain(address: str) -> object:
 
 
 def heartbeat_key(who: str) -> str:
-    """Return the store key of the counter that the supervisor `who` increments as its heartbeat."""
     return f"beat/{who}"
 
 
 def heartbeats(store: Store, supervisors: Iterable[str]) -> dict[str, int]:
-    """Return the heartbeat count of each supervisor, by name."""
     return {who: store.add(heartbeat_key(who), 0) for who in supervisors}
 
 
 def read_json(store: Store, key: str) -> Any:
-    """Return the JSON value at `key`, or None if there is none."""
     return json.loads(store.get(key)) if store.check([key]) else None
 
 
@@ -197,11 +191,9 @@ def is_refused(where: str) -> bool:
 
 
 def split_address(where: str) -> tuple[str, int]:
-    """Return the host, without the brackets of an IPv6 address, and the port of `host:port`."""
     host, _, port = where.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

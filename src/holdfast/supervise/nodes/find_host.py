@@ -21,9 +21,7 @@ _RESTS = 4  # looks in which a store that did not answer is left alone: each wou
 
 
 class HostFinder:
-    """A search for the store in which the nodes meet, by the supervisor with the unique name `who`.
-
-    `own` is the address of this supervisor's own store. Addresses of other stores come from `checkpoints`."""
+    """A search for the store in which the nodes meet, which is `own` on the node that hosts it."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
@@ -34,11 +32,11 @@ class HostFinder:
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
         """Wait for a store in which the nodes meet, calling `meanwhile` repeatedly, and return a connection to it.
 
-        `last` are the nodes that started last time. Raise BadInput if no store is found within a minute."""
+        Raise BadInput if no store is found within a minute."""
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):
-                if connection := self._connect(where, token):
+                if not self._failed_lately(where) and (connection := self._connect(where, token)):
                     return connection
             meanwhile()
             if time.monotonic() > deadline:
@@ -48,24 +46,23 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a better store for the rendezvous than the one at `here`, or None if there is none.
-
-        Stores are tried in the order in which all nodes prefer them, up to `here`, except those that did not answer
-        lately. `last` are the nodes of the last start."""
-        lately = time.monotonic() - _RESTS * self.look_every
+        """Return a connection to a store that all nodes prefer to the one at `here`; None if there is none."""
         for where, token in self._places(last):
             if where == here:
                 return None
-            if self._failed.get(where, lately) > lately:
-                continue
-            if connection := self._connect(where, token):
+            if not self._failed_lately(where) and (connection := self._connect(where, token)):
                 return connection
         return None
 
-    def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the rendezvous stores to try, best first, as (address, token) pairs.
+    def avoid(self, where: str) -> None:
+        """Leave the store at `where` alone for a while, because it does not answer."""
+        self._failed[where] = time.monotonic()
 
-        The store must contain the token, unless it is None. `last` are the nodes of the last start."""
+    def _failed_lately(self, where: str) -> bool:
+        return where in self._failed and time.monotonic() - self._failed[where] < _RESTS * self.look_every
+
+    def _places(self, last: Peers) -> list[tuple[str, str | None]]:
+        """Return the stores to try, best first: the address, and a token that must be found there, if not None."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result
@@ -88,6 +85,6 @@ class HostFinder:
             if connection.ask(lambda store: store.check(keys), 2 * CONNECTS_WITHIN):
                 return connection
         except Unreachable:
-            self._failed[where] = time.monotonic()
+            self.avoid(where)
         connection.end()
         return None

@@ -54,22 +54,27 @@ _LOOK = 0.02
 class RunEndWatch:
     """A watch for the end of the run, which other nodes may complete while this one waits for them.
 
-    The end is read from the histories in `out`, if the nodes share that folder. Otherwise it is read from the histories
-    that supervisors upload beside the checkpoints when they exit.
+    The end is in the histories in `out`, if the nodes share that folder, or beside the checkpoints. An end that was
+    recorded before this command is ignored if the run is extended, if the script is only supervised, or if a run of
+    another `command` left it there."""
 
-    An end that was recorded before this command is ignored in three cases: the run is extended; the script is only
-    supervised, so that every command trains it again; or the end was found beside the checkpoints by a node that has
-    not taken part in the run, so that it may belong to another run."""
-
-    def __init__(self, out: Path, checkpoints: Checkpoints, contents: PlaceContents, *, extends: bool) -> None:
+    def __init__(
+        self,
+        out: Path,
+        checkpoints: Checkpoints,
+        contents: PlaceContents,
+        command: tuple[str, ...],
+        *,
+        extends: bool,
+    ) -> None:
         self._history, self._checkpoints = out / "history", checkpoints
         self.verdict: RunVerdict | None = None
         """The verdict of the other nodes, once `look` has found it."""
-        before, takes_part = _completion(self._history), _has_launched(self._history)
+        before = _completion(self._history)
         self._known: set[Finish | Judged | None] = {None}
         if extends:
             self._known |= {finish(self._history), before, contents.completed}
-        if not takes_part:
+        if contents.command != command and not _has_launched(self._history):
             self._known.add(contents.completed)
         self._known |= {end for end in (before, contents.completed) if end and SUPERVISED_ONLY in end.because}
 
@@ -102,10 +107,7 @@ def _has_launched(history: Path) -> bool:
 
 
 class MultiNodeRendezvous(Rendezvous):
-    """The rendezvous of several nodes, each with the node number that the user gave it.
-
-    `command` holds the settings that must be the same on all nodes; `say` shows a line to the user.
-    """
+    """The rendezvous of several nodes; `command` has the settings that must be the same on all of them."""
 
     def __init__(
         self,
@@ -125,6 +127,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._finder = HostFinder(node, self._who, self._own, checkpoints)
         self._closer = RoundCloser(node, self._own, checkpoints)
         self._at: Connection | None = None  # to the store in which we meet
+        self._silent = ""  # the address of the store that we left because its host is silent
         self._heartbeats = Heartbeats()
         self._awaited = self._closed = 0  # number of the round that we wait for, and of the last one closed with us
         self._together: set[str] = set()  # the supervisors in that round
@@ -144,6 +147,8 @@ class MultiNodeRendezvous(Rendezvous):
     def _meet(self, workers: int) -> RoundInfo:
         self._has_said = False
         self._waits_since = self._looked = time.monotonic()
+        if self._at is not None and self._at.is_silent:
+            self._leave_store()
         with stop_signals.interrupting():
             answer = self._wait_for_answer(workers, time.monotonic() + _MEETS_WITHIN)
         server = self._closer.server if self._keeps_store else None
@@ -161,7 +166,6 @@ class MultiNodeRendezvous(Rendezvous):
         )
 
     def _wait_for_answer(self, workers: int, deadline: float) -> RoundResult:
-        """Register in the store that all nodes share; return the result of the first round that includes this node."""
         while time.monotonic() < deadline:
             self._while_waiting()
             try:
@@ -178,7 +182,6 @@ class MultiNodeRendezvous(Rendezvous):
         raise TooFewNodes
 
     def _while_waiting(self) -> None:
-        """Raise RunEnded if the run has ended without this node; after a while, print once which nodes are missing."""
         now = time.monotonic()
         if now - self._looked >= self._finder.look_every:
             if verdict := self._run_end.look():
@@ -198,14 +201,20 @@ class MultiNodeRendezvous(Rendezvous):
 
     def _go_to(self, connection: Connection) -> None:
         self._at, self._awaited, self._heartbeats, self._together = connection, 0, Heartbeats(), set()
+        for who, node in self.peers.members.items():
+            if self.peers.where[node] == self._silent:  # it was waited for in the store that it hosts
+                self._heartbeats.expect_silence(who, time.monotonic() - self._node.lost_after)
+        self._silent = ""
 
     def _leave_store(self) -> None:
         if self._at is not None:
+            if self._at.is_silent:
+                self._silent = self._at.where
+                self._finder.avoid(self._silent)
             self._at.end()
         self._at = None
 
     def _wait_here(self, workers: int, until: float) -> RoundResult | None:
-        """Register this node for the next start of all nodes; return the result, or None if none comes by `until`."""
         connection = self._connection
         greeting: NodeRegistration = {
             "node": self._node.rank,
@@ -233,10 +242,7 @@ class MultiNodeRendezvous(Rendezvous):
         return None
 
     def _check(self, answer: RoundResult) -> None:
-        """Raise BadInput if the nodes that met cannot start together.
-
-        At a first start, one node writes a term (a record of this group of nodes) to the checkpoint store. Every other
-        node must find it there, because otherwise the nodes would save to different places."""
+        """Raise BadInput if the nodes that met cannot start together, or do not share one place for checkpoints."""
         if answer["refused"]:
             raise BadInput(answer["refused"])
         if all(node["term"] for node in answer["nodes"]):
@@ -256,7 +262,6 @@ class MultiNodeRendezvous(Rendezvous):
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
     def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
-        """Send the `reason` why this node cannot start, or None if it can; return the reasons that `nodes` sent."""
         connection, key = self._connection, f"round/{self._closed}/wrong"
         connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(reason)))
         keys = [f"{key}/{node}" for node in nodes]
@@ -318,11 +323,9 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-    """Return the number of the rendezvous round for which this node waits, and the result of that round or None.
+    """Register for the next round of the rendezvous, unless done (`awaited`), and return its number and result.
 
-    If `awaited` is 0, first register for the next round with the message `greeting`; otherwise it is the number of the
-    round. This function must not change any object, because it may still run in its thread after the caller has timed
-    out."""
+    It must not change any object: it may still run in its thread after the caller has timed out."""
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())
     if not awaited:
@@ -333,11 +336,7 @@ def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> t
 
 
 def _open_store(node: Node) -> tuple[TCPStore, str]:
-    """Open this node's store, if possible at the common endpoint, and return the store and its address.
-
-    Only the machine that has the endpoint's address can listen there. If several nodes run on that machine, the first
-    one gets the port, and the others listen on any free port.
-    """
+    """Open this node's store, at the common endpoint if this machine has that address and the port is free."""
     address, port = node.meets_at
     try:
         kept = listen(address, port)

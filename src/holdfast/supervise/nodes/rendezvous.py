@@ -27,10 +27,9 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of this node in a run on one or more nodes.
+    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (`host:port`).
 
-    `rank` is the number of this node and `of` the number of all nodes. They meet at `endpoint` (`host:port`). A node
-    without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` nodes are left."""
+    A node without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` are left."""
 
     rank: int = 0
     of: int = 1
@@ -65,7 +64,6 @@ class Node:
 
     @property
     def meets_at(self) -> tuple[str, int]:
-        """The address and port, resolved from `endpoint`, at which all nodes of the run meet."""
         address, port = _resolved(str(self.endpoint))[-1][:2]
         return address, port
 
@@ -96,10 +94,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """The status of a worker that has not failed.
-
-    `seat` is the unique number of its process. `membership` is the number of the group that it trains in, or None if it
-    waits to join. `number` is the member number that it keeps for life, or None for a spare, which has none yet."""
+    """The status of a worker that has not failed: its process number, and the group that it trains in."""
 
     seat: int
     is_ready: bool = False
@@ -108,10 +103,10 @@ class WorkerStatus:
 
 
 class MembersReport(NamedTuple):
-    """The status of the workers of one node, or of several nodes; `seen` has one entry for each worker.
+    """The status of the workers of one node, or of several nodes.
 
-    `broken` is True if some workers have waited long to be told who their peers are. `ended` is True if some have
-    nothing left to train. `goes_on` is True if all training workers could continue now after the loss of a peer."""
+    `broken` is True if some have waited long to be told who their peers are, `ended` if some have nothing left to
+    train, and `goes_on` if all that train could continue now after the loss of a peer."""
 
     seen: tuple[WorkerStatus, ...] = ()
     broken: bool = False
@@ -125,7 +120,6 @@ class MembersReport(NamedTuple):
 
     @property
     def ready(self) -> int:
-        """The number of workers that are ready to join."""
         return sum(worker.is_ready for worker in self.seen)
 
     def to_json(self) -> list[Any]:
@@ -154,11 +148,7 @@ def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """The result of one rendezvous, which describes one start of the workers on all nodes.
-
-    `round` is its unique name. `address` and `node` are the address and the number of this node. `workers` has the
-    number of workers of each of `nodes`, and `host` is the node where they met. `term` is the number of this group of
-    nodes, 0 for a single node. `store` is the address and port of the workers' TCPStore."""
+    """The result of one rendezvous: which nodes start how many workers each, and where the workers' store is."""
 
     attempt: int
     round: str
@@ -172,24 +162,19 @@ class RoundInfo:
 
     @property
     def index(self) -> int:
-        """The index of this node in `nodes`."""
         return self.nodes.index(self.node)
 
     @property
     def world_size(self) -> int:
-        """The number of workers on all nodes."""
         return sum(self.workers)
 
     @property
     def ranks(self) -> range:
-        """The ranks of the workers of this node."""
         first = sum(self.workers[: self.index])
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return messages for the user about lost nodes and a changed address of the rendezvous.
-
-        `before` is the result of the previous rendezvous, and `of` the number of all nodes."""
+        """Return messages for the user about lost nodes, and about a new host since the rendezvous `before`."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"
@@ -210,9 +195,8 @@ class TooFewNodes(Exception):
 class Peers:
     """The other nodes while the workers train; this base class is for a single node, which has none.
 
-    `round` is the unique name of the rendezvous round. `server` is the store of its workers, if this node hosts it.
-    `term` is the numbered group of nodes that started together. `members` maps their supervisors to node numbers, and
-    `where` maps node numbers to the addresses of the nodes' own stores."""
+    `server` is the store of the workers, if this node hosts it. `members` maps supervisors to node numbers, and `where`
+    maps node numbers to the addresses of their own stores."""
 
     term: Term | None = None
     members: Mapping[str, int] = {}
@@ -237,9 +221,7 @@ class Peers:
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node, or None until all have sent one.
-
-        The result is {} on a node that does not decide which workers train, and for a single node."""
+        """Return the last report of each other node, or None until all have sent one; {} if another node decides."""
         return {}
 
     def announce_end(self) -> None:

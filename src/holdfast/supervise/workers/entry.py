@@ -83,12 +83,10 @@ def die_with(supervisor: int) -> None:
 
 
 def _take_resolver_lock() -> None:
-    """Use the C library's resolver once, so that a worker with a broken resolver lock blocks here.
+    """Use the C library's resolver once, so that a worker with a broken resolver lock blocks here, and is forked again.
 
     A thread of the supervisor holds this lock for a moment whenever a worker connects to its store. A fork in that
-    moment copies the lock as held, and no thread will release it (glibc resets most locks in a fork, but not this one).
-    The supervisor notices a worker that blocks here, and forks again.
-    """
+    moment copies the lock as held, and no thread will release it."""
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
 
@@ -170,7 +168,6 @@ def _run(task: Task) -> int:
 
 
 def _exit_status(end: SystemExit, task: Task) -> int:
-    """Return the exit status that a script gave to `sys.exit`; if it means failure, record it as an error."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"

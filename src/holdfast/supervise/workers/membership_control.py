@@ -25,11 +25,10 @@ SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 
 
 class Members:
-    """The workers that train together; the group changes when workers are lost, replaced or suspended.
+    """The workers that train together; the group changes when workers are lost, replaced or put to sleep.
 
-    `size` is the number of workers at the start, `wanted` the number that should train now, and `strategy` the recovery
-    strategy. Each worker process has a unique number, its `seat`. A member is a worker in the group; its member number
-    is the rank that its process keeps."""
+    Each worker process has a unique number, its `seat`. The member number of a worker in the group is the rank that its
+    process keeps."""
 
     def __init__(self, strategy: str, size: int) -> None:
         self.wanted = size
@@ -92,7 +91,7 @@ class Members:
         return together and len(inside) == len(self._seats) == self.wanted
 
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
-        """Choose, adopt and return the next membership (group of training workers), or None if none is due.
+        """Choose, adopt and return the next group of training workers, or None if none is due.
 
         `broken` is True if a connection between members broke although no member was lost."""
         present = {worker.seat: worker for worker in workers}
@@ -114,10 +113,6 @@ class Members:
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
     def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        """Publish and return a group closer to the wanted size than `inside`; return None if no worker can be added.
-
-        `inside` maps the numbers of the current members to their processes. `present` has the status of all processes.
-        """
         more = self.wanted - len(inside)
         if more < 0:
             asleep = sorted(inside)[more:]
@@ -132,11 +127,9 @@ class Members:
         return self._publish(inside, joining) if joining else None
 
     def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
-        """Return the workers that can join now: the process number (seat) of each worker, by its member number.
+        """Return the seats (process numbers) of the workers that can join now, by member number.
 
-        Only member numbers in `free` are used. A process has one member number for life. A spare gets one that no
-        living process has. `inside` maps the current members to their seats, and `present` has the status of all live
-        processes."""
+        A process has one member number for life. A spare gets one of `free` that no living process has."""
         ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
         numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
         spare_numbers = sorted(free - {*numbers.values()})
@@ -154,9 +147,7 @@ class Stranded(Exception):
 
 
 class MembershipController:
-    """The controller of the workers that train together in one attempt, which begins with the rendezvous `round`.
-
-    `out` is the run's folder, and `wanted` the number of workers that should train; None for all."""
+    """The controller of the workers that train together in one attempt, `wanted` of them if not None."""
 
     def __init__(
         self,
@@ -197,7 +188,6 @@ class MembershipController:
         )
 
     def _is_broken(self) -> bool:
-        """Return True if workers have waited long for a new membership although no worker was lost."""
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
         seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
@@ -221,7 +211,7 @@ class MembershipController:
     def can_replace(self, nodes: list[int]) -> bool:
         """Return True if training can continue without the lost `nodes`.
 
-        The strategy `replay` needs a ready spare for each lost worker; the others need one only if rank 0 is lost."""
+        `replay` needs a ready spare for each lost worker; the others need one only if rank 0 is lost."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         lost = self.members_of(nodes)
@@ -229,19 +219,13 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and left.ready >= needed
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers of the workers that `nodes` have reported.
-
-        A worker keeps its member number for life; at the start of an attempt it equals the worker's rank."""
+        """Return the member numbers (ranks for life) of the workers that `nodes` have reported."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Publish the next membership (group of training workers) if this node decides; otherwise adopt the latest.
-
-        A new membership is due when members were lost, workers are ready to join, or more workers train than are
-        wanted.
-        """
+        """Publish the next group of training workers, if one is due and this node decides, or adopt the latest."""
         self._assign_spares()
         if self._peers.decides:
             self._decide()
@@ -308,14 +292,12 @@ class MembershipController:
             self._pool.start(self._round, local_rank=local_rank, seat=seat, joins=True, rank=rank)
 
     def _assign_spares(self) -> None:
-        """Tell spares that ask for their rank which lost worker of this node they are to replace."""
         for worker in self._pool.running:
             if worker.asks_for_rank and self.members.assigned(worker.seat) is None and (vacant := self._vacant()):
                 self.members.assign(worker.seat, vacant[0])
                 worker.task.progress.assign(vacant[0])
 
     def _vacant(self) -> list[int]:
-        """Return the member numbers of this node's lost workers that no other worker has been assigned."""
         living = {worker.seat for worker in self._pool.running if not worker.has_failed}
         dead = self._started - living
         numbers = {self.members.assigned(seat) for seat in dead} - {self.members.assigned(seat) for seat in living}

@@ -38,9 +38,7 @@ STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a sec
 
 
 class WorkerPool:
-    """The worker processes of this node in the present attempt.
-
-    An attempt is the time from one start of all workers to the next."""
+    """The worker processes of this node in the present attempt, from one start of all workers to the next."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self._config, self._out = config, out
@@ -90,8 +88,8 @@ class WorkerPool:
     ) -> WorkerProcess:
         """Fork a worker process with the unique number `seat`; in an attempt's first group, `seat` is also its rank.
 
-        A worker that `joins` waits to be added to the group later. Then `rank` is the rank that it will have for life,
-        or None for a spare, whose rank is not known yet. A standby worker waits for the next attempt."""
+        A worker that `joins` is added to the group later; `rank` is the rank that it will have, or None for a spare. A
+        standby worker waits for the next attempt."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -124,7 +122,6 @@ class WorkerPool:
         return worker
 
     def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
-        """Return a worker's environment variables, those of torchrun and holdfast; `error` is its error file."""
         variables: dict[str, object] = {
             "RANK": rank,
             "LOCAL_RANK": local_rank,
@@ -165,11 +162,10 @@ class WorkerPool:
         lines = [f"no worker has reached its first step for {FIRST_STEP:g} s:"]
         for worker in self.running:
             doing = _DOING[worker.task.progress.phase]
-            lines.append(f"rank {worker.rank} {doing}{worker.call_in(self._config.script)}")
+            lines.append(f"rank {worker.rank} (pid {worker.pid}) {doing}{worker.call_in(self._config.script)}")
         return lines
 
     def poll(self) -> None:
-        """Update the exit status of every worker."""
         for worker in self.running:
             worker.poll()
 
@@ -186,10 +182,9 @@ class WorkerPool:
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally; in this case kill the spare workers.
+        """Return True if all training workers have exited normally, and end the spares, which wait to join.
 
-        If this node has only spares, which wait to join, return False until workers of other nodes have finished
-        (`others_are_ending`)."""
+        A node with only spares waits until workers of other nodes have finished (`others_are_ending`)."""
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
         if not exits and not others_are_ending:
             return False
@@ -273,7 +268,6 @@ class WorkerPool:
         self._wait_for(workers, lambda worker: worker.is_gone)
 
     def _print_stacks(self, workers: Sequence[WorkerProcess], within: float) -> None:
-        """Make `workers` print the stacks of their threads to their logs and exit; wait at most `within` seconds."""
         for worker in workers:
             worker.abort()
         deadline = time.monotonic() + within
@@ -298,5 +292,4 @@ class WorkerPool:
 
 
 def output_files(workers: Sequence[WorkerProcess]) -> list[tuple[Path, Path]]:
-    """Return the (stdout, stderr) files of each worker."""
     return [(worker.task.stdout, worker.task.stderr) for worker in workers]

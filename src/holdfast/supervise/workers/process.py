@@ -51,9 +51,7 @@ class WorkerProcess:
         return process
 
     def wait_until_up(self) -> None:
-        """Wait until the process has begun to run, and fork it again if it does not.
-
-        A fork hangs if it copied a lock that another thread held at that moment."""
+        """Wait until the process has begun to run; fork again if it hangs with a lock copied while it was held."""
         for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
             while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
@@ -66,9 +64,7 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Set `exit` if the process has exited.
-
-        Nothing else sets `exit`. So workers that die together are all noticed in the same round of polling."""
+        """Set `exit` if the process has exited. Nothing else does, so workers that die together are seen together."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)
@@ -145,10 +141,7 @@ class WorkerProcess:
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
-        """Return the worker's progress; `is_member` is True once it was told to train, even if it has not begun.
-
-        `has_done_peers` is True if another worker has ended in order.
-        """
+        """Return the worker's progress; `has_done_peers` is True if another worker has ended in order."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -181,7 +174,6 @@ class WorkerProcess:
         return text.decode(errors="replace")
 
     def call_in(self, script: str) -> str:
-        """Return text that names the line of `script` that the worker is in, and the call in it; empty if unknown."""
         return innermost_call(self.stack(), script)
 
     def abort(self) -> None:
@@ -223,10 +215,7 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker exited, or that it hung for `idle` seconds. Name the log if it contains its stacks.
-
-        The path of the log is relative to the folder `out`.
-        """
+        """Return how the worker exited, or that it hung for `idle` seconds; its log is relative to the folder `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -239,6 +228,7 @@ class WorkerProcess:
             place=(progress.boundaries, progress.posted),
             idle=idle,
             log=str(self.task.stderr.relative_to(out)) if self.has_printed_stacks else "",
+            pid=self.pid,
         )
 
 
@@ -255,7 +245,7 @@ def innermost_call(stack: str, script: str) -> str:
 
 
 def dying_status(pid: int) -> int | None:
-    """Return the exit status of a process whose main thread was killed while other threads still exist; otherwise None.
+    """Return the exit status of a process that was killed, but of which some threads still exist; otherwise None.
 
     `waitpid` reports such a process only after all threads are gone; with a GPU, this takes 0.2 s."""
     fields = _stat_fields(_PROC / str(pid))
@@ -265,10 +255,10 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the CPU seconds that all processes of a process group used or spent ready to run; None without /proc.
+    """Return the CPU seconds that a process group used or waited for; None without /proc.
 
-    Time spent waiting for a CPU counts, because on a busy machine a worker is slow, not hung. This waiting time is
-    counted for main threads only: other threads may poll now and then, and would seem to wait most of the time."""
+    Waiting for a CPU counts, because on a busy machine a worker is slow, not hung. It is counted for main threads only:
+    others may poll, and would seem to wait most of the time."""
     if not _PROC.exists():
         return None
     seconds = 0.0

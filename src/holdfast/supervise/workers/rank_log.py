@@ -13,10 +13,7 @@ from holdfast.runs.logs import LOG_FOLDER, RANKS
 
 
 class RankLog:
-    """The record of which worker of this node has which rank, from one start of all workers to the next.
-
-    A worker that replaces a lost one has its own log files. So each replacement is shown to the user, and is appended
-    to a file beside the logs."""
+    """The record of which worker of this node has which rank, shown to the user and kept beside the logs."""
 
     def __init__(self, out: Path, attempt: int) -> None:
         self._out, self._attempt = out, attempt
@@ -26,9 +23,7 @@ class RankLog:
         self._has_main = True  # a worker has rank 0
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Log the rank of each worker in the new training group `membership`.
-
-        `names` maps the ranks of this node's workers to the names of their log files."""
+        """Record the rank of each worker in the new training group; `names` has their log file names, by rank."""
         changed = []
         for rank in membership.members:
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(rank, "")
@@ -49,9 +44,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages on rank changes since the last call, and one if all workers train again after a replacement.
-
-        `all_train` is the number of workers if all of them train now, else 0."""
+        """Return messages on new rank changes; `all_train` is the number of workers if all of them train now."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False

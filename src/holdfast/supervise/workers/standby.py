@@ -94,5 +94,5 @@ class Standby:
             return
         self._lost += 1
         then = "others are started" if self._lost < TRIES else f"this attempt goes on without, after {TRIES} losses"
-        self._say(f"standby workers were lost ({first_failure(dead).line}): {then}")
+        self._say(f"standby workers were lost ({first_failure(dead).line_with_pid}): {then}")
         self.end()
