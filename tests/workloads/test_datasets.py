@@ -78,12 +78,6 @@ def test_mnist_is_read_in_every_form_it_comes_in(tmp_path: Path, folder: str, pa
     np.testing.assert_array_equal((mnist.x * 255).round().astype(np.uint8).tobytes(), files[IMAGES][16:])
 
 
-def test_the_test_split_is_other_files(tmp_path: Path) -> None:
-    for name, content in some_mnist().items():
-        put(tmp_path / name.replace("train", "t10k"), content)
-    assert len(load("mnist", str(tmp_path), split="test").y) == 20
-
-
 @pytest.mark.parametrize(
     ("name", "pack"),
     [
@@ -128,11 +122,9 @@ def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch:
         load("mnist")
 
 
-def test_an_unknown_name_or_split_names_the_known_ones() -> None:
+def test_an_unknown_name_names_the_known_ones() -> None:
     with pytest.raises(BadInput, match="no data set 'minst': choose one of covtype, digits, mnist"):
         load("minst")
-    with pytest.raises(BadInput, match="digits has no split 'test': choose one of train"):
-        load("digits", split="test")
 
 
 @pytest.mark.parametrize(
@@ -211,20 +203,12 @@ real = pytest.mark.skipif(not os.environ.get("HOLDFAST_DATA"), reason="$HOLDFAST
 
 
 @real
-@pytest.mark.parametrize(
-    ("split", "counts"),
-    [
-        ("train", [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
-        ("test", [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
-    ],
-)
-def test_the_real_mnist_has_its_published_counts(split: str, counts: list[int]) -> None:
-    mnist = load("mnist", split=split)
-    assert np.bincount(mnist.y).tolist() == counts
-    assert mnist.x.shape == (sum(counts), 784)
-    if split == "train":
-        assert mnist.x.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)
-        assert mnist.x.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
+def test_the_real_mnist_has_its_published_counts() -> None:
+    mnist = load("mnist")
+    assert np.bincount(mnist.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert mnist.x.shape == (60_000, 784)
+    assert mnist.x.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)
+    assert mnist.x.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
 
 
 @real

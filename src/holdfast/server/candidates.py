@@ -36,7 +36,6 @@ class Candidates:
     def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
         self._ids, self._info = ids, info
         self._first = _ranking_keys(policy, step, ids, info, count)
-        self._within: tuple[float, RankingRange | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
         match question:
@@ -74,15 +73,11 @@ class Candidates:
         return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _inside(self, above: float, span: RankingRange) -> Where:
-        known_above, known, where = self._within
-        if known_above != above or known is None or not known.contains(span):
-            where = self._above(above)
+        where = self._above(above)
         for level, number in enumerate(span.prefix):
             where = _narrowed(where, self._numbers(level, where) == np.uint64(number))
         numbers = self._numbers(span.level, where)
-        where = _narrowed(where, (numbers >= np.uint64(span.low)) & (numbers <= np.uint64(span.high)))
-        self._within = (above, span, where)
-        return where
+        return _narrowed(where, (numbers >= np.uint64(span.low)) & (numbers <= np.uint64(span.high)))
 
     def _above(self, above: float) -> Where:
         return _ALL if above == -np.inf else np.flatnonzero(self._info.distances > above)

@@ -65,10 +65,9 @@ def _lead(runs: Sequence[ServedRun]) -> str:
 
 
 def _checks(run: ServedRun) -> list[Statement]:
-    claims = [(finding, finding.check.replace("_", " ")) for finding in run.findings or ()]
     return [
-        Statement(verdict=finding.verdict, claim=claim, source="audit", measured=finding.because)
-        for finding, claim in claims
+        Statement(verdict=found.verdict, claim=found.check.replace("_", " "), source="audit", measured=found.because)
+        for found in run.findings or ()
     ]
 
 

@@ -39,12 +39,6 @@ class RankingRange(NamedTuple):
     def level(self) -> int:
         return len(self.prefix)
 
-    def contains(self, other: "RankingRange") -> bool:
-        if other.prefix[: self.level] != self.prefix or other.level < self.level:
-            return False
-        low, high = (other.prefix[self.level],) * 2 if other.level > self.level else (other.low, other.high)
-        return self.low <= low and high <= self.high
-
     def shift(self, bins: int) -> int:
         """Return how many low bits to drop from ranking numbers so that this range has at most `bins` values."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)

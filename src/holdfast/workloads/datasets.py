@@ -34,14 +34,11 @@ class LabeledData:
     classes: int
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None, split: str = "train") -> LabeledData:
+def load(name: str, data: str | os.PathLike[str] | None = None) -> LabeledData:
     """Load the data set called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in DATASETS:
         raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
-    splits = DATASETS[name]
-    if split not in splits:
-        raise BadInput(f"{name} has no split {split!r}: choose one of {', '.join(splits)}.")
-    return splits[split](lambda file: obtain(file, data))
+    return DATASETS[name](lambda file: obtain(file, data))
 
 
 def _mnist_file(name: str, sha256: str) -> DataFile:
@@ -58,8 +55,6 @@ def _mnist_file(name: str, sha256: str) -> DataFile:
 
 TRAIN_IMAGES = _mnist_file("train-images-idx3", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609")
 TRAIN_LABELS = _mnist_file("train-labels-idx1", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")
-TEST_IMAGES = _mnist_file("t10k-images-idx3", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
-TEST_LABELS = _mnist_file("t10k-labels-idx1", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 COVTYPE = DataFile(
     dataset="covtype",
     folders=("covtype", "."),
@@ -144,14 +139,10 @@ def _digits(_: Obtain) -> LabeledData:
     return LabeledData("digits", (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64), classes=10)
 
 
-# Every data set by name, and by split.
-DATASETS: dict[str, dict[str, Callable[[Obtain], LabeledData]]] = {
-    "covtype": {"train": _covtype},
-    "digits": {"train": _digits},
-    "mnist": {
-        "train": lambda obtain: _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS)),
-        "test": lambda obtain: _mnist(obtain(TEST_IMAGES), obtain(TEST_LABELS)),
-    },
+DATASETS: dict[str, Callable[[Obtain], LabeledData]] = {
+    "covtype": _covtype,
+    "digits": _digits,
+    "mnist": lambda obtain: _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS)),
 }
 
 

@@ -1,7 +1,5 @@
 """Residual networks (He et al. 2016): ResNet-18 and ResNet-50, of any width, for small and large images."""
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -13,12 +11,18 @@ class ResNet(nn.Module):
 
     def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
         super().__init__()
-        block: type[_Basic | _Bottleneck] = _Basic if depth == 18 else _Bottleneck
         convolution = _convolution(channels, width, 3) if small else _convolution(channels, width, 7, 2)
         pool = () if small else (nn.MaxPool2d(3, 2, 1),)
         self.stem = nn.Sequential(*convolution, nn.ReLU(inplace=True), *pool)
-        self.stages, wide = _stages(block, STAGES[depth], width)
-        self.head = nn.Linear(wide, classes)
+        blocks: list[nn.Module] = []
+        inputs, bottleneck = width, depth == 50
+        for stage, count in enumerate(STAGES[depth]):
+            for number in range(count):
+                stride = 2 if stage and number == 0 else 1
+                blocks.append(_Residual(inputs, width << stage, stride, bottleneck=bottleneck))
+                inputs = (width << stage) * (4 if bottleneck else 1)
+        self.stages = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -31,49 +35,19 @@ class ResNet(nn.Module):
         return scores
 
 
-class _Basic(nn.Module):
-    expansion = 1
+class _Residual(nn.Module):
+    """A residual block of two 3×3 convolutions, or of 1×1, 3×3 and four times as wide 1×1 if `bottleneck`."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.convolutions = nn.Sequential(
-            *_convolution(inputs, width, 3, stride), nn.ReLU(inplace=True), *_convolution(width, width, 3)
-        )
-        self.shortcut = _shortcut(inputs, width, stride)
+        outputs = 4 * width if bottleneck else width
+        layers = [*_convolution(inputs, width, 1), nn.ReLU(inplace=True)] if bottleneck else []
+        layers += [*_convolution(width if bottleneck else inputs, width, 3, stride), nn.ReLU(inplace=True)]
+        self.convolutions = nn.Sequential(*layers, *_convolution(width, outputs, 1 if bottleneck else 3))
+        self.shortcut = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.convolutions(x) + self.shortcut(x), inplace=True)
-
-
-class _Bottleneck(nn.Module):
-    """A residual block of 1×1, 3×3 and 1×1 convolutions; the last is four times as wide as the others."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.convolutions = nn.Sequential(
-            *_convolution(inputs, width, 1),
-            nn.ReLU(inplace=True),
-            *_convolution(width, width, 3, stride),
-            nn.ReLU(inplace=True),
-            *_convolution(width, 4 * width, 1),
-        )
-        self.shortcut = _shortcut(inputs, 4 * width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return relu(self.convolutions(x) + self.shortcut(x), inplace=True)
-
-
-def _stages(block: type[_Basic | _Bottleneck], counts: Sequence[int], width: int) -> tuple[nn.Sequential, int]:
-    blocks: list[nn.Module] = []
-    inputs = width
-    for stage, count in enumerate(counts):
-        for number in range(count):
-            stride = 2 if stage and number == 0 else 1
-            blocks.append(block(inputs, width << stage, stride))
-            inputs = (width << stage) * block.expansion
-    return nn.Sequential(*blocks), inputs
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:

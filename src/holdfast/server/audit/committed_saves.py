@@ -1,10 +1,12 @@
 """The newest committed save of every block, and the blocks that nodes chose for each save."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.events import Chosen, Restored, What
 from holdfast.sampler.digest import Samples
 from holdfast.server.audit.block_owners import NOBODY, Blocks, Owners
 
@@ -14,6 +16,22 @@ class SaveChoice(NamedTuple):
 
     owners: Owners
     by_node: Mapping[int, Samples]
+
+
+class RecordedChoices:
+    """The blocks chosen to be saved, and the blocks restored, as recorded by the controller and by each node."""
+
+    def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
+        self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
+        self.restored = {(what.node, what.version) for what in lines if isinstance(what, Restored)}
+        self.chosen_by: defaultdict[tuple[int, int], list[Samples]] = defaultdict(list)  # by node and iteration
+        self.restores_of: defaultdict[int, list[Restored]] = defaultdict(list)
+        for node, own in nodes.items():
+            for what in own:
+                if isinstance(what, Chosen):
+                    self.chosen_by[node, what.iteration].append(what.blocks)
+                elif isinstance(what, Restored):
+                    self.restores_of[node].append(what)
 
 
 class CommittedSaves:

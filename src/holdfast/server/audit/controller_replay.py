@@ -17,25 +17,9 @@ from holdfast.events import Chosen, Commit, Done, Dropped, Iterate, Joined, Lost
 from holdfast.finding import CannotTell
 from holdfast.sampler.digest import Samples
 from holdfast.server.audit.block_owners import NOBODY, Blocks, Ownership, Tenure, adds_up, numbers
-from holdfast.server.audit.committed_saves import CommittedSaves, SaveChoice
+from holdfast.server.audit.committed_saves import CommittedSaves, RecordedChoices, SaveChoice
 
 Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
-
-
-class RecordedChoices:
-    """The blocks chosen to be saved, and the blocks restored, as recorded by the controller and by each node."""
-
-    def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
-        self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
-        self.restored = {(what.node, what.version) for what in lines if isinstance(what, Restored)}
-        self.chosen_by: defaultdict[tuple[int, int], list[Samples]] = defaultdict(list)  # by node and iteration
-        self.restores_of: defaultdict[int, list[Restored]] = defaultdict(list)
-        for node, own in nodes.items():
-            for what in own:
-                if isinstance(what, Chosen):
-                    self.chosen_by[node, what.iteration].append(what.blocks)
-                elif isinstance(what, Restored):
-                    self.restores_of[node].append(what)
 
 
 class ReplayedMembers:
