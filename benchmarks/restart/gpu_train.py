@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 VOCABULARY, WIDTH, LAYERS, LENGTH, BATCH, SAVE_EVERY = 50257, 768, 12, 64, 4, 20
+if "SMALL" in os.environ:
+    VOCABULARY, WIDTH, LAYERS, LENGTH = 2000, 96, 12, 8
 began, parts = time.time(), {}
 
 
@@ -26,7 +28,7 @@ def done(part: str) -> None:
 
 
 class Model(nn.Module):
-    """A transformer with 124 million parameters."""
+    """A transformer, with 124 million parameters unless it is SMALL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,8 +71,8 @@ def with_holdfast(notes: Path) -> None:
 
 
 def with_torchrun(notes: Path) -> None:
-    dist.init_process_group("nccl")
-    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     done("attach")
     model = Model()
     done("model on the CPU")

@@ -94,6 +94,21 @@ def test_goodput_counts_a_step_done_twice_once() -> None:
     assert result.goodput == near(5 / 16.125)
 
 
+def test_the_parts_of_a_restart_add_up_to_the_time_until_the_first_new_step_has_ended() -> None:
+    told = killed_once().events
+    (without,) = cost_breakdown(told).failures
+    assert without.parts == {}  # an older version did not record when the model was built
+    (failure,) = cost_breakdown(
+        [
+            event._replace(what=event.what._replace(built=0.0)) if isinstance(event.what, Recover) else event
+            for event in told
+        ]
+    ).failures
+    expected = {"notice": 0.5, "start": 1.75, "model": 0.0, "restore": 0.25, "first batch": 0.25, "first step": 1.0}
+    assert failure.parts == {part: near(seconds) for part, seconds in expected.items()}
+    assert sum(failure.parts.values()) == near(failure.to_first_step or 0.0)
+
+
 def test_a_failure_is_told_from_its_strike_to_its_detection_to_the_first_new_step() -> None:
     (failure,) = cost_breakdown(killed_once().events).failures
     assert (failure.attempt, failure.step, failure.kind, failure.rank) == (1, 4, "kill", 2)
@@ -658,7 +673,7 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     )
     assert list(record["failures"][0]) == [
         *("attempt", "step", "kind", "rank", "ended_attempt", "detected", "detection", "restart", "restore"),
-        *("recovery", "to_first_step", "rework_steps", "rework", "samples_lost"),
+        *("parts", "recovery", "to_first_step", "rework_steps", "rework", "samples_lost"),
     ]
     assert list(record["attempts"][0]) == [
         *("attempt", "world", "ended", "restored", "steps", "rolled_back", "committed", "wall"),

@@ -37,7 +37,7 @@ def standby_of(job: Supervisor) -> list[int]:
 def wait_for_standby(job: Supervisor, times: int = 1) -> None:
     def is_ready() -> bool:
         assert not job.over, job.stderr
-        return job.stderr.count("standby workers are ready") >= times
+        return job.stderr.count("ready to take over") >= times
 
     wait_until(is_ready, f"a standby, {times} times: {job.stderr}")
 

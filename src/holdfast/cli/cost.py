@@ -118,6 +118,11 @@ def _print_one(breakdown: "CostBreakdown") -> None:
                 str(failure.samples_lost),
             )
         Console().print(table)
+    if restarts := [failure for failure in breakdown.failures if failure.parts]:
+        table = Table("restart after step", *restarts[0].parts, box=None)
+        for failure in restarts:
+            table.add_row(str(failure.step), *map(_seconds, failure.parts.values()))
+        Console().print(table)
     if breakdown.saves:
         Console().print(_saves(breakdown))
 

@@ -7,8 +7,8 @@ twice.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from holdfast.cost.attempts import (
     AttemptTimeline,
     LiveRecoveryEnd,
     SaveCost,
+    StepCost,
     StruckFailure,
     attempts,
     fatal,
@@ -46,6 +47,7 @@ class FailureCost:
     detection: float | None = None
     restart: float | None = None
     restore: float | None = None  # the part of `restart` in which the snapshot was read
+    parts: Mapping[str, float] = field(default_factory=dict)  # of the time until the end of the next step, on rank 0
     recovery: float = 0.0  # from the failure to the next step, or to form a new group in a live recovery
     to_first_step: float | None = None  # from the failure to the end of the next step
     rework_steps: int = 0
@@ -265,11 +267,34 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
         detection=None if seen_at is None else seen_at - attempt.stop,
         restart=until - (attempt.stop if seen_at is None else seen_at) if new else None,
         restore=restores[0] if restores else None,
+        parts=_restart_parts(attempt, seen_at, after, new) if after and new and seen_at is not None else {},
         recovery=until - attempt.stop,
         to_first_step=new.end - attempt.stop if new else None,
         rework_steps=len(lost),
         rework=sum((step.work for step in lost), 0.0),
     )
+
+
+def _restart_parts(
+    attempt: AttemptTimeline, seen_at: float, after: AttemptTimeline, first: StepCost
+) -> dict[str, float]:
+    """Return the seconds of each part of a restart on rank 0, from the failure of `attempt` to its `first` new step."""
+    began = next((moment.at for moment in after.stretch.moments_of(Began)), None)
+    recover = next(iter(after.stretch.events_of(Recover)), None)
+    if began is None or recover is None or recover.built is None:
+        return {}
+    moments = {
+        "notice": seen_at,
+        "start": began,
+        "model": began + recover.built,
+        "restore": began + recover.built + recover.seconds,
+        "first batch": first.end - first.compute - first.stall,
+        "first step": first.end,
+    }
+    return {
+        part: end - begin
+        for (part, end), begin in zip(moments.items(), (attempt.stop, *moments.values()), strict=False)
+    }
 
 
 def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:

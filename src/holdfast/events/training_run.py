@@ -81,7 +81,8 @@ class Recover(NamedTuple):
     `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
     snapshot has none for this rank. `state` is a digest of the protected state before the first step. `fingerprint` is
     a hash of a few of its values, which must equal the one after the previous step. `weights` is a digest of the
-    initial weights, if nothing was restored. `passed_over` lists snapshots that could not be used."""
+    initial weights, if nothing was restored. `passed_over` lists snapshots that could not be used. `built` is the time
+    from the `attempt` event to `run.protect`, and `seconds` the time that the restore took there."""
 
     attempt: int
     restored: int | None
@@ -93,6 +94,7 @@ class Recover(NamedTuple):
     state: str | None = None
     fingerprint: str | None = None
     weights: str | None = None
+    built: float | None = None
 
 
 class Seconds(NamedTuple):

@@ -206,6 +206,7 @@ class LoopSetup:
             passed_over=restored.passed_over,
             state=None if restored.step is None else restored.digest_in_memory(protected),
             weights=restored.weights,
+            built=restored.built,
             fingerprint=fingerprints.take().digest(),
         )
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, cast
 
 from torch import nn
@@ -76,6 +77,7 @@ class Session:
         atexit.register(self.close)
 
     def _begin_attempt(self) -> None:
+        self._began = perf_counter()
         if self._out is not None:
             self.attempt = begin(Path(self._out), self.ranks, self.config)
             self.record = self.attempt.record
@@ -133,8 +135,10 @@ class Session:
             self._begin_attempt()
         if self.attempt is None or self._fetch is None:
             return
+        built = perf_counter() - self._began
         with progress.during(Phase.RESTORING):
-            self.restored = restore.restore(self._fetch, self.attempt, self.ranks, self.protected)
+            restored = restore.restore(self._fetch, self.attempt, self.ranks, self.protected)
+            self.restored = replace(restored, built=built)
             self._fetch = None  # frees the snapshot
             if self.config.source and self.restored.step is None:
                 from holdfast.weights.initial import load_initial_weights  # few runs need it

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.finding import counted
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import LOG_FOLDER, STANDBY
@@ -46,7 +47,7 @@ class Standby:
             self._start(self._config.workers_at(restarts + 1))
         if not self._is_announced and self._is_ready:
             self._is_announced = True
-            self._say(f"{len(self._workers)} standby workers are ready to take over")
+            self._say(f"{counted(len(self._workers), 'standby worker')} ready to take over")
 
     def take_over(self) -> list[WorkerProcess]:
         """Let the waiting workers begin the next attempt, and return them; if some are not ready, end all of them."""

@@ -54,6 +54,7 @@ class RestoredState:
     loaded: str = ""
     committed: str | None = None
     weights: str | None = None
+    built: float | None = None  # seconds from the beginning of the attempt to `run.protect`
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
