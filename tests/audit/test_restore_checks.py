@@ -138,6 +138,16 @@ def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_ch
     )
 
 
+def test_commits_with_one_state_fail_also_if_the_first_of_them_is_of_step_0() -> None:
+    run = TwoRankRun().trains(1, None, 12).saves(1, 0).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+    assert run.found("restored_states_agree")[0] == "pass"
+    run.events = changed(
+        run.events, lambda each: isinstance(each.what, Commit) and each.what.step <= 10, state=digest("saved", 10)
+    )
+    verdict, because = run.found("restored_states_agree")
+    assert (verdict, because.startswith("the snapshots of step 5 (attempt 1) and step 10")) == ("fail", True)
+
+
 def test_commits_of_states_that_never_change_are_alike() -> None:
     run = TwoRankRun().trains(1, None, 12)
     run.events = [

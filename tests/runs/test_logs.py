@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from holdfast.runs import logs
-from holdfast.runs.logs import WorkerLog
+from holdfast.runs.logs import RANKS, WorkerLog, read_rank_changes
 
 
 def log_with(folder: Path, content: bytes) -> WorkerLog:
@@ -27,3 +27,9 @@ def test_only_the_final_text_of_a_progress_bar_is_returned_without_control_codes
 def test_a_line_without_an_end_is_read_in_pieces(tmp_path: Path) -> None:
     log = log_with(tmp_path, b"x" * (2 * logs.LONGEST + 1))
     assert [len(text) for text, _ in log.lines()] == [logs.LONGEST, logs.LONGEST, 1]
+
+
+def test_hostile_lines_in_the_list_of_changed_ranks_are_left_out(tmp_path: Path) -> None:
+    lines = ["[1e400, 2]", "[null]", "[[1], 2]", "{}", "[" * 100_000, '[3, "worker-5"]']
+    (tmp_path / RANKS).write_text("\n".join(lines))
+    assert read_rank_changes(tmp_path) == [(3, "worker-5")]

@@ -59,6 +59,8 @@ def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
         for piece in group:
             if piece.first == 0:
                 pieces = []  # recorded again, after a change of the members
+            if piece.first != sum(map(len, pieces)):
+                raise CannotTell(f"{session.who} recorded an order of epoch {epoch} of which a piece is missing")
             pieces.append(_ids(session, piece))
             if sum(map(len, pieces)) == samples:
                 yield epoch, np.concatenate(pieces)

@@ -132,15 +132,13 @@ def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | 
 
 def _one_digest_of_two_states(record: RunRecord) -> str | None:
     # The reverse is no error: a digest covers the whole saved state, and a fingerprint only some parameters.
-    first: dict[str, CommittedSave] = {}
+    first: dict[str, tuple[CommittedSave, int]] = {}
     for save in record.saves:
-        if save.commit.state is None:
+        fingerprint = state_after(record, save.trainer, save.commit.step - 1)
+        if save.commit.state is None or not fingerprint:
             continue
-        other = first.setdefault(save.commit.state, save)
-        if (other.commit.step, other.trainer) == (save.commit.step, save.trainer):
-            continue
-        before, after = (state_after(record, trainer, commit.step - 1) for commit, trainer in (other, save))
-        if before and after and before != after:
+        other, other_fingerprint = first.setdefault(save.commit.state, (save, fingerprint))
+        if fingerprint != other_fingerprint:
             steps = (f"step {commit.step} (attempt {commit.attempt})" for commit, _ in (other, save))
             return f"the snapshots of {' and '.join(steps)} have one digest, but the parameters changed between them"
     return None

@@ -33,6 +33,7 @@ from holdfast.events import (
     Scale,
     Strike,
     What,
+    rank_of,
 )
 from holdfast.finding import SHOWN, CannotTell, where
 from holdfast.history.lineage import Lineage
@@ -330,13 +331,6 @@ class RunRecord:
                     place = session.placement(row)
                     reports.append(ShareReport(session.who, *place, attempt, session.steps.samples(row)))
         return reports
-
-
-@cache
-def rank_of(who: str) -> int | None:
-    """Return the rank in a writer name such as "rank-3", or None if `who` is not the name of a rank."""
-    match = re.fullmatch(r"rank-(0|[1-9][0-9]{0,17})", who)
-    return int(match[1]) if match else None
 
 
 def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | None]) -> CommittedSave:

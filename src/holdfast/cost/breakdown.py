@@ -23,9 +23,9 @@ from holdfast.cost.attempts import (
     moment_of,
     strikes,
 )
-from holdfast.cost.timeline import RANK_0, TimedEvent, timeline
+from holdfast.cost.timeline import TimedEvent, timeline
 from holdfast.events import Attempt as Began
-from holdfast.events import Detect, Event, Recover, Step, Strike
+from holdfast.events import Detect, Event, Recover, Step, Strike, rank_of
 from holdfast.stall import Stall
 
 # In the order of display. `PARTS` are the parts of the stall of a save.
@@ -367,21 +367,21 @@ def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[De
 
 def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
     """Measure how long rank 0 waited for ranks that began steps late; return None if no other rank recorded steps."""
-    shortest: dict[tuple[int, int], tuple[float, str]] = {}
+    shortest: dict[tuple[int, int], tuple[float, int]] = {}
     for event in history:
-        if isinstance(event.what, Step) and event.who != RANK_0:
+        if isinstance(event.what, Step) and (rank := rank_of(event.who)):
             key = event.what.attempt, event.what.step
-            candidate = event.what.seconds.compute, event.who
+            candidate = event.what.seconds.compute, rank
             shortest[key] = min(candidate, shortest.get(key, candidate))
     if not shortest:
         return None
-    waited: defaultdict[str, float] = defaultdict(float)
+    waited: defaultdict[int, float] = defaultdict(float)
     for attempt in timelines:
         for step in attempt.steps:
-            compute, late = shortest.get((attempt.stretch.number, step.number), (step.compute, RANK_0))
+            compute, late = shortest.get((attempt.stretch.number, step.number), (step.compute, 0))
             waited[late] += max(0.0, step.compute - compute)
-    total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=RANK_0)
-    rank = int(longest.removeprefix("rank-")) if total > 0 else None
+    total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=0)
+    rank = longest if total > 0 else None
     return Waiting(seconds=total, share=_share(total, wall), rank=rank, rank_seconds=waited[longest])
 
 

@@ -23,6 +23,7 @@ from holdfast.events.lines import (
     from_json as from_json,
     line as line,
     parse as parse,
+    rank_of as rank_of,
     to_json as to_json,
 )
 from holdfast.events.server_run import (

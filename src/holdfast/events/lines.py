@@ -6,8 +6,9 @@ one, which handles all steps that the faster one does not cover.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from holdfast.errors import BadInput, Corrupt
@@ -82,6 +83,13 @@ class Event(NamedTuple):
     def kind(self) -> str:
         """The name of this kind of event, as histories record it."""
         return kind_name(self.what)
+
+
+@cache
+def rank_of(who: str) -> int | None:
+    """Return the rank in a writer name such as "rank-3", or None if `who` is not the name of a rank."""
+    match = re.fullmatch(r"rank-(0|[1-9][0-9]{0,17})", who)
+    return int(match[1]) if match else None
 
 
 def to_json(what: What) -> dict[str, JSON]:

@@ -228,8 +228,10 @@ def _read_file(path: Path, torn: list[TornLine]) -> Iterator[Event]:
     try:
         with path.open("rb") as lines:
             for number, text in enumerate(iter(lambda: lines.readline(LONGEST), b""), 1):
+                if len(text) == LONGEST:  # the lines behind it must not be ignored
+                    raise Corrupt(f"{path}, line {number}, is longer than any event: restore the file from a copy.")
                 if not text.endswith(b"\n"):  # only the last line can lack it
-                    torn.append(TornLine(path, number, os.fstat(lines.fileno()).st_size - lines.tell() + len(text)))
+                    torn.append(TornLine(path, number, len(text)))
                     break
                 event = _decode(text, path, number)
                 what = event.what

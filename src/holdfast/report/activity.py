@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast import events
 from holdfast.cost.attempts import AttemptTimeline, attempts
 from holdfast.cost.timeline import AttemptStretch, timeline
-from holdfast.events import Commit, Detect, Event, Regroup, Strike
+from holdfast.events import Commit, Detect, Event, Regroup, Strike, rank_of
 from holdfast.history.lineage import Lineage
 from holdfast.report.thinning import Point, TimelineBar
 
@@ -55,8 +55,8 @@ def activity(history: Sequence[Event]) -> Activity:
         lineage.add(moment.event.what)
     files: defaultdict[int, list[Event]] = defaultdict(list)
     for event in history:
-        if event.who.startswith("rank-") and event.who.removeprefix("rank-").isdigit():
-            files[int(event.who.removeprefix("rank-"))].append(event)
+        if (rank := rank_of(event.who)) is not None:
+            files[rank].append(event)
     return Activity(
         wall=line.wall,
         reached=max((step.number + 1 for attempt in timelines for step in attempt.steps), default=0),
@@ -128,10 +128,10 @@ def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
 
 def _saves(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
     return sorted(
-        TimelineMark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
+        TimelineMark(at, rank, event.what.step, "snapshot")
         for event in history
-        if isinstance(event.what, Commit) and not event.what.found and event.who.startswith("rank-")
-        if (at := clock.at(event)) is not None
+        if isinstance(event.what, Commit) and not event.what.found
+        if (rank := rank_of(event.who)) is not None and (at := clock.at(event)) is not None
     )
 
 

@@ -102,7 +102,7 @@ def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
     """Return the changes of ranks, oldest first: the new rank, and the log file name of the worker that got it."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours
+        with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a line that was cut off, or not ours
             rank, name = json.loads(line)
             changes.append((int(rank), str(name)))
     return changes

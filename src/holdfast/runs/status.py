@@ -120,7 +120,7 @@ def begins_as_history(file: Path) -> bool:
 def is_training(folder: Path) -> bool:
     """Return True if a process holds the lock of `folder`, or a parameter server is running in it."""
     nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
-    if any(is_held(folder, int(node)) for node in nodes if node.isdigit()):
+    if any(is_held(folder, int(node)) for node in nodes if node.isdecimal()):
         return True
     controller = folder / "history" / "controller.jsonl"  # a server holds no lock, but writes events until it is done
     silent = time.time() - max((_changed(file) for file in controller.parent.glob("*.jsonl")), default=0.0)

@@ -28,6 +28,7 @@ from holdfast.events import (
     Step,
     What,
     parse,
+    rank_of,
 )
 from holdfast.finding import counted
 from holdfast.history.follow import GrowingFile
@@ -138,8 +139,8 @@ class RunState:
         self._last = event if self._last is None or event.time >= self._last.time else self._last
         if isinstance(what, STAMPS):
             self._stamps.setdefault(event.who, []).append(event)
-        if event.who.startswith("rank-") and event.who.removeprefix("rank-").isdigit():
-            self._add_rank(self.ranks.setdefault(int(event.who.removeprefix("rank-")), Rank()), event)
+        if (rank := rank_of(event.who)) is not None:
+            self._add_rank(self.ranks.setdefault(rank, Rank()), event)
         match what:
             case Save(bytes=size, seconds=stall):
                 self.saves, self.saved_bytes = self.saves + 1, self.saved_bytes + size

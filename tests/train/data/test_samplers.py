@@ -182,3 +182,10 @@ def test_the_audit_cannot_tell_which_samples_were_right_without_the_recorded_ord
     rewrite(tmp_path, "order", lambda order: order.update(event="remark"))
     found, because = verdict(tmp_path, "every_sample_trained_once")
     assert (found, because) == ("unknown", "the history does not hold the order that the sampler returned for epoch 0")
+
+
+def test_the_audit_cannot_tell_which_samples_were_right_if_a_piece_of_an_order_is_missing(tmp_path: Path) -> None:
+    trained(tmp_path, range(SIZE))
+    rewrite(tmp_path, "order", lambda order: order.update(first=1))
+    found, because = verdict(tmp_path, "every_sample_trained_once")
+    assert (found, because) == ("unknown", "rank-0 recorded an order of epoch 0 of which a piece is missing")
