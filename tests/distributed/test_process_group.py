@@ -11,7 +11,7 @@ from holdfast import progress
 from holdfast.distributed import process_group
 from holdfast.distributed.process_group import SCRIPT_COLLECTIVES, ReplacedGroup
 from holdfast.errors import WorkerLost
-from holdfast.live.settlement import NOWHERE, MemberReport, settle
+from holdfast.live.settlement import NOWHERE, MemberReport, make_plan
 from supervisor_process import SUPPORT, Start, Supervisor
 
 SCRIPT = SUPPORT / "collectives_script.py"
@@ -71,8 +71,8 @@ def test_a_replacement_worker_can_call_get_rank(start: Start, tmp_path: Path) ->
 
 def test_recovery_needs_a_restart_if_one_member_has_called_torch_distributed() -> None:
     stands = {0: MemberReport(step=3, members=(0, 1, 2)), 2: MemberReport(step=3, members=(0, 1, 2), exchanges=True)}
-    assert settle(stands) == SCRIPT_COLLECTIVES
-    assert not isinstance(settle({0: stands[0], 1: MemberReport(step=NOWHERE)}), str)
+    assert make_plan(stands) == SCRIPT_COLLECTIVES
+    assert not isinstance(make_plan({0: stands[0], 1: MemberReport(step=NOWHERE)}), str)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from holdfast.errors import WorkerLost
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
-from holdfast.live.settlement import LossEffects, MemberReport, RecoveryPlan, WindowState
+from holdfast.live.settlement import LossEffects, MemberReport, RecoveryPlan, StepState
 from holdfast.sampler.plan import SamplePlan
 from holdfast.sampler.run_plan import RunPlan
 
@@ -52,7 +52,7 @@ def live(record: FakeRecord) -> LiveRecovery:
         member=1, members=ALL, number=1, is_joining=False, is_outdated=True, rank=1, gate=BoundaryGate()
     )
     recovery = LiveRecovery("skip", 3, coordination)
-    recovery.window = WindowState(step=STEP, begun=True, basis=ALL)
+    recovery.window = StepState(step=STEP, begun=True, basis=ALL)
     recovery._recorded = ALL
     hooks: Any = {"protected": SimpleNamespace(trained=dict, has_values_of_script=False), "record": record}
     recovery.start(
@@ -130,7 +130,7 @@ def test_protected_values_of_the_script_are_not_computed_from_gradients_that_did
 
 
 def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:
-    state = WindowState(step=STEP, begun=True, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=True, basis=ALL))
+    state = StepState(step=STEP, begun=True, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=True, basis=ALL))
     assert (state.divides_at, state.settled, state.finish_basis) == (STEP + 1, STEP, ALL)
     assert state._replace(begun=False).divided(LEFT)[0].basis == ALL
     after, is_new = state.ended()._replace(step=STEP + 1, begun=False).divided(LEFT)
@@ -139,6 +139,6 @@ def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:
 
 
 def test_a_window_that_was_not_begun_is_divided_among_the_survivors() -> None:
-    state = WindowState(step=STEP, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=False))
+    state = StepState(step=STEP, basis=ALL).recovered(RecoveryPlan(step=STEP, begun=False))
     after, is_new = state.divided(LEFT)
     assert (after.basis, after.divides_at, is_new) == (LEFT, None, True)

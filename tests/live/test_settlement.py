@@ -1,6 +1,6 @@
 """How members go on after a loss, by where each of them stands."""
 
-from holdfast.live.settlement import NOWHERE, MemberReport, RecoveryPlan, settle
+from holdfast.live.settlement import NOWHERE, MemberReport, RecoveryPlan, make_plan
 
 ALL = (0, 1, 2)
 
@@ -10,7 +10,7 @@ def in_backward(*done: bool, step: int = 5, synced: int = 0) -> MemberReport:
 
 
 def found(stands: dict[int, MemberReport]) -> RecoveryPlan:
-    how = settle(stands)
+    how = make_plan(stands)
     assert isinstance(how, RecoveryPlan)
     return how
 
@@ -32,7 +32,7 @@ def test_a_joining_worker_gets_every_sum() -> None:
 
 def test_a_worker_cannot_join_in_the_second_backward_of_a_step() -> None:
     second = MemberReport(step=5, begun=True, basis=ALL, members=ALL, passes=1, buckets=(False,))
-    how = settle({0: second, 1: MemberReport(step=NOWHERE), 2: second})
+    how = make_plan({0: second, 1: MemberReport(step=NOWHERE), 2: second})
     assert how == "a worker that joins cannot repeat the backward passes of this step that are complete"
 
 
@@ -49,17 +49,18 @@ def test_a_worker_that_joins_gets_the_state_of_a_member_that_has_finished_the_st
     ahead = MemberReport(step=6, begun=True, members=ALL, basis=ALL, buckets=(False,))
     how = found({0: taken_over, 1: MemberReport(step=NOWHERE), 2: ahead})
     assert (how.step, how.joining, how.giver) == (6, (1,), 2)
-    how_without = settle({0: taken_over, 1: MemberReport(step=NOWHERE)})
+    how_without = make_plan({0: taken_over, 1: MemberReport(step=NOWHERE)})
     assert how_without == "the member that had finished step 5 is lost, and the others have only its parameters"
 
 
 def test_a_sum_of_a_backward_that_not_all_members_have_begun_needs_a_restart() -> None:
     before = MemberReport(step=5, begun=True, basis=ALL, members=ALL)
-    assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"
+    assert make_plan({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"
 
 
 def test_members_that_divided_the_step_differently_need_a_restart() -> None:
     other = MemberReport(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
     assert (
-        settle({0: in_backward(False), 2: other}) == "the survivors disagree about how this step's samples were divided"
+        make_plan({0: in_backward(False), 2: other})
+        == "the survivors disagree about how this step's samples were divided"
     )

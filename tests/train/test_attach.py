@@ -10,19 +10,17 @@ import torch
 from holdfast.train import attach
 from supervisor_process import Start
 
-CHOSEN = (
-    "from holdfast.train import attach as kernels; print('chosen:', kernels.settle.cache_info().currsize, flush=True)\n"
-)
+CHOSEN = "from holdfast.train import attach as kernels; print('chosen:', kernels.warm_up_math.cache_info().currsize, flush=True)\n"
 ALONE = """
 import os, torch
 import holdfast
 from holdfast.train import attach as kernels
 before = len(os.listdir("/proc/self/task"))
-kernels.settle()
+kernels.warm_up_math()
 print(len(os.listdir("/proc/self/task")) - before)
-kernels.settle.cache_clear()
+kernels.warm_up_math.cache_clear()
 holdfast.attach().close()
-print(kernels.settle.cache_info().currsize)
+print(kernels.warm_up_math.cache_info().currsize)
 """
 
 

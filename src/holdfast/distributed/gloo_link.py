@@ -73,7 +73,7 @@ def _raise_broken(_: object = None) -> NoReturn:
 
 
 class NoPeersLink:
-    """The process group of a worker that has no peers (yet): every collective returns the worker's own values."""
+    """A process group of one worker: every collective returns the worker's own values."""
 
     def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
         return CompletedWork(tensors)
@@ -87,7 +87,9 @@ class NoPeersLink:
 
 
 class Link:
-    """The process group that collectives run on. Any thread can break it; `connect` replaces it by a new one."""
+    """A connection to the other workers, on which collectives run.
+
+    `hang_up` breaks it, and `connect` builds a new one."""
 
     def __init__(self) -> None:
         self._group: Any = NoPeersLink()
@@ -96,7 +98,7 @@ class Link:
         """True after a failure or `hang_up`, until `connect` succeeds; meanwhile every operation fails."""
 
     def post(self, operation: str, *arguments: Any) -> Any:
-        """Start the collective named `operation` and return its `Work`; on a broken link, a `Work` that fails."""
+        """Start the collective named `operation` and return its `Work`. If the link is broken, the `Work` fails."""
         if self.is_broken:
             return FailedWork()
         try:
@@ -129,9 +131,10 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Build a new group of `size` members, in which this process is `rank`. All members must call this.
+        """Build a new process group of `size` workers, in which this process is `rank`. All of them must call this.
 
-        Raise GroupBroken if `outdated` returns True meanwhile."""
+        `store` opens a connection to the store through which the workers find each other. Raise GroupBroken as soon as
+        `outdated` returns True."""
         _free_later(self._group)
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())
@@ -150,17 +153,16 @@ class Link:
 
 
 def _free_later(group: Any) -> None:
-    """Free the threads and files of a broken process group, `FREE_SECONDS` from now.
+    """Free the threads and files of a broken process group after `FREE_SECONDS`, when its operations have ended.
 
-    Freeing a group joins its threads while the caller holds the GIL. A thread that is ending an operation may need the
-    GIL to release a tensor, so the group must be idle by then."""
+    Freeing a group earlier could deadlock: it joins threads that may need the GIL, which the caller holds."""
     timer = threading.Timer(FREE_SECONDS, list.clear, [[group]])
     timer.daemon = True
     timer.start()
 
 
 class _GroupBuilder(threading.Thread):
-    """A thread that builds a gloo group. If a member dies, building takes long, so the caller abandons the thread."""
+    """A thread that builds a gloo process group. If a worker dies meanwhile, the caller abandons the thread."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)
@@ -190,7 +192,7 @@ def _listening_ports() -> set[int]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each IPv4 socket of this process; the duplicate is closed after its use."""
+    """Yield a duplicate of each IPv4 socket of this process, and close the duplicate afterwards."""
     for file in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):
             if str(file.readlink()).startswith("socket:"):

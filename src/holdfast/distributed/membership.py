@@ -30,11 +30,10 @@ POLL_SECONDS = 0.001
 
 
 class Membership(NamedTuple):
-    """The workers that train together until the next membership is published; `number` grows with each membership.
+    """A group of workers that train together. When a worker is lost or joins, the next `number` is published.
 
-    `members` are the numbers of its members. `joining` maps the number of each lost member to the worker process that
-    replaces it. Workers in `asleep` are suspended: they were members and left between two steps, so none of their work
-    is lost."""
+    `members` are the member numbers of these workers. `joining` maps the member number of each lost worker to the
+    process that replaces it. Workers in `asleep` were suspended between two steps, so none of their work is lost."""
 
     number: int = 0
     members: tuple[int, ...] = ()
@@ -48,7 +47,7 @@ class Membership(NamedTuple):
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
-        """Return the member number that the worker process `seat` gets by joining; None if it does not join."""
+        """Return the member number of the joining worker process `seat`; None if that process does not join."""
         return next((number for number, joining in self.joining.items() if joining == seat), None)
 
     def to_json(self) -> list[Any]:
@@ -61,12 +60,11 @@ class Membership(NamedTuple):
 
 
 def publish(store: Store, membership: Membership) -> None:
-    """Publish `membership` to the workers through `store`."""
     store.set(f"membership/{membership.number}", json.dumps(membership.to_json()))
 
 
 class MembershipWatch(threading.Thread):
-    """A thread that reads every membership as it is published, and calls `changed` with it."""
+    """A thread that calls `changed` with every membership (group of workers) that is published in `store`."""
 
     def __init__(self, store: Store, changed: Callable[[Membership], None]) -> None:
         super().__init__(name="holdfast-membership", daemon=True)
@@ -87,16 +85,16 @@ class MembershipWatch(threading.Thread):
 
 
 class Suspended(Exception):
-    """Raised in a worker that the supervisor has suspended: it is not a member until it is admitted again."""
+    """Raised in a worker that the supervisor has suspended, until the supervisor lets it train again."""
 
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One worker's view of the membership, the group of workers that train together.
+    """One worker's view of the membership (the group of workers that train together).
 
-    `member` is the worker's member number, which it keeps for life, and `seat` the number of its process. `members` are
-    the member numbers of the group, and `number` is the number of the group itself, which grows with each change.
-    `store` opens a new connection to the store in which the supervisor publishes memberships."""
+    `member` is the number of this worker in the group, and `seat` the number of its process. `members` are the numbers
+    of all workers in the group, and `number` counts the changes of the group. `store` opens a connection to the store
+    in which the supervisor publishes memberships."""
 
     member: int
     members: tuple[int, ...]
@@ -112,7 +110,7 @@ class Coordination:
     _watch: MembershipWatch | None = None
 
     def listen(self, lost: Callable[[], None]) -> None:
-        """Start to follow published memberships; `lost` is called in another thread whenever members are lost."""
+        """Start a thread that follows published memberships, and calls `lost` whenever members are lost."""
         self._connection = PrefixStore(LIVE, self.store())
         self._watch = MembershipWatch(PrefixStore(LIVE, self.store()), lambda newest: self._on_change(newest, lost))
 
@@ -128,7 +126,7 @@ class Coordination:
 
     @property
     def is_outdated(self) -> bool:
-        """True if a member was lost and this worker has not yet entered the membership without the lost member."""
+        """True if a member was lost and this worker has not yet joined the group of the remaining members."""
         return self.newest.number > self.number and self.newest.has_lost(self.members)
 
     def watch_members(self) -> Callable[[], bool]:
@@ -137,7 +135,7 @@ class Coordination:
         return lambda: self.newest.number > number and self.newest.has_lost(members)
 
     def await_admission(self) -> None:
-        """Wait until the supervisor makes this worker a member, and take the member number that it assigns."""
+        """Wait until the supervisor makes this worker a member, and adopt the member number from the supervisor."""
         while (newest := self.newest).number == self.number or (member := newest.number_of(self.seat)) is None:
             if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
                 os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
@@ -146,7 +144,7 @@ class Coordination:
         self.rank_for_life = member
 
     def await_rank(self) -> int:
-        """Return the rank that this process has for life. A spare waits here until it is to replace a lost worker."""
+        """Return the rank that this process keeps for life. A spare first waits until it replaces a lost worker."""
         if self.rank_for_life is None:
             with progress.during(Phase.JOINING), progress.here.asking_for_rank():
                 while (rank := progress.here.assigned) is None:
@@ -155,11 +153,13 @@ class Coordination:
         return self.rank_for_life
 
     def leave(self) -> None:
-        """Stop being a member, until the supervisor admits this worker again."""
+        """Mark this worker as not training, until the supervisor admits it again."""
         self.is_joining, self.members = True, ()
 
     def next(self) -> Membership:
-        """Wait for and return the next membership. Raise Suspended if this worker is suspended; exit if removed."""
+        """Wait for and return the next membership (group of workers).
+
+        Raise Suspended if this worker is suspended; exit the process if this worker is not in the group."""
         while self.newest.number == self.number:
             time.sleep(POLL_SECONDS)
         with self.gate.lock:
@@ -173,7 +173,7 @@ class Coordination:
         return newest
 
     def exchange(self, members: tuple[int, ...], report: Mapping[str, Any]) -> dict[int, Any]:
-        """Post `report` and wait for the reports of all `members`; return them by member number."""
+        """Post `report`, wait for the reports of all `members`, and return these reports by member number."""
         keys = [f"stand/{self.number}/{member}" for member in members]
         self._store.set(f"stand/{self.number}/{self.member}", json.dumps(report))
         if not self._wait_for_all(keys, self.number):
@@ -181,7 +181,7 @@ class Coordination:
         return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
 
     def connect(self, link: Link, members: tuple[int, ...]) -> None:
-        """Connect `link` to the processes of `members`, all of which must call this."""
+        """Connect `link` to the processes of `members`. All of these processes must call this."""
         number = self.number
         link.connect(
             lambda: PrefixStore(f"{LIVE}/group/{number}", self.store()),
@@ -191,7 +191,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers join before `step`. They join before the first step that no member has begun."""
+        """Return True if new workers join just before `step`, the first step that no member has begun."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:
@@ -217,7 +217,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else publish at which step workers can join."""
+        """Handle a new membership: call `lost` if members were lost, else post the step before which others join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

@@ -29,7 +29,7 @@ NCCL = "cpu:gloo,cuda:nccl"
 
 
 def why_not(backend: str) -> str | None:
-    """Return the reason why live recovery is impossible with `backend`, or None if it is possible."""
+    """Return why workers cannot recover without a restart on the collective `backend`; None if they can."""
     if backend == "gloo":
         return None
     if backend != NCCL:
@@ -40,14 +40,15 @@ def why_not(backend: str) -> str | None:
 
 
 def link_for(backend: str, device: torch.device) -> Link:
-    """Return a new `Link`, which connects this worker to the others.
+    """Return a new `Link` to the other workers.
 
-    For the `backend` "gloo" it uses only gloo. Otherwise it sums on `device` with NCCL and does all else with gloo."""
+    For the `backend` "gloo" the link uses only gloo. Otherwise it sums tensors on `device` with NCCL, and uses gloo for
+    all other operations."""
     return Link() if backend == "gloo" else DeviceLink(device)
 
 
 class DeviceLink(Link):
-    """A link that sums tensors on `device` with NCCL and does everything else with gloo."""
+    """A link to other workers that sums tensors on `device` with NCCL and does everything else with gloo."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -87,14 +88,14 @@ class _Both:
 
 
 class _Sums:
-    """An NCCL communicator, and a thread that waits for its operations to complete on the device one after another."""
+    """An NCCL communicator for sums, with a thread that waits for each operation to complete on the device."""
 
     def __init__(self) -> None:
         self.is_aborted, self.error, self._group = False, None, None  # type: tuple[bool, Exception | None, Any]
         self._posted: queue.SimpleQueue[NcclWork] = queue.SimpleQueue()
 
     def build(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Build the communicator and connect the members; store a failure in `error`. Runs in a thread of its own."""
+        """Build the NCCL communicator of `size` ranks; keep an exception in `error`. Runs in a thread of its own."""
         # Otherwise a thread of NCCL ends this process when it finds that a peer is lost.
         os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
         try:
@@ -114,7 +115,7 @@ class _Sums:
         return posted
 
     def abort(self) -> None:
-        """Abort all operations under way; those that were not seen to complete count as failed."""
+        """Abort all operations under way, and mark those that are not known to be complete as failed."""
         was_aborted, self.is_aborted = self.is_aborted, True
         if self._group is not None and not was_aborted:
             with suppress(RuntimeError):

@@ -45,11 +45,11 @@ class BucketSum:
 
 
 class RecoverableGroup(ProcessGroup):
-    """The process group that DDP uses under live recovery. Its size stays the same when members are lost.
+    """The process group for DDP in runs where the other workers continue when one is lost.
 
-    DDP divides gradients by that size; `factor` corrects this for the number of samples that this rank trains. The
-    all-reduce of each bucket is one call from C++ into Python, because more calls would slow down small models.
-    `all_posted` is called in every backward pass, once the all-reduce of the last bucket has started."""
+    Its size never changes, and DDP divides gradients by this size. `factor` scales this rank's gradients, so that every
+    sample of a step has the same weight. `all_posted` is called in every backward pass, once the all-reduce of the last
+    bucket has started."""
 
     def __init__(self, link: Link, rank: int, size: int, all_posted: Callable[[], None]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # there is such a form
@@ -66,11 +66,11 @@ class RecoverableGroup(ProcessGroup):
         return "holdfast"
 
     def lay_out(self, buckets: list[list[torch.Tensor]]) -> None:
-        """Tell the group which parameters each of DDP's gradient buckets contains."""
+        """Set the parameters that each of DDP's gradient buckets contains."""
         self._buckets = buckets
 
     def empty(self, number: int) -> torch.Tensor:
-        """Return uninitialised memory for the values of bucket `number`."""
+        """Return an uninitialised tensor for the values of gradient bucket `number`."""
         parameters = self._buckets[number]
         return parameters[0].new_empty(sum(parameter.numel() for parameter in parameters))
 
@@ -125,7 +125,7 @@ class RecoverableGroup(ProcessGroup):
                 parameter.grad = None
 
     def drain(self) -> None:
-        """Wait until all gradient sums begun before the failure have ended, and determine which of them succeeded."""
+        """Wait until all gradient sums under way have ended, and note which of them succeeded."""
         unknown = [bucket for bucket in self.sums if bucket.is_done is None]
         wait_until_ended([bucket.work for bucket in unknown])
         for bucket in unknown:
@@ -146,7 +146,7 @@ class RecoverableGroup(ProcessGroup):
             self.sums[number].values.mul_(self.factor)
 
     def sum_again(self, numbers: Sequence[int]) -> None:
-        """Sum the gradient buckets with these numbers again, over the present members."""
+        """All-reduce the gradient buckets `numbers` again, over the workers that are left."""
         for number in numbers:
             self.pack(number)
             values = self.sums[number].values
@@ -184,7 +184,9 @@ _COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "r
 
 
 def has_script_collectives() -> bool:
-    """Return True if the script itself uses torch.distributed. The first time, warn and inform the supervisor."""
+    """Return True if the script itself uses torch.distributed.
+
+    In the first such call, warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     own = [group for group in groups if not isinstance(group, ReplacedGroup)]
     # Every collective on a group increases its sequence number.
@@ -199,7 +201,7 @@ def has_script_collectives() -> bool:
 
 
 def replace_default_group(rank: int, size: int) -> None:
-    """Replace torch's default group, whose members have changed, by a placeholder that knows only rank and size."""
+    """Replace torch's default process group by a placeholder that knows only `rank` and `size`."""
     if isinstance(dist.group.WORLD, ReplacedGroup) and dist.get_rank() == rank:
         return
     leave_default_group()
@@ -227,11 +229,13 @@ def leave_default_group() -> None:
 
 
 class ReplacedGroup(ProcessGroup):
-    """A placeholder for torch's default group after its members changed: any collective makes the run restart."""
+    """A placeholder for torch's default process group after workers were lost: any collective makes the run restart."""
 
     @property
     def group_name(self) -> Any:
-        """The name by which functional collectives find a group; reading it raises an error that restarts the run."""
+        """The name by which functional collectives find a process group.
+
+        Reading this property makes the run restart."""
         _fall_back()
 
 

@@ -34,16 +34,16 @@ _FIRST_POLL, _LAST_POLL = 0.0005, 0.02  # seconds between two looks, at first an
 _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time late
 
 
-def ours(token: str, node: int) -> str:
-    """Return the store key that marks `node` as a member of the term, a group of nodes, with the unique id `token`."""
+def node_key(token: str, node: int) -> str:
+    """Return the store key which says that `node` belongs to the group of nodes with the unique id `token`."""
     return f"term/{token}/{node}"
 
 
 class BoundaryGate:
-    """The gate between two steps, which training passes unless another thread has asked it to wait there.
+    """A gate between two steps, at which other threads can make training wait.
 
-    Threads ask for this when a worker is lost or wants to join, or when the run should stop. `next` is the first
-    step whose gate training has not passed. Hold `lock` to read or change `next` and `waiting`."""
+    Threads do this when a worker is lost or wants to join, or when the run should stop. `next` is the first step that
+    training has not entered. Hold `lock` to read or change `next` and `waiting`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -51,7 +51,7 @@ class BoundaryGate:
         self.waiting: set[object] = set()
 
     def passes(self, step: int) -> bool:
-        """Let training enter `step` and return True; return False if a thread has asked training to wait before it."""
+        """Return True and let training enter `step`, unless a thread has asked training to wait; then return False."""
         with self.lock:
             if self.waiting:
                 return False
@@ -59,13 +59,13 @@ class BoundaryGate:
             return True
 
     def wait(self, owner: object) -> int:
-        """Make training stop between two steps, on behalf of `owner`; return the step before which it will stop."""
+        """Ask training to wait between two steps, on behalf of `owner`; return the step before which it will wait."""
         with self.lock:
             self.waiting.add(owner)
             return self.next
 
     def leave(self, owner: object) -> None:
-        """Withdraw the request that `owner` made with `wait`, so that training need not stop for it between steps."""
+        """Withdraw the request that `owner` made with `wait`."""
         with self.lock:
             self.waiting.discard(owner)
 
@@ -76,11 +76,11 @@ class RanksChanged(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ranks:
-    """The rank of this process, the number of ranks, and messages among them through a store.
+    """The rank of this process, the number of ranks, and messages between ranks through a store.
 
-    `grouped` is True if there is a process group. A wait for a message fails after `patience` seconds of silence. With
-    live recovery the ranks may change: once `has_changed` returns True, waits raise RanksChanged, until `renumber` is
-    called."""
+    `grouped` is True if there is a process group. A wait for a message fails after `patience` seconds. If workers can
+    be lost without a restart, the ranks may change: once `has_changed` returns True, waits raise RanksChanged until
+    `renumber` is called."""
 
     rank: int
     size: int
@@ -94,11 +94,13 @@ class Ranks:
     watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
 
     def fixed(self) -> "Ranks":
-        """Return a copy that keeps the present ranks, for threads that still need these ranks after a change."""
+        """Return a copy for a background thread, which keeps the present ranks when the ranks of this object change."""
         return replace(self, has_changed=self.watch_members())
 
     def renumber(self, rank: int, size: int, number: int) -> None:
-        """Become `rank` of `size` ranks in membership `number`; messages from other memberships are no longer seen."""
+        """Become `rank` of `size` ranks, after change `number` of the workers.
+
+        Earlier messages are not visible any more."""
         assert self.connect is not None
         self.rank, self.size = rank, size
         self.store = PrefixStore(f"run/{number}", self.connect())
@@ -108,7 +110,9 @@ class Ranks:
         self.store.set(topic, value)
 
     def wait_for(self, topic: str) -> str:
-        """Wait for the message under `topic` and return it. There is no time limit while rank 0 says it is busy."""
+        """Wait for the message under `topic` and return it.
+
+        The wait has no time limit inside rank 0's `busy` context."""
         pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
         while not self.is_posted(topic):
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:
@@ -129,14 +133,14 @@ class Ranks:
         return bool(self.store.check([topic]))
 
     def from_rank_0(self, topic: str, value: str | None) -> str:
-        """Return rank 0's `value` on every rank; other ranks pass None and wait. `topic` is the key of the message."""
+        """Return rank 0's `value` on every rank. Other ranks pass None and wait; `topic` is the key of the message."""
         if value is not None:
             self.post(topic, value)
             return value
         return self.wait_for(topic)
 
     def gather(self, topic: str, value: str) -> list[str] | None:
-        """Return the values of all ranks on rank 0, sorted by rank; return None on other ranks, which do not wait."""
+        """Return the values of all ranks in a list on rank 0. Return None on other ranks, which do not wait."""
         if self.rank:
             self.post(f"{topic}/{self.rank}", value)
             return None
@@ -148,7 +152,7 @@ class Ranks:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Report once a second, inside this context, that rank 0 is alive, so that peers do not take it for dead."""
+        """Signal once a second, inside this context, that rank 0 is alive, so that waiting ranks do not time out."""
         if self.rank or self.size == 1:
             yield
             return
@@ -168,7 +172,7 @@ class Ranks:
 
 
 def join(timeout: float) -> Ranks:
-    """Return the rank and the peers of this process, and initialise torch.distributed with them.
+    """Initialise torch.distributed, and return the rank of this process and its connection to other ranks.
 
     Without a supervisor, collectives and waits for messages fail after `timeout` seconds."""
     if dist.is_initialized():

@@ -21,10 +21,9 @@ _KEPT_ELSEWHERE = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Plain
 
 
 class BoundaryMarks:
-    """Marks of the protected state that gradients do not change, at the start of training and at the last boundary.
+    """Version counters of the protected state outside of parameters and optimizers, to notice changes within a step.
 
-    `synced` in the methods are the ids of the buffers that each forward copies from rank 0.
-    """
+    `synced` in the methods are the ids of the buffers that each forward pass copies from rank 0, which are ignored."""
 
     def __init__(self, protected: Protected) -> None:
         trained = {
@@ -40,17 +39,17 @@ class BoundaryMarks:
         self.take(())
 
     def take(self, synced: Collection[int]) -> None:
-        """Mark the present state as that of a step boundary."""
+        """Note the present state as that between two steps."""
         self._at_boundary = [(buffer, buffer._version) for buffer in self._buffers if id(buffer) not in synced]
         self._others_at_boundary = self._mark_others()
 
     def have_changed(self, synced: Collection[int]) -> bool:
-        """Return True if the state is not that of the last boundary."""
+        """Return True if the state has changed since the last call of `take`."""
         changed = (id(buffer) for buffer, before in self._at_boundary if buffer._version != before)
         return any(buffer not in synced for buffer in changed) or self._mark_others() != self._others_at_boundary
 
     def has_own_buffers(self, synced: Collection[int]) -> bool:
-        """Return True if training has changed buffers of numbers that may differ between the ranks."""
+        """Return True if training has changed floating-point buffers that are not copied from rank 0."""
         own = ((buffer, before) for buffer, before in self._at_start if id(buffer) not in synced)
         # By value: the kernels of batch-norm do not count as changes in place.
         return any(not torch.equal(_first_values(buffer), before) for buffer, before in own)

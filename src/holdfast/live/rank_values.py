@@ -16,7 +16,7 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 
 
 class RankValues:
-    """The plain values (dicts, lists, tensors, arrays) of all ranks, for workers that replace a lost one.
+    """A store of the plain values (dicts, lists, tensors, arrays) of all ranks, for workers that replace a lost one.
 
     Each rank posts its values from `protected` to the `store`, where its replacement reads them."""
 
@@ -29,7 +29,7 @@ class RankValues:
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Give this rank the values that `member` posted just before `step`; return False if it posted none then."""
+        """Set this rank's values to those that `member` posted just before `step`; return False if there are none."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False
@@ -42,7 +42,7 @@ class RankValues:
 
 
 def kept_values(strategy: str, coordination: Coordination, protected: Protected) -> RankValues | None:
-    """Return access to the plain values that ranks post before each step, for workers that replace a lost rank.
+    """Return the store for the plain values (dicts, lists, tensors, arrays) that ranks post before each step.
 
     Return None if the recovery `strategy` is not "replay" or no plain values are protected."""
     if strategy != "replay" or not protected.has_plain_values:

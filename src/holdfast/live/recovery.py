@@ -2,7 +2,7 @@
 
 Everything here runs in the training thread. A round of recovery has four parts: wait for the supervisor's next
 membership, report this rank's position in the training to the other members (`MemberReport`), connect with them, and carry out
-the plan that `settle` derives from all reports (`RecoveryPlan`). If another member is lost during a round, a new round
+the plan that `make_plan` derives from all reports (`RecoveryPlan`). If another member is lost during a round, a new round
 begins.
 
     spare or suspended worker --join()--> at a boundary --begin_step()--> in a step --end_step()--> at the next boundary
@@ -33,7 +33,7 @@ from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues, kept_values
-from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, WindowState, settle
+from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, StepState, make_plan
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.train.state.attempt import MemberRecorder
@@ -43,20 +43,20 @@ logger = logging.getLogger(__name__)
 
 
 class WorkInStep(Protocol):
-    """The work of the script in the step under way."""
+    """The optimizer steps and gradients of the script in the current step."""
 
     @property
     def has_stepped(self) -> bool:
-        """True if an optimizer has stepped."""
+        """True if an optimizer has stepped in the current step."""
 
     @property
     def is_pending(self) -> bool:
-        """True if gradients of earlier steps wait for their optimizer."""
+        """True if gradients of earlier steps were not yet used by an optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingHooks:
-    """State and callbacks of the training loop that live recovery needs, set once the loop is built."""
+    """State and callbacks of the training loop that the recovery from lost workers needs."""
 
     losses: LossEffects
     protected: Protected
@@ -69,9 +69,9 @@ class TrainingHooks:
 
 @dataclass(slots=True, eq=False)
 class LiveRecovery:
-    """One rank's part in live recovery, in which the other workers continue after one is lost.
+    """One rank's part in live recovery, by which training continues without a restart when workers are lost.
 
-    `size` is the number of members (training workers) when none is lost."""
+    `size` is the number of members (workers that train) when none is lost."""
 
     strategy: str
     size: int
@@ -79,7 +79,7 @@ class LiveRecovery:
     link: Link = field(default_factory=Link)
     groups: list[RecoverableGroup] = field(default_factory=list, init=False)
     buffers: state_transfer.Buffers = field(default_factory=state_transfer.Buffers, init=False)
-    window: WindowState = field(default_factory=WindowState, init=False)
+    window: StepState = field(default_factory=StepState, init=False)
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
@@ -88,16 +88,16 @@ class LiveRecovery:
     _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
 
     def connect(self) -> None:
-        """Connect to the members that start with this one, and watch for members that are lost or join later."""
+        """Connect to the workers that start with this one, and watch for workers that are lost or join later."""
         self._recorded = self.members
-        self.window = WindowState(basis=self.members)
+        self.window = StepState(basis=self.members)
         if not self.is_joining:
             self.coordination.connect(self.link, self.members)
         self.coordination.listen(self.link.hang_up)
         self._guard_backward()
 
     def start(self, hooks: TrainingHooks) -> None:
-        """Enable recovery, now that the training loop is built. A worker lost before this makes the run restart."""
+        """Enable recovery once the training loop is built. If a worker is lost before this call, the run restarts."""
         self._hooks = hooks
         self._values = kept_values(self.strategy, self.coordination, hooks.protected)
         self._marks = BoundaryMarks(hooks.protected) if self.strategy == "replay" else None
@@ -105,12 +105,12 @@ class LiveRecovery:
             self._set_weight(self.window.basis, self.window.step)
 
     def watch(self, peers: Ranks) -> Ranks:
-        """Return a copy of `peers` whose waits for messages raise RanksChanged when a member is lost."""
+        """Return a copy of `peers` in which waits for messages raise RanksChanged when a worker is lost."""
         coordination = self.coordination
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
-        """Return a process group for the gradients of one more model.
+        """Return a process group for the gradients of another model.
 
         Each backward pass calls `all_posted` when it has started its last all-reduce."""
         self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
@@ -135,7 +135,7 @@ class LiveRecovery:
         return basis.index(self.member), len(basis)
 
     def join(self) -> int:
-        """Replace a lost member: receive the state of another member, and return the first step to train."""
+        """Join a run in progress: receive the training state of another worker; return the first step to train."""
         progress.here.enter(Phase.JOINING)
         while True:
             self.coordination.await_admission()
@@ -152,7 +152,7 @@ class LiveRecovery:
         return plan.step
 
     def suspend(self) -> None:
-        """Leave the other members and keep all state in memory, until `join` is called."""
+        """Stop training with the other workers, and keep all state in memory until `join` is called."""
         progress.here.set_membership(IN_RESERVE)
         self._training.record_steps()
         self._training.record.retire()
@@ -161,7 +161,7 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def reach_boundary(self, step: int) -> None:
-        """Keep the plain values that this rank has before `step`, for a worker that may replace it, and mark the state."""
+        """Before `step`, post this rank's plain values for a worker that may replace it, and note the state."""
         if self._marks:
             self._marks.take(self.buffers.ids)
         if self._values:
@@ -174,8 +174,7 @@ class LiveRecovery:
     def end_step(self, optimizer_steps: int) -> None:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps.
 
-        If another member finished the step before a worker was lost, and sent its parameters, load them in place of
-        this rank's own."""
+        If this rank could not finish the step, and another worker has sent the parameters after it, load them."""
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
         for tensor, before in self._averages:
@@ -186,15 +185,14 @@ class LiveRecovery:
         self._may_accumulate = not optimizer_steps
 
     def is_dropped(self, step: int) -> bool:
-        """Return True if `step` was dropped because of a loss (--recovery skip)."""
+        """Return True if `step` was dropped because a worker was lost (--recovery skip)."""
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover from lost members and let new workers join, at the boundary (between two steps) before `step`.
+        """Recover from lost workers and let new workers join, just before `step`.
 
-        At the `last` boundary, after the final step, no worker joins. The first result is True if the samples are now
-        divided among other members than before. The second is the last step in which members recovered, or None without
-        a recovery."""
+        At the `last` call, after the final step, no worker joins. Return whether samples are now divided among other
+        workers than before, and the last step in which workers recovered (None without a recovery)."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)
@@ -208,11 +206,13 @@ class LiveRecovery:
         return self.window.basis != basis, settled
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
-        """Copy rank 0's `buffers` to this rank by calling `broadcast`; if a member is lost, recover and try again."""
+        """Copy rank 0's `buffers` to this rank by calling `broadcast`.
+
+        If a worker is lost meanwhile, recover and retry."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
-        """Recover from a loss with the remaining members; complete the interrupted backward pass of `group`, if any."""
+        """Recover together with the remaining workers, and complete the interrupted backward of `group`, if any."""
         began = perf_counter()
         progress.here.suspect(self.coordination.number)
         with progress.during(Phase.RECOVERING):
@@ -226,7 +226,7 @@ class LiveRecovery:
         progress.here.set_membership(self.coordination.number)
 
     def _guard_backward(self) -> None:
-        """Wrap `torch.autograd.backward` to recover when it fails because of a lost member."""
+        """Wrap `torch.autograd.backward` so that it recovers if it fails because of a lost worker."""
         plain = torch.autograd.backward
 
         @functools.wraps(plain)
@@ -252,7 +252,7 @@ class LiveRecovery:
         torch.autograd.backward = backward
 
     def _recover_backward(self, group: RecoverableGroup) -> bool:
-        """Recover the backward pass of `group` if a lost member made it fail; return False for any other error."""
+        """Recover the backward pass of `group` if a lost worker made it fail; return False for any other error."""
         if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
             return False
         self.recover(group)
@@ -273,7 +273,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> RecoveryPlan:
-        """Do one recovery and return the plan that the members agreed on; raise GroupBroken if a member is lost."""
+        """Try to recover once, and return the plan that all workers agreed on; raise GroupBroken if another is lost."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
@@ -282,21 +282,21 @@ class LiveRecovery:
             self.link.hang_up()
         if group:
             group.drain()
-        reports = self.coordination.exchange(membership.members, self._own_report(group).to_json())
-        stands = {member: MemberReport.from_json(report) for member, report in reports.items()}
+        received = self.coordination.exchange(membership.members, self._own_report(group).to_json())
+        reports = {member: MemberReport.from_json(report) for member, report in received.items()}
         self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
         self.coordination.connect(self.link, membership.members)
         self.coordination.members = membership.members
-        plan = settle(stands, membership.asleep)
+        plan = make_plan(reports, membership.asleep)
         if isinstance(plan, str):
             raise restart_needed(f"the surviving workers cannot continue from where they are ({plan})")
-        if plan.drops(self.strategy) and any(stand.has_stepped for stand in stands.values()):
+        if plan.drops(self.strategy) and any(report.has_stepped for report in reports.values()):
             raise restart_needed("a step cannot be dropped once an optimizer has stepped in it")
-        self._apply(plan, stands, group, began)
+        self._apply(plan, reports, group, began)
         return plan
 
     def _own_report(self, group: RecoverableGroup | None) -> MemberReport:
-        """Return the report on how far this rank has trained, which it sends to the other members in a recovery.
+        """Return the report on how far this rank has trained, for the other workers in a recovery.
 
         `group` has the gradient sums of the interrupted backward pass, or is None if there was none."""
         if self.is_joining:
@@ -321,11 +321,11 @@ class LiveRecovery:
         )
 
     def _apply(
-        self, plan: RecoveryPlan, stands: dict[int, MemberReport], group: RecoverableGroup | None, began: float
+        self, plan: RecoveryPlan, reports: dict[int, MemberReport], group: RecoverableGroup | None, began: float
     ) -> None:
-        """Carry out this rank's part of the recovery `plan`, which completes the backward pass of `group`, if any.
+        """Carry out this rank's part of the recovery `plan`, and complete the backward pass of `group`, if any.
 
-        `stands` has the report of each member. `began` is the time at which the recovery began."""
+        `reports` has the report of each worker, by member number. `began` is the time at which the recovery began."""
         if plan.behind:
             self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.
@@ -337,7 +337,7 @@ class LiveRecovery:
         if plan.begun:
             self._set_weight(plan.basis, plan.step)
         if plan.joining:
-            self._send_state(plan, stands)
+            self._send_state(plan, reports)
         if plan.synced:
             buffers = self._transfer(plan.syncer, plan.synced, lambda: self.buffers.values)
             state_transfer.meet(self.link)
@@ -407,14 +407,16 @@ class LiveRecovery:
             self.window = self.window._replace(basis=())
 
     def _check_marks(self, *, is_first_lost: bool) -> None:
-        """Make the run restart if this rank's state differs from what the lost member had when the step began."""
+        """Make the run restart if this rank's state is not the state that the lost worker had when the step began.
+
+        `is_first_lost` is True if the lost worker was rank 0, which has the buffers of all ranks."""
         if self._marks and is_first_lost and self._marks.has_own_buffers(self.buffers.ids):
             raise restart_needed("rank 0 is lost, and its buffers with it")
         if self._marks and self._marks.have_changed(self.buffers.ids):
             raise restart_needed("protected state had changed since the step began, before its gradients were summed")
 
     def _take_values(self, plan: RecoveryPlan) -> None:
-        """Give this worker, which replays the step of a lost member, the plain values of that member."""
+        """Give this worker, which replaces a lost one, the plain values (dicts, lists, tensors) of the lost worker."""
         is_lost = self.member in plan.lost  # otherwise `holdfast scale` has added a rank, which has none of its own yet
         if self._values and is_lost and not self._values.restore(self.member, plan.step):
             raise restart_needed(
@@ -443,11 +445,11 @@ class LiveRecovery:
 
     @property
     def _has_phases(self) -> bool:
-        """True if the run has several phases, in which the samples of a step may be divided differently."""
+        """True if the script has several training loops (phases), which may differ in their batch size."""
         return len(self._training.losses.plan.phases) > 1
 
     def _set_weight(self, basis: tuple[int, ...], step: int) -> None:
-        """Set this rank's weight in gradient sums, for steps whose samples were divided among the members `basis`."""
+        """Set the weight of this rank's gradients in `step`, whose samples were divided among the members `basis`."""
         weight = self._training.losses.weight(step, self.member, basis, self.members)
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:
@@ -455,7 +457,7 @@ class LiveRecovery:
 
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """Return the connected LiveRecovery of this rank; None if its backend only supports restarts."""
+    """Return the connected LiveRecovery of this rank; None if lost workers make the run restart instead."""
     if not peers.grouped or peers.connect is None:
         return None
     joins = JOINS in os.environ

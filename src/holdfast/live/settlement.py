@@ -19,12 +19,12 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
-    """The report of one member about its position in the training, sent to all members when a recovery begins.
+    """A report on how far one worker has trained, which it sends to all others when a recovery begins.
 
-    `begun` is True if the member has begun `step`. The samples of the step are divided among the members in `basis`.
-    `synced` counts the buffer broadcasts in this step. `passes` counts its complete backward passes, and `whole` those
-    of the step before. `boundaries` and `posted` are the progress counters that the supervisor also sees. `buckets` has
-    a flag for each gradient bucket, True if its all-reduce is complete."""
+    `begun` is True if the worker has begun `step`. The samples of the step are divided among the workers `basis`.
+    `synced` counts the buffer broadcasts of this step, `passes` its complete backward passes, and `whole` the backward
+    passes of the step before. `boundaries` and `posted` count steps and messages for the supervisor. `buckets` has True
+    for each gradient bucket whose all-reduce is complete."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False
@@ -58,12 +58,12 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a live recovery, equal on all members (training workers). They finish or begin `step` together.
+    """The plan of a recovery from lost workers, the same on all workers. They finish or begin `step` together.
 
-    `begun` is True if a member had begun the step. The samples of the step are divided among the members `basis`.
-    `lost` and `asleep` (suspended) workers leave the group. `giver` sends its whole state to the `joining` workers, and
-    its parameters to the members `behind`, which lack one step. `syncer` sends the model's buffers to the members
-    `synced`. `model` is the index of the model whose backward pass was interrupted."""
+    `begun` is True if a worker had begun the step. Its samples are divided among the workers `basis`. `lost` and
+    `asleep` (suspended) workers leave the group. `giver` sends its whole state to the `joining` workers, and its
+    parameters to the workers `behind`, which have not finished the step before. `syncer` sends the model's buffers to
+    the workers `synced`. `model` is the index of the model whose backward pass was interrupted."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -81,85 +81,85 @@ class RecoveryPlan:
     shared: frozenset[int] = frozenset()  # buckets whose sum every member has
 
     def drops(self, strategy: str) -> bool:
-        """Return True if the step is dropped, as --recovery skip wants it for a step that lacks gradients."""
+        """Return True if the step is dropped: with the strategy "skip", if gradients of the step were lost."""
         return self.begun and not self.is_complete and strategy == "skip"
 
     @property
     def is_complete(self) -> bool:
-        """True if, for every bucket of the step, some member has the complete sum, so that no samples are lost."""
+        """True if no gradients of the step are lost: for every bucket some worker has the complete sum."""
         return bool(self.given) and None not in self.given
 
 
-def settle(stands: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> RecoveryPlan | str:
+def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> RecoveryPlan | str:
     """Return the plan of the recovery, or a string that says why the run must restart instead.
 
-    `stands` has the report of each member, by member number. `asleep` are workers that were suspended between two
+    `reports` has the report of each worker, by member number. `asleep` are workers that were suspended between two
     steps."""
-    joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
-    stands = {member: stand for member, stand in stands.items() if member not in joining}
-    if any(stand.exchanges for stand in stands.values()):
+    joining = tuple(member for member, report in reports.items() if report.step == NOWHERE)
+    reports = {member: report for member, report in reports.items() if member not in joining}
+    if any(report.exchanges for report in reports.values()):
         return SCRIPT_COLLECTIVES
-    top = max(stand.place for stand in stands.values())
-    ahead = {member: stand for member, stand in stands.items() if stand.place == top}
-    behind = tuple(member for member in stands if member not in ahead)
+    top = max(report.place for report in reports.values())
+    ahead = {member: report for member, report in reports.items() if report.place == top}
+    behind = tuple(member for member in reports if member not in ahead)
     for member in behind:
-        stand = stands[member]
-        is_last = any(stand.passes == leader.whole - 1 for leader in ahead.values())
-        if not (top == (stand.step + 1, 0) and stand.buckets is not None and is_last):
+        report = reports[member]
+        is_last = any(report.passes == leader.whole - 1 for leader in ahead.values())
+        if not (top == (report.step + 1, 0) and report.buckets is not None and is_last):
             # It cannot take over the state of a member ahead, because it is not in the last backward before `top`.
-            place = f"backward pass {stand.passes} of step {stand.step}"
+            place = f"backward pass {report.passes} of step {report.step}"
             return f"member {member} is in {place}, others in {top[1]} of step {top[0]}"
     if joining and top[1]:
         return "a worker that joins cannot repeat the backward passes of this step that are complete"
-    finished = [member for member, stand in ahead.items() if not stand.is_staged]
+    finished = [member for member, report in ahead.items() if not report.is_staged]
     if joining and not finished:
         return f"the member that had finished step {top[0] - 1} is lost, and the others have only its parameters"
-    buckets = [stand.buckets for stand in ahead.values() if stand.buckets is not None]
+    buckets = [report.buckets for report in ahead.values() if report.buckets is not None]
     if len(set(map(len, buckets))) > 1:
         return "the survivors reduce different buckets"
     given = tuple(
-        next((member for member, stand in ahead.items() if stand.buckets and stand.buckets[number]), None)
+        next((member for member, report in ahead.items() if report.buckets and report.buckets[number]), None)
         for number in range(len(buckets[0]) if buckets else 0)
     )
-    if any(holder is not None for holder in given) and len(buckets) < len(stands):
+    if any(holder is not None for holder in given) and len(buckets) < len(reports):
         return "a sum is done that not all survivors have begun"
-    bases = [stand.basis for stand in stands.values() if stand.step == top[0] and stand.begun]
+    bases = [report.basis for report in reports.values() if report.step == top[0] and report.begun]
     if len(set(bases)) > 1:
         return "the survivors disagree about how this step's samples were divided"
-    syncs = {member: stand.synced if stand.step == top[0] else 0 for member, stand in stands.items()}
+    syncs = {member: report.synced if report.step == top[0] else 0 for member, report in reports.items()}
     most = max(syncs.values())
     lacking = tuple(member for member, count in syncs.items() if count < most) + (joining if most else ())
     if lacking and (most > 1 or top[1]):
         return "the survivors are in different forward passes of a step"
-    recorded = {member for stand in stands.values() for member in stand.members}
+    recorded = {member for report in reports.values() for member in report.members}
     return RecoveryPlan(
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
         asleep=asleep,
-        lost=tuple(sorted(recorded - set(stands) - set(asleep))),  # a joining worker may have a lost member's number
+        lost=tuple(sorted(recorded - set(reports) - set(asleep))),  # a joining worker may have a lost member's number
         joining=joining,
         behind=behind,
         giver=min(finished or ahead),
         synced=lacking,
         syncs=most,
         syncer=max(syncs, key=lambda member: (syncs[member], -member)),
-        model=max((stand.model for stand in ahead.values() if stand.buckets is not None), default=0),
+        model=max((report.model for report in ahead.values() if report.buckets is not None), default=0),
         given=given,
         shared=frozenset(
             number
             for number in range(len(given))
-            if not joining and all(stand.buckets and stand.buckets[number] for stand in stands.values())
+            if not joining and all(report.buckets and report.buckets[number] for report in reports.values())
         ),
     )
 
 
-class WindowState(NamedTuple):
-    """The position of this rank in its window (the samples of one step), and how recoveries changed the window.
+class StepState(NamedTuple):
+    """The state of the current step on this rank, and of the recoveries from lost workers in it.
 
-    `begun` is True if this rank has begun `step`. The window's samples are divided among the members in `basis`.
-    `passes` counts the completed backward passes of the window, and `passes_before` those of the window before.
-    `staged` is the result of the step, received from a member that has finished it."""
+    `begun` is True if this rank has begun `step`. The samples of the step are divided among the members `basis`.
+    `passes` counts the completed backward passes of the step, and `passes_before` those of the step before. `staged` is
+    the result of the step, received from a member that has finished it."""
 
     step: int = 0
     begun: bool = False
@@ -173,11 +173,11 @@ class WindowState(NamedTuple):
     settled: int | None = None  # the last step in which members recovered since the last boundary
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
-    def ended(self) -> "WindowState":
-        """Return the state after this rank has trained the window (one step's samples), with its counts reset."""
+    def ended(self) -> "StepState":
+        """Return the state after this rank has trained the step, with its counts reset."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
-    def recovered(self, plan: RecoveryPlan) -> "WindowState":
+    def recovered(self, plan: RecoveryPlan) -> "StepState":
         """Return the state after the recovery `plan`. Samples of a step that has begun stay divided as they were."""
         return self._replace(
             divides_at=plan.step + plan.begun,
@@ -185,10 +185,10 @@ class WindowState(NamedTuple):
             finish_basis=plan.basis if plan.begun else self.finish_basis,
         )
 
-    def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
-        """Return the state for the next step, and True if samples are divided differently from that step on.
+    def divided(self, members: tuple[int, ...]) -> tuple["StepState", bool]:
+        """Return the state for the next step, and True if its samples are divided among other `members` than before.
 
-        After a recovery, samples are divided among the current `members` as soon as the interrupted step is finished.
+        After a recovery, samples are divided among the remaining members as soon as the interrupted step is finished.
         """
         if self.divides_at is None:
             return self, False
@@ -199,18 +199,16 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """The effects of lost members on a training step, which depend on the recovery `strategy`.
-
-    They change the weights of gradients, and some samples are not trained."""
+    """The effects of lost workers on a step: gradient weights change, and some samples are not trained."""
 
     strategy: str
     plan: RunPlan
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
     def weight(self, step: int, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """Return the factor for the gradients of `member` in `step`, whose samples were divided among `basis`.
+        """Return the weight of the gradients of `member` in `step`, whose samples were divided among `basis`.
 
-        Only the ranks in `members` are left; the weights of their gradients add up to 1."""
+        Only `members` are left; the weights of their gradients add up to 1."""
         samples = [self.plan.share_size(step, rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)
@@ -218,7 +216,7 @@ class LossEffects:
         return weights[basis.index(member)]
 
     def missing(self, plan: RecoveryPlan) -> tuple[int, ...]:
-        """Return the ids of the samples that step `plan.step` does not train because members were lost."""
+        """Return the ids of the samples that step `plan.step` does not train because workers were lost."""
         before = self._spared[1] if self._spared[0] == plan.step else ()
         lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]
         if plan.is_complete:  # for now: a member may be lost before it has sent a sum that others lack

@@ -24,19 +24,21 @@ _TAG = 0
 
 
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Send the result of `state()` from rank `giver` to the ranks `takers`; return it there, and None elsewhere."""
+    """Send the result of `state()` from rank `giver` to the ranks `takers`.
+
+    Return it on these ranks, and None on others."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
 
 
 def meet(link: Link) -> None:
-    """Wait until every member has called this function."""
+    """Wait until every worker has called this function."""
     link.do("allreduce", [torch.zeros(1)])
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
-    """Overwrite `values` on every member with the values of rank `root`."""
+    """Overwrite `values` on every worker with the values of rank `root`."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do("broadcast", [values], options)
@@ -76,7 +78,9 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in pieces of host memory, which gloo can send; pieces from a GPU share two buffers in turn."""
+    """Yield the tensors in pieces of host memory, which gloo can send.
+
+    A piece from a GPU is overwritten two pieces later."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
@@ -95,7 +99,9 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The model buffers that this rank last received from rank 0; `synced` counts the broadcasts of this step."""
+    """The model buffers that this rank last received from rank 0.
+
+    `synced` counts the broadcasts in the current step."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)
@@ -103,7 +109,9 @@ class Buffers:
     _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Set `buffers` to rank 0's values by calling `broadcast`. If a member is lost, call `recover` and retry."""
+        """Set `buffers` to rank 0's values by calling `broadcast`.
+
+        If a worker is lost meanwhile, call `recover` and retry."""
         for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break
@@ -125,5 +133,5 @@ class Buffers:
         self.synced += 1
 
     def use(self, values: list[torch.Tensor]) -> None:
-        """Make the next forward pass use `values`, sent by another member, as the model's buffers."""
+        """Make the next forward pass use `values`, sent by another worker, as the model's buffers."""
         self.values, self._given = values, True

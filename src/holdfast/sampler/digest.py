@@ -62,7 +62,7 @@ class Samples:
         return Samples.total((self, other))
 
     def __sub__(self, other: "Samples") -> "Samples":
-        """Return these samples without `other`, such as a step's samples without those that a recovery dropped."""
+        """Return these samples without those of `other`."""
         if other.count > self.count:
             raise BadInput(f"Cannot take {other.count} samples out of {self.count}.")
         high = int(self.digest[:16], 16) - int(other.digest[:16], 16)
@@ -71,7 +71,7 @@ class Samples:
 
     @property
     def only_id(self) -> int | None:
-        """The sample id if there is exactly one sample, otherwise None. The digest of a single id can be inverted."""
+        """The sample id if there is exactly one sample, otherwise None. It is computed from the digest."""
         candidate = _unmixed(int(self.digest[:16], 16), _SPLITMIX)
         return candidate if self == Samples.of([candidate]) else None
 

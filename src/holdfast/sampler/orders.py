@@ -15,12 +15,12 @@ _WIDTHS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}  # bytes per id
 
 
 def digest(order: Ids) -> str:
-    """Return a digest of the ids of an epoch and of their order."""
+    """Return a digest of the sample ids of an epoch, which depends on their order."""
     return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(order, "<i8").tobytes()))
 
 
 def pieces(order: Ids) -> Iterator[tuple[int, int, str]]:
-    """Yield (index of the first id, bytes per id, ids as text) for each piece of the order of an epoch."""
+    """Yield the sample ids of an epoch in pieces: (index of the first id, bytes per id, ids as text)."""
     largest = int(order.max(initial=0))
     width = next(width for width in _WIDTHS if width == 8 or largest < 1 << 8 * width)
     for first in range(0, len(order), PIECE):

@@ -22,7 +22,7 @@ _NUMBERS = ("samples", "batch", "epochs", "seed", "limit")
 
 
 class Position(NamedTuple):  # not a dataclass: an audit hashes and compares many
-    """A position in the training: window (one step's samples) number `cursor` of `epoch`, both counted from 0."""
+    """A position in the training: step number `cursor` of `epoch`, both counted from 0."""
 
     epoch: int = 0
     cursor: int = 0
@@ -32,11 +32,11 @@ class Position(NamedTuple):  # not a dataclass: an audit hashes and compares man
 
 
 class EpochOrders(Protocol):
-    """The orders of the samples in each epoch, as a sampler returned them."""
+    """The order of the samples in each epoch, as determined by a sampler of the script."""
 
     @property
     def digest(self) -> str:
-        """A digest of the order of epoch 0, by which the sampler is recognised."""
+        """A digest of the order of epoch 0, to detect that a resumed script uses another sampler."""
 
     def of(self, epoch: int) -> Ids:
         """Return the ids of all samples of `epoch`, in the order in which they are trained."""
@@ -44,10 +44,10 @@ class EpochOrders(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
-    """The plan of a training: every step trains `batch` of the `samples`, for `epochs` epochs, shuffled by `seed`.
+    """The plan of a training on `samples` samples, shuffled by `seed`, with a global batch of `batch` samples per step.
 
-    With a `limit` the training ends after that many steps, which may be in the middle of its last epoch. With `orders`,
-    a sampler determines the order of each epoch, and `samples` is the number of ids that it returns per epoch."""
+    The training lasts `epochs` epochs, but with a `limit` at most that many steps. With `orders`, a sampler determines
+    the order of each epoch, and `samples` is the number of ids that it returns per epoch."""
 
     samples: int
     batch: int
@@ -110,7 +110,7 @@ class SamplePlan:
 
     @property
     def length(self) -> str:
-        """The length of the training in words, such as "3 epochs of 100 windows"; a window is one step's samples."""
+        """The length of the training in words, such as "3 epochs of 100 windows" (a window is one step's samples)."""
         windows = f"{self.epochs} epochs of {self.steps_per_epoch} windows"
         return windows if self.limit is None else f"{self.limit} steps, in {windows}"
 
@@ -124,7 +124,7 @@ class SamplePlan:
         return inside and at.epoch * self.steps_per_epoch + at.cursor < self.steps
 
     def position(self, step: int) -> Position:
-        """Return the position of `step`. The end of the training has a position too, that of step number `steps`."""
+        """Return the position of `step`, which may also be the end of the training (step number `steps`)."""
         if not 0 <= step <= self.steps:
             raise BadInput(f"Step {step} is not in 0..{self.steps}, the steps of this training and its end.")
         return Position(*divmod(step, self.steps_per_epoch))
@@ -145,9 +145,7 @@ class SamplePlan:
         return self._ids(at, range(self.batch))
 
     def share(self, at: Position, rank: int, world: int) -> Ids:
-        """Return the ids of the samples that `rank` of `world` ranks trains at position `at`.
-
-        The ids of other ranks are not computed."""
+        """Return the ids of the samples that `rank` of `world` ranks trains in the step at position `at`."""
         return self._ids(at, self.places(rank, world))
 
     def share_size(self, rank: int, world: int) -> int:
@@ -155,7 +153,7 @@ class SamplePlan:
         return len(self.places(rank, world))
 
     def places(self, rank: int, world: int) -> range:
-        """Return the range of indexes, within each step's samples, that `rank` of `world` ranks trains."""
+        """Return the range of indexes, within the samples of each step, that `rank` of `world` ranks trains."""
         if not 1 <= world <= self.batch:
             raise BadInput(f"A global batch of {self.batch} samples cannot be divided among {world} workers.")
         if not 0 <= rank < world:
@@ -163,7 +161,7 @@ class SamplePlan:
         return range(rank * self.batch // world, (rank + 1) * self.batch // world)
 
     def windows(self, steps: npt.ArrayLike, places: range | None = None) -> Ids:
-        """Return the sample ids of `steps`, one row per step; `places` selects a range of positions in each batch."""
+        """Return the sample ids of `steps`, one row per step. `places` selects a range of indexes within each step."""
         numbers = np.asarray(steps, dtype=np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.steps:
             raise BadInput(f"Steps {numbers.min()} to {numbers.max()} are not all in 0..{self.steps - 1}.")
@@ -172,13 +170,13 @@ class SamplePlan:
         return self._shuffled(epochs, cursors * self.batch + np.arange(wanted.start, wanted.stop))
 
     def to_json(self) -> dict[str, int | str]:
-        """Return the plan as a JSON object, without fields that are None; `sampler` is the digest of its orders."""
+        """Return the plan as a JSON object, without fields that are None, and with a digest in place of the orders."""
         numbers = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) is not None}
         return numbers | ({"sampler": self.orders.digest} if self.orders else {})
 
     @classmethod
     def from_json(cls, value: object, orders: EpochOrders | None = None) -> "SamplePlan":
-        """Return the plan that `to_json` wrote, with these `orders`; unknown fields are ignored."""
+        """Return the plan that `to_json` wrote, with these `orders`. Unknown fields are ignored."""
         needed = [name for name in _NUMBERS if name != "limit"]
         if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""
@@ -200,7 +198,7 @@ class SamplePlan:
 
 
 def _taken(orders: EpochOrders, epochs: Ids, places: Ids) -> Ids:
-    """Return the sample id at position `places[i]` in the order of epoch `epochs[i]`, for each i."""
+    """Return, for each i, the sample id at index `places[i]` in the order of epoch `epochs[i]`."""
     ids = np.empty(places.shape, np.int64)
     for epoch in np.unique(epochs).tolist():
         here = epochs == epoch

@@ -19,7 +19,9 @@ LATER = "later_phases"
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The plans of the phases of a run. `first_steps` and `first_epochs` are those of each phase, within the run."""
+    """The sample plans of all phases (training loops) of a run.
+
+    `first_steps` and `first_epochs` have the first step and the first epoch of each phase, counted through the run."""
 
     phases: tuple[SamplePlan, ...]
     first_steps: tuple[int, ...] = field(init=False)
@@ -35,22 +37,22 @@ class RunPlan:
         return self.first_steps[-1] + self.phases[-1].steps
 
     def index(self, step: int) -> int:
-        """Return the index of the phase that `step` belongs to; the end of the run belongs to the last phase."""
+        """Return the index of the phase (training loop) of `step`; the end of the run belongs to the last phase."""
         return bisect_right(self.first_steps, step) - 1
 
     def phase(self, step: int) -> tuple[SamplePlan, int]:
-        """Return the plan of the phase of `step`, and the number of the step within that phase."""
+        """Return the plan of the phase (training loop) of `step`, and the number of the step within that phase."""
         index = self.index(step)
         return self.phases[index], step - self.first_steps[index]
 
     def position(self, step: int) -> Position:
-        """Return the position of `step`, which may be beyond the end, with epochs counted through all phases."""
+        """Return the position of `step`, with epochs counted through all phases. The step may be beyond the end."""
         index = self.index(step)
         epoch, cursor = divmod(step - self.first_steps[index], self.phases[index].steps_per_epoch)
         return Position(self.first_epochs[index] + epoch, cursor)
 
     def positions(self, steps: Ids) -> tuple[Ids, Ids]:
-        """Return the epochs and the cursors of all `steps`, as two arrays."""
+        """Return two arrays for `steps`: their epochs, and their numbers within these epochs."""
         phases = np.searchsorted(self.first_steps, steps, side="right") - 1
         lengths = np.array([phase.steps_per_epoch for phase in self.phases])[phases]
         epochs, cursors = np.divmod(steps - np.array(self.first_steps)[phases], lengths)
@@ -75,17 +77,17 @@ class RunPlan:
         return self.phase(step)[0].batch
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object: that of its first phase, with a list of the later ones if there are any."""
+        """Return the JSON object of the first phase, to which a list of the later phases is added if there are any."""
         first, *later = (phase.to_json() for phase in self.phases)
         return {**first, LATER: later} if later else dict(first)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RunPlan":
-        """Return the plan that `to_json` wrote, without the orders of samplers."""
+        """Return the plan that `to_json` wrote. Its phases have no `orders`, even if a sampler determined them."""
         return cls(tuple(SamplePlan.from_json(phase) for phase in phases_of(value)))
 
 
 def phases_of(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects of all phases in the JSON object of a plan."""
+    """Return one JSON object for each phase from `value`, a plan that `RunPlan.to_json` wrote."""
     later = value.get(LATER, ())
     return [{name: item for name, item in value.items() if name != LATER}, *later]

@@ -21,7 +21,7 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Return the image of each of the `indexes` under a pseudorandom permutation of 0..size-1.
+    """Apply a pseudorandom permutation of 0..size-1 to each of the `indexes`.
 
     `key` selects the permutation. It is one number, or an array with a number for each index."""
     if not 1 <= size <= LARGEST:
@@ -70,7 +70,7 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
 
 
 def _hashed(numbers: _Words, keys: _Words) -> _Words:
-    """Hash each of `numbers` with its key in `keys` to a 64-bit word, whose high bits are mixed best."""
+    """Hash each of `numbers`, with the key at the same index of `keys`, to a 64-bit word."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)

@@ -68,7 +68,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
         import_module(name)
-    import_module("holdfast.train.attach").settle()  # for every worker at once
+    import_module("holdfast.train.attach").warm_up_math()  # for every worker at once
     path = list(sys.path)
     if beside:
         sys.path.insert(0, str(beside))

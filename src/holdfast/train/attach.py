@@ -37,13 +37,12 @@ FUNCTIONS = (
 
 
 @cache
-def settle() -> None:
-    """Call torch's elementwise math functions once, in a single thread, so that their later results do not vary.
+def warm_up_math() -> None:
+    """Call torch's elementwise math functions once, in a single thread, so that later results are reproducible.
 
     On x86, torch passes `sqrt`, `exp` and similar functions to oneMKL, which chooses a kernel at the first call in a
-    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792;
-    seen in 18 of 9,000 processes on two busy cores, and in none of 9,000 that had called the functions before). The
-    first Adam step of a restarted worker would then differ from that of a worker that never stopped."""
+    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792).
+    """
     for dtype in (torch.float32, torch.float64):
         one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
         for name in FUNCTIONS:
@@ -67,14 +66,13 @@ def attach(
 ) -> Run:
     """Return the run that this process belongs to. Options of the command `holdfast run` override the parameters.
 
-    By default the run saves every 50 steps with the writer `overlapped`, at most 2 saves are under way, and 2 are kept.
-    All random generators are seeded, so every rank and attempt draws the same initial weights. The seed is that of
-    `holdfast run --seed`, otherwise the one recorded in the run's folder, otherwise `seed`, otherwise the one that the
-    script passed to `torch.manual_seed` before, otherwise 0.
+    By default the run saves every 50 steps in the background (writer "overlapped"), with at most 2 saves at a time
+    (`max_inflight`), and keeps the last 2. All random generators are seeded, so every rank draws the same initial
+    weights. The seed is that of `holdfast run --seed`, otherwise the one recorded in the run's folder `out`, otherwise
+    `seed`, otherwise the one that the script passed to `torch.manual_seed`, otherwise 0.
 
-    Under `holdfast run` the supervisor finds hanging workers; without it, collectives fail after `timeout` seconds.
-    `extend` allows a finished or saved run to be trained for longer than it was planned.
-    """
+    Without `holdfast run`, collectives fail after `timeout` seconds. `extend` allows a finished or saved run to be
+    trained for longer than it was planned."""
     how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
     folder = os.environ.get("HOLDFAST_OUT")
     if folder is not None:
@@ -84,7 +82,7 @@ def attach(
         given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
         config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
         folder = None if out is None else str(out)
-    settle()
+    warm_up_math()
     script = rng.seeded()  # before anything keys them
     peers = ranks.join(timeout)
     config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
@@ -96,7 +94,7 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """Return the seed of the run: rank 0 chooses it and sends it to the other ranks.
+    """Return the seed of the run, which rank 0 chooses and sends to the other ranks.
 
     The parameters are those of `seed_of_run`; the recorded seed is read from the history in the folder `out`."""
     if peers.rank:

@@ -21,11 +21,12 @@ WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Batch:
-    """The samples to train next: this rank's share of a step, or one micro-batch of that share.
+    """The samples to train next: those of this rank in one step, or one micro-batch of them.
 
-    `weight` is the micro-batch's fraction of the share: mean losses times their weights add up to the mean over the
-    share. The optimizer steps after the batch with `is_last`. A batch is used like the data it carries: `x, y = batch`,
-    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the device."""
+    `weight` is the micro-batch's fraction of the rank's samples: mean losses times their weights add up to the mean
+    over these samples. The optimizer steps after the batch with `is_last`. A batch is used like the data it carries:
+    `x, y = batch`, `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the
+    device."""
 
     data: Any
     ids: Ids
@@ -36,7 +37,7 @@ class Batch:
     step: int
 
     def to(self, *args: Any, **options: Any) -> "Batch":
-        """Return a copy of the batch with every tensor in its data, however nested, moved by `Tensor.to`."""
+        """Return a copy of the batch with every tensor in its data moved by `Tensor.to`, which gets the arguments."""
         return dataclasses.replace(self, data=moved(self.data, *args, **options))
 
     def __iter__(self) -> Iterator[Any]:
@@ -59,7 +60,7 @@ class Batch:
 
 
 def moved(value: Any, *args: Any, **options: Any) -> Any:
-    """Return a copy of the nested structure with every tensor moved by `Tensor.to`; other values stay as they are."""
+    """Return a copy of the nested structure `value` with every tensor moved by `Tensor.to`, which gets the options."""
     if hasattr(value, "to"):  # a tensor, or an object that knows how to move what it holds
         return value.to(*args, **options)
     if isinstance(value, Mapping):
@@ -76,7 +77,7 @@ def moved(value: Any, *args: Any, **options: Any) -> Any:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class EpochStart:
-    """A marker that precedes the batches of `epoch`. `step` is the first step of the epoch that is not trained yet."""
+    """A marker that the loop yields before the batches of `epoch`. `step` is the epoch's first untrained step."""
 
     epoch: int
     step: int
@@ -84,38 +85,37 @@ class EpochStart:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PhaseStart:
-    """A marker that precedes what is left to train of the phase with this index."""
+    """A marker that the loop yields before the batches of phase number `phase` (a training loop of the script)."""
 
     phase: int
 
 
-Turns = Generator[Batch | EpochStart | PhaseStart]
+LoopItems = Generator[Batch | EpochStart | PhaseStart]
 
 
-class LoopTurns:
-    """The turns of a run's loop, which the phases of the run take one after another.
+class SharedLoop:
+    """The generator of a run's training loop, from which the script's loops (phases) take batches one after another.
 
-    `begin` builds the loop when the first phase is iterated over, and returns its turns and the number of phases.
-    """
+    `begin` is called when the first phase is iterated over. It returns the generator and the number of phases."""
 
-    def __init__(self, begin: Callable[[], tuple[Turns, int]]) -> None:
+    def __init__(self, begin: Callable[[], tuple[LoopItems, int]]) -> None:
         self._begin = begin
-        self._turns: Turns | None = None
+        self._items: LoopItems | None = None
         self._phases = 0
         self._next: PhaseStart | None = None
         self._open: int | None = None  # the phase that is being trained
 
-    def enter(self, phase: int) -> Turns | None:
-        """Return the turns, from the first step of `phase` that is not trained yet; None if nothing is left of it."""
-        if self._turns is None:
-            self._turns, self._phases = self._begin()
+    def enter(self, phase: int) -> LoopItems | None:
+        """Return the generator, positioned at the first untrained step of `phase`; None if `phase` is trained."""
+        if self._items is None:
+            self._items, self._phases = self._begin()
         if self._open is not None:
             raise BadInput(
                 f"loop {self._open + 1} of this run is not trained to its end, and loop {phase + 1} was begun: iterate over "
                 "each loop to its end, in the order in which they were made. To end a run early call run.stop()."
             )
         if self._next is None:
-            start = next(self._turns, None)
+            start = next(self._items, None)
             assert start is None or isinstance(start, PhaseStart)
             self._next = start
         if self._next is None or self._next.phase > phase:
@@ -126,31 +126,34 @@ class LoopTurns:
                 "the order in which they were made with run.batches or run.epochs."
             )
         self._next, self._open = None, phase
-        return self._turns
+        return self._items
 
     def leave(self) -> None:
-        """Note that the phase which is being trained has ended."""
+        """Note that the script has finished the phase (training loop) that it was in."""
         self._open = None
 
     def is_last(self, phase: int) -> bool:
-        """Return True if no other phase follows `phase`."""
         return phase + 1 == self._phases
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class PhaseTurns:
-    """The part of a phase in the turns of the loop. `start` is the first step of the phase that is not trained yet."""
+class PhaseItems:
+    """The batches of one phase (training loop of the script), taken from the run's common loop.
 
-    loop: LoopTurns
+    `start` is the first step of the phase that is not trained yet."""
+
+    loop: SharedLoop
     phase: int
     plan: SamplePlan
     start: int
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of the phase. All but the last phase end without asking the loop for more."""
-        turns = self.loop.enter(self.phase)
-        for turn in turns or ():
-            batch = _batch(turn)
+        """Yield the batches of the phase.
+
+        Except in the last phase, the loop is left paused for the phase that follows."""
+        items = self.loop.enter(self.phase)
+        for item in items or ():
+            batch = _batch(item)
             yield batch
             if batch.is_last and batch.step + 1 == self.plan.steps and not self.loop.is_last(self.phase):
                 break
@@ -160,17 +163,16 @@ class PhaseTurns:
 class Batches:
     """An iterator over the batches of a run that are not trained yet; it can be used once.
 
-    Its length counts all batches of the run, including those that earlier attempts have trained. `tqdm(batches,
-    initial=batches.initial)` starts at the right place.
-    """
+    Its length counts all batches of the run, including those trained before a restart. For a progress bar use
+    `tqdm(batches, initial=batches.initial)`."""
 
-    def __init__(self, turns: PhaseTurns, dataset: MapDataset, micro_batches: int) -> None:
+    def __init__(self, items: PhaseItems, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
-        self.steps_per_epoch = turns.plan.steps_per_epoch
-        self.initial = turns.start * micro_batches
+        self.steps_per_epoch = items.plan.steps_per_epoch
+        self.initial = items.start * micro_batches
         """The number of batches that earlier attempts have trained."""
-        self._length = turns.plan.steps * micro_batches
-        self._batches: Iterator[Batch] | None = turns.batches()
+        self._length = items.plan.steps * micro_batches
+        self._batches: Iterator[Batch] | None = items.batches()
 
     def __len__(self) -> int:
         return self._length
@@ -190,28 +192,28 @@ class Batches:
 class Epochs:
     """An iterable over the epochs of a run that are not completely trained yet; it can be used once."""
 
-    def __init__(self, turns: PhaseTurns, dataset: MapDataset, micro_batches: int) -> None:
+    def __init__(self, items: PhaseItems, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
-        self.steps_per_epoch = turns.plan.steps_per_epoch
-        self.initial = turns.start // turns.plan.steps_per_epoch
+        self.steps_per_epoch = items.plan.steps_per_epoch
+        self.initial = items.start // items.plan.steps_per_epoch
         """The number of epochs that earlier attempts have trained to their end."""
-        self._length, self._micro_batches = turns.plan.epochs, micro_batches
-        self._turns: PhaseTurns | None = turns
+        self._length, self._micro_batches = items.plan.epochs, micro_batches
+        self._items: PhaseItems | None = items
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator["Epoch"]:
-        turns, self._turns = self._turns, None
-        if turns is None:
+        items, self._items = self._items, None
+        if items is None:
             raise BadInput("a run has one loop over its epochs: they come once.")
-        return self._epochs(turns)
+        return self._epochs(items)
 
-    def _epochs(self, own: PhaseTurns) -> Iterator["Epoch"]:
-        turns = own.loop.enter(own.phase)
-        while turns is not None and (opening := next(turns, None)) is not None:
+    def _epochs(self, own: PhaseItems) -> Iterator["Epoch"]:
+        items = own.loop.enter(own.phase)
+        while items is not None and (opening := next(items, None)) is not None:
             assert isinstance(opening, EpochStart)
-            epoch = Epoch(turns, self.dataset, own.plan, self._micro_batches, opening)
+            epoch = Epoch(items, self.dataset, own.plan, self._micro_batches, opening)
             yield epoch
             epoch.check_trained()
             if epoch.number + 1 == own.plan.epochs and not own.loop.is_last(own.phase):
@@ -222,11 +224,11 @@ class Epochs:
 class Epoch:
     """One epoch of a run: an iterable over its batches that are not trained yet.
 
-    Its length counts all batches of the epoch, including those trained before a restart. `tqdm(epoch,
-    initial=epoch.initial)` starts at the right place."""
+    Its length counts all batches of the epoch, including those trained before a restart. For a progress bar use
+    `tqdm(epoch, initial=epoch.initial)`."""
 
     def __init__(
-        self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: EpochStart
+        self, items: LoopItems, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: EpochStart
     ) -> None:
         self.dataset = dataset
         self.number = opening.epoch
@@ -236,7 +238,7 @@ class Epoch:
         """The number of batches of this epoch that earlier attempts have trained."""
         self._end = plan.end_of(opening.epoch)
         self._length = (self._end - first) * micro_batches
-        self._turns = weakref.ref(turns)
+        self._items = weakref.ref(items)
         self._next = opening.step  # the step whose batches come next
         self._is_begun = self._is_over = False
 
@@ -244,18 +246,18 @@ class Epoch:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        turns = self._turns()
-        if turns is None:
+        items = self._items()
+        if items is None:
             raise BadInput(f"the loop over the epochs was left, so epoch {self.number} has no more batches.")
         if self._is_begun:
             raise BadInput(
                 f"the batches of epoch {self.number} come once: a second loop over them would train nothing."
             )
         self._is_begun = True
-        return self._batches(turns)
+        return self._batches(items)
 
-    def _batches(self, turns: Turns) -> Iterator[Batch]:
-        for batch in turns:
+    def _batches(self, items: LoopItems) -> Iterator[Batch]:
+        for batch in items:
             if not isinstance(batch, Batch) or batch.epoch != self.number:
                 # The worker was suspended, and missed what its script does at the end of the epoch.
                 raise restart_needed(f"this worker was suspended in epoch {self.number} and resumed in another one")
@@ -267,7 +269,7 @@ class Epoch:
         self._is_over = True  # the run was stopped
 
     def check_trained(self) -> None:
-        """Raise BadInput if the script asks for the next epoch before all batches of this one are trained."""
+        """Raise BadInput if not all batches of this epoch are trained when the script asks for the next epoch."""
         if not self._is_over:
             left = self._end - self._next
             raise BadInput(
@@ -276,9 +278,9 @@ class Epoch:
             )
 
 
-def _batch(turn: Batch | EpochStart | PhaseStart) -> Batch:
-    if isinstance(turn, PhaseStart):
+def _batch(item: Batch | EpochStart | PhaseStart) -> Batch:
+    if isinstance(item, PhaseStart):
         # The worker was suspended, and missed what its script does between the two phases.
         raise restart_needed("this worker was suspended in one phase and resumed in another one")
-    assert isinstance(turn, Batch)
-    return turn
+    assert isinstance(item, Batch)
+    return item

@@ -28,7 +28,7 @@ from holdfast.train.data.loader import divided
 from holdfast.train.data.phases import Phases, SampleSource, share_key
 from holdfast.train.guards import FirstBatchCheck, StateKeeper
 from holdfast.train.inject import Injection
-from holdfast.train.iterators import Batch, EpochStart, PhaseStart, Turns
+from holdfast.train.iterators import Batch, EpochStart, LoopItems, PhaseStart
 from holdfast.train.observe.script_state import frames_of_script
 from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.replicate import Replica, holding_back
@@ -225,7 +225,7 @@ class Loop:
     pid: int = field(default_factory=os.getpid)
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
-    def run(self) -> Turns:
+    def run(self) -> LoopItems:
         """Yield the batches of all steps, with markers before each phase, and before each epoch where it is asked for.
 
         Save and recover if due.

@@ -33,7 +33,7 @@ from holdfast.train import inject
 from holdfast.train.data.phases import Phases, TrainingPhase
 from holdfast.train.data.stream import Streamed
 from holdfast.train.guards import late_loop
-from holdfast.train.iterators import WAY, LoopTurns, PhaseTurns, Turns
+from holdfast.train.iterators import WAY, LoopItems, PhaseItems, SharedLoop
 from holdfast.train.loop import Loop
 from holdfast.train.loop_setup import LoopSetup
 from holdfast.train.observe import observer
@@ -72,8 +72,8 @@ class Session:
         self._loop: Loop | None = None
         self._phases: list[TrainingPhase] = []
         # Weak: the script's iterators alone keep the loop alive.
-        self._turns: weakref.ref[LoopTurns] | None = None
-        self._generator: weakref.ref[Turns] | None = None
+        self._shared_loop: weakref.ref[SharedLoop] | None = None
+        self._generator: weakref.ref[LoopItems] | None = None
         atexit.register(self.close)
 
     def _begin_attempt(self) -> None:
@@ -155,8 +155,8 @@ class Session:
         seed, number = self.config.seed or 0, len(self._phases)
         return rng.key(seed, PHASE, number) & 0xFFFFFFFF if number else seed  # 32 bits: what numpy takes as a seed
 
-    def add_phase(self, phase: TrainingPhase) -> PhaseTurns:
-        """Add a loop of the script as a phase of the run, and return its part of the turns. Nothing is trained yet."""
+    def add_phase(self, phase: TrainingPhase) -> PhaseItems:
+        """Add a training loop of the script as a phase of the run, and return its batches. Nothing is trained yet."""
         if self.protected is None:
             raise BadInput("call protect() before batches(): it names what is restored after a failure.")
         if self._loop:
@@ -171,24 +171,24 @@ class Session:
         self._check(phase, self.protected)
         start = max(0, (self.restored.step or 0) - sum(before.plan.steps for before in self._phases))
         self._phases.append(phase)
-        turns = self._turns() if self._turns else None
-        if turns is None:
-            turns = LoopTurns(self._begin_loop)
-            self._turns = weakref.ref(turns)
-        return PhaseTurns(turns, len(self._phases) - 1, phase.plan, min(start, phase.plan.steps))
+        loop = self._shared_loop() if self._shared_loop else None
+        if loop is None:
+            loop = SharedLoop(self._begin_loop)
+            self._shared_loop = weakref.ref(loop)
+        return PhaseItems(loop, len(self._phases) - 1, phase.plan, min(start, phase.plan.steps))
 
-    def _begin_loop(self) -> tuple[Turns, int]:
-        """Build the training loop of all phases; return its turns (no step has begun) and the number of phases."""
+    def _begin_loop(self) -> tuple[LoopItems, int]:
+        """Build the training loop of all phases; return its generator, not yet started, and the number of phases."""
         assert self.protected is not None
         self._check_script()
         phases = Phases(self._phases)
         if self.attempt and self.restored.config:
             restore.check_length(self.attempt.store, self.restored, phases.plan, extend=self.config.extend)
         self._loop = self._loop_setup(phases, self.protected).make()
-        turns = self._loop.run()
-        self._generator = weakref.ref(turns)
-        self._end_if_done(phases.plan, turns)
-        return turns, len(phases)
+        items = self._loop.run()
+        self._generator = weakref.ref(items)
+        self._end_if_done(phases.plan, items)
+        return items, len(phases)
 
     def _check_script(self) -> None:
         """Raise BadInput if the script would make another loop only after this one is trained."""
@@ -206,8 +206,8 @@ class Session:
         if os.getpid() != self._pid:  # a process that the script has forked
             return
         try:
-            if self._generator and (turns := self._generator()):
-                turns.close()
+            if self._generator and (items := self._generator()):
+                items.close()
             if self._loop and self._loop.left_in is not None and getattr(sys, "last_value", None) is None:
                 logger.warning(
                     "holdfast: the script left its loop in step %d, before the end of the run (step %d), so the run is "
@@ -268,13 +268,13 @@ class Session:
             was_stopped=self._was_stopped,
         )
 
-    def _end_if_done(self, plan: RunPlan, turns: Turns) -> None:
+    def _end_if_done(self, plan: RunPlan, items: LoopItems) -> None:
         if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
             return
         if self.ranks.rank == 0:
             logger.warning("this run is done at step %d: nothing is left to train", self.restored.step)
         if SUPERVISED in os.environ:
-            for _ in turns:
+            for _ in items:
                 raise AssertionError("nothing was left to train")
             raise SystemExit(0)
 
@@ -286,6 +286,6 @@ def _fenced(store: Store, ranks: Ranks) -> Store:
         return store
 
     def is_ours(newer: Term) -> bool:
-        return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
+        return bool(connect().check([distributed.node_key(newer.token, int(os.environ[distributed.NODE]))]))
 
     return Fenced(store, int(term), is_ours)

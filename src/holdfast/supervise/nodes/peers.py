@@ -9,7 +9,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # it is publi
 
 from holdfast.checkpoint.terms import Term
 from holdfast.distributed.membership import Membership
-from holdfast.distributed.ranks import ours
+from holdfast.distributed.ranks import node_key
 from holdfast.events import JSON
 from holdfast.supervise.nodes.close_round import Heartbeats, silent_nodes
 from holdfast.supervise.nodes.connection import Connection, RoundResult, heartbeats, is_refused, read_json
@@ -92,7 +92,7 @@ class OtherNodes(Peers):
         assert self._server is not None, "only the node that keeps the workers' store drops others"
         self._dropped = sorted({*self._dropped, *nodes})
         for node in self.present:  # so that their workers accept the term as theirs, and save
-            self._server.set(f"{self._workers}/{ours(term.token, node)}", "")
+            self._server.set(f"{self._workers}/{node_key(term.token, node)}", "")
         self.term = term
         self.members = {who: node for who, node in self.members.items() if node in self.present}
 

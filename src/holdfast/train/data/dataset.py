@@ -36,12 +36,10 @@ def size(dataset: MapDataset) -> int:
 
 
 def probe(dataset: MapDataset, count: int, seed: int) -> str:
-    """Return a digest of a few of the dataset's `count` samples, to recognise the dataset.
+    """Return a digest of a few of the dataset's `count` samples, to detect that a process has other data.
 
-    A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
-    the same. Comparing digests reveals this before the training begins. The random generators are seeded from `seed`
-    before each sample.
-    """
+    A dataset that was split or shuffled without a seed differs in every process. The random generators are seeded from
+    `seed` before each sample is read."""
     hasher = xxhash.xxh3_64()
     for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
         rng.set_all(rng.key(seed, PROBE, index))

@@ -52,10 +52,9 @@ REFUSED = {
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """A request to load the samples `ids` of one rank in one step. `key` seeds the random generators for them.
+    """A request to load the samples `ids`, which one rank trains in one step. `key` seeds the random generators.
 
-    `numbers` are the same ids as Python integers, `samples` their count and digest.
-    """
+    `numbers` are the same ids as Python integers, `samples` their count and digest."""
 
     ids: Ids
     numbers: list[int]
@@ -67,7 +66,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class ShareLoader(Protocol):
-    """An object that loads the samples of one rank and step, and collates them into `parts` micro-batches."""
+    """A loader of the samples that one rank trains in one step, collated into `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -75,12 +74,12 @@ class ShareLoader(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return the position of the data source, for a snapshot; None if the step number determines the position."""
+        """Return the position of the data source, to be saved; None if the step number determines the position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShareDataset:
-    """A loader of shares (one rank's samples of a step). To torch it looks like a dataset whose items are shares."""
+    """A dataset for torch's DataLoader, in which each item is all samples that one rank trains in one step."""
 
     dataset: MapDataset
     parts: int
@@ -94,7 +93,7 @@ class ShareDataset:
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def position(self) -> None:
-        """Return None: the loader needs no position to resume, because the step number determines the samples."""
+        """Return None: the step number is enough to resume, because it determines the samples."""
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         get_all: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
@@ -116,9 +115,9 @@ def _one_of(ids: list[int]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """A wrapper of the loader `shares` for use in a loader process of torch's DataLoader.
+    """A wrapper of the loader `shares` for use in a worker process of torch's DataLoader.
 
-    It also returns the states of the random generators after loading, if loading drew from them."""
+    It also returns the states of the random generators after loading, if loading drew random numbers."""
 
     shares: ShareLoader
 
@@ -138,7 +137,7 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """Iterate over the samples that `shares` loads for each request in `wanted`; `num_workers` processes load ahead."""
+    """Yield the samples that `shares` loads for each request in `wanted`. `num_workers` processes load ahead."""
     if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:
@@ -162,7 +161,7 @@ def load(
 
 
 def _with_generators(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
-    """Return the loaded samples, and set this process's random generators to their states after loading."""
+    """Return the loaded samples, and set the random generators of this process to their states after loading."""
     share, states = loaded
     rng.set_all(share[0].key)
     if states is not None:
@@ -179,7 +178,7 @@ def _context(given: Any) -> Any:
 class _Serve:
     """A worker_init_fn that makes a loader process ignore stop signals and die with the training process.
 
-    Then it calls `then`, the script's own worker_init_fn, which finds the script's own dataset in get_worker_info()."""
+    Afterwards it calls `then`, the worker_init_fn of the script."""
 
     def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
         self._worker, self._dataset, self._then = worker, dataset, then
@@ -199,7 +198,7 @@ class _Serve:
 
 
 class _Killed(popen_fork.Popen):
-    """A process handle whose `terminate` sends SIGKILL, because loader processes ignore SIGTERM."""
+    """A process handle that ends the process with SIGKILL, because loader processes ignore SIGTERM."""
 
     def terminate(self) -> None:
         self.kill()
@@ -212,13 +211,13 @@ class _Loader(ForkProcess):
 
 
 class Loaders(ForkContext):
-    """A fork context whose processes are ended by SIGKILL instead of SIGTERM."""
+    """A multiprocessing context that forks processes, and ends them with SIGKILL instead of SIGTERM."""
 
     Process = _Loader
 
 
 def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options for the run's DataLoader, with `num_workers`; raise BadInput for options it does not allow."""
+    """Return `dataloader_options` with `num_workers` added; raise BadInput for options that a run does not support."""
     options = dict(dataloader_options or {})
     for name in options:
         if name in REFUSED:

@@ -22,7 +22,9 @@ TOGETHER = 16  # requests made together: each takes a quarter of its time alone 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingPhase:
-    """One loop of a script: the plan of its samples, and how they are loaded. If `by_epoch`, it yields epochs."""
+    """One training loop of a script: the plan of its samples, and their loader `loads`.
+
+    If `by_epoch`, the script iterates over epochs, and over batches inside each epoch."""
 
     plan: SamplePlan
     loads: ShareLoader
@@ -31,7 +33,7 @@ class TrainingPhase:
 
 
 class Phases:
-    """The phases of a run, one after another, and the plan of the whole run."""
+    """The phases (training loops) of a run, one after another, and the plan of the whole run."""
 
     def __init__(self, phases: Sequence[TrainingPhase]) -> None:
         self._phases = tuple(phases)
@@ -44,7 +46,7 @@ class Phases:
         return self._phases[index]
 
     def seam_after(self, step: int) -> int:
-        """Return the next step before which the script runs code of its own, after an epoch or a phase."""
+        """Return the next step before which the script runs code of its own: the end of an epoch or of a phase."""
         plan = self.plan
         index = plan.index(step)
         phase, local = plan.phase(step)
@@ -52,12 +54,12 @@ class Phases:
         return plan.first_steps[index] + end
 
     def is_seam(self, step: int) -> bool:
-        """Return True if the script runs code of its own before `step`: after an epoch or a phase."""
+        """Return True if the script runs code of its own just before `step`: at the end of an epoch or of a phase."""
         return step > 0 and self.seam_after(step - 1) == step
 
 
 class SampleSource:
-    """An iterator over this rank's loaded samples, step by step. `divide` changes the rank and the world size."""
+    """An iterator over the samples that this rank loads for each step. `divide` sets the rank and the world size."""
 
     def __init__(self, phases: Phases, record: RecordOrder | None = None) -> None:
         self._phases, self._plan, self._record = phases, phases.plan, record
@@ -65,13 +67,13 @@ class SampleSource:
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
-        """Continue with step `start`, and from there load only the samples of rank `rank` among `world` ranks."""
+        """Continue with step `start`, and from there on load the samples of `rank` among `world` ranks."""
         first, *later = range(self._plan.index(start), len(self._phases))
         loaded = self._load(first, start - self._plan.first_steps[first], rank, world)
         self._loaded = self._chained(loaded, later, rank, world) if later else loaded
 
     def prepare(self) -> None:
-        """Compute the next load request (sample ids and seed) without loading the samples."""
+        """Compute the sample ids and the seed of the next step, without loading samples."""
         self._wanted.prepare()
 
     def __next__(self) -> Loaded:
@@ -89,7 +91,7 @@ class SampleSource:
 
 
 class LoadRequests:
-    """An iterator of requests to load samples; the next request can be prepared early, while gradients are summed."""
+    """An iterator over requests to load samples, whose next request can be computed early."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
@@ -103,7 +105,7 @@ class LoadRequests:
         return request or next(self._wanted)
 
     def prepare(self) -> None:
-        """Compute the next request now. This loads no samples and draws no random numbers."""
+        """Compute the next request now, without loading samples or drawing random numbers."""
         if self._next is None:
             self._next = next(self._wanted, None)
 
@@ -111,11 +113,10 @@ class LoadRequests:
 def requests(
     geometry: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None, first_epoch: int = 0
 ) -> Iterator[LoadRequest]:
-    """Yield the requests for the samples of `rank` among `world` ranks, one per step of a phase from step `start` on.
+    """Yield one request per step, from step `start` on, for the samples that `rank` of `world` ranks trains.
 
     If a sampler determines the order, rank 0 calls `record` with each epoch and its order, before the epoch's requests.
-    The epochs of the phase are counted from `first_epoch`.
-    """
+    The epochs are counted from `first_epoch`."""
     if geometry.orders and rank == 0 and record:
         yield from _recorded_requests(geometry, geometry.orders, start, world, record, first_epoch)
         return
@@ -150,7 +151,7 @@ def _requests(
 
 
 def share_key(plan: RunPlan, step: int, share: int) -> int:
-    """Return the seed of the random generators for the samples of rank `share`, in `step`."""
+    """Return the seed of the random generators for the samples that rank number `share` trains in `step`."""
     phase, local = plan.phase(step)
     return _key(phase, phase.position(local), share, plan.first_epochs[plan.index(step)])
 

@@ -23,10 +23,10 @@ KEPT = 2  # epochs whose order is kept: batches are requested ahead of the step 
 
 
 class DrawnOrders:
-    """The order of samples in each epoch, as the script's `sampler` returns it; drawn when the epoch begins.
+    """The order of the samples in each epoch, which the script's `sampler` determines when the epoch begins.
 
-    If `sampler` is iterable, it is iterated over once per epoch, after a call of its `set_epoch` if it has one. If it
-    is a function, it is called with the epoch and the seed. `size` is the number of samples in the dataset."""
+    An iterable `sampler` is iterated over once per epoch, after a call of its `set_epoch` if it has one. A function is
+    called with the epoch and the seed. `size` is the number of samples in the dataset."""
 
     def __init__(self, sampler: Sampler, size: int, seed: int) -> None:
         self._sampler, self._size, self._seed = _checked(sampler), size, seed
@@ -59,7 +59,7 @@ class DrawnOrders:
         return f"the sampler ({getattr(self._sampler, '__name__', type(self._sampler).__name__)})"
 
     def _draw(self, epoch: int) -> Ids:
-        """Return the order of `epoch`, and leave the random generators of this process as they were."""
+        """Ask the sampler for the order of `epoch`, and leave the random generators of this process unchanged."""
         key = rng.key(self._seed, SAMPLER, epoch)
         with rng.seeded_with(key):
             return self._as_ids(epoch, list(self._returned(epoch, key)))
@@ -92,7 +92,7 @@ class DrawnOrders:
 
 
 def _checked(sampler: Sampler) -> Sampler:
-    """Return `sampler`; raise BadInput, with advice, for kinds of samplers that a run cannot use."""
+    """Return `sampler`; raise BadInput, with advice, if it is of a kind that a run cannot use."""
     if isinstance(sampler, BatchSampler) or getattr(sampler, "batch_size", None) is not None:
         raise BadInput(
             f"a {type(sampler).__name__} returns batches, and the run makes the batches: give a sampler of single indices, of "

@@ -23,7 +23,7 @@ LONG = 1 << 20  # steps in an epoch, more than a run has, so that it can be exte
 
 
 class OwnSamples:
-    """A placeholder for `count` samples that the script obtains itself: the item at each index is the index."""
+    """A placeholder dataset for `count` samples that the script obtains itself. Each item is its own index."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -47,7 +47,7 @@ ELSEWHERE = (
 
 
 class Loader(Protocol):
-    """A data loader that can feed a run: iterable once per epoch, with a position that can be saved and restored."""
+    """A data loader that can feed a run: it has state_dict and load_state_dict, and is iterated over once per epoch."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -55,7 +55,7 @@ class Loader(Protocol):
 
 
 class LoaderBatches:
-    """An iterator over the batches of a loader, which starts the next epoch of the loader when one ends."""
+    """An endless iterator over the batches of a loader, which starts the loader's next epoch when one ends."""
 
     def __init__(self, loader: Loader) -> None:
         if lacking := [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(loader, name)]:
@@ -70,7 +70,7 @@ class LoaderBatches:
         _set_epoch(loader, 0)
 
     def resume(self, restored: RestoredState, rank: int, world: int) -> None:
-        """Restore the position that rank `rank` of `world` had in the restored snapshot, if there is a snapshot."""
+        """Set the loader to the position that `rank` of `world` ranks had in the restored snapshot, if there is one."""
         if restored.step is None:
             return
         if not restored.positions:
@@ -95,7 +95,7 @@ class LoaderBatches:
 
     @property
     def caveat(self) -> str | None:
-        """A warning if the loader may not be restored exactly, otherwise None."""
+        """A warning if the loader's position may not be restored exactly, otherwise None."""
         return ELSEWHERE if getattr(self.loader, "num_workers", 0) else None
 
     def position(self) -> tuple[int, str]:
@@ -125,10 +125,10 @@ class LoaderBatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """A source of batches that takes the next `parts` batches from this rank's own loader for every step.
+    """A loader that takes the next `parts` batches of the script's own data loader for every step.
 
-    The random generators are seeded before loading, because the loader may draw from them. They are seeded again before
-    training, because a restored loader draws other numbers than one that was not interrupted."""
+    The random generators are seeded before loading, and again before training, because a restored loader may draw more
+    or fewer random numbers than one that was not interrupted."""
 
     dataset: OwnSamples
     parts: int
@@ -148,7 +148,7 @@ def _check_sampler(loader: Any) -> None:
     """Raise BadInput if the loader's sampler would not continue in the same order after a restart.
 
     PyTorch's random samplers do not save their position. If loader and sampler share a generator, a restored loader
-    draws one number less from it, so the next epoch would differ. torchdata detects neither case."""
+    draws one number less from it, so the next epoch would differ."""
     if not isinstance(loader, DataLoader):
         return
     batches = loader.batch_sampler
