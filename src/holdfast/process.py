@@ -74,11 +74,11 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, LOWER)
 
 
-def regain_priority() -> None:
-    """Give all threads of this process the priority that its parent process has."""
-    usual = os.getpriority(os.PRIO_PROCESS, os.getppid())
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended meanwhile
+def regain_priority(child: int) -> None:
+    """Give all threads of the process `child` the priority of this process, its parent."""
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(OSError):  # it has ended meanwhile
+        for thread in Path(f"/proc/{child}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), usual)
 
 

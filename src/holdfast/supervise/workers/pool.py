@@ -21,7 +21,7 @@ from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, Work
 from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
-from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds
+from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds, innermost_call
 
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 5.0
@@ -162,7 +162,9 @@ class WorkerPool:
         lines = [f"no worker has reached its first step for {FIRST_STEP:g} s:"]
         for worker in self.running:
             doing = _DOING[worker.task.progress.phase]
-            lines.append(f"rank {worker.rank} (pid {worker.pid}) {doing}{worker.call_in(self._config.script)}")
+            lines.append(
+                f"rank {worker.rank} (pid {worker.pid}) {doing}{innermost_call(worker.stack(), self._config.script)}"
+            )
         return lines
 
     def poll(self) -> None:

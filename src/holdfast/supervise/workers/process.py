@@ -173,9 +173,6 @@ class WorkerProcess:
             time.sleep(0.002)
         return text.decode(errors="replace")
 
-    def call_in(self, script: str) -> str:
-        return innermost_call(self.stack(), script)
-
     def abort(self) -> None:
         """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""
         self.poll()

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast import process
 from holdfast.finding import counted
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
@@ -61,6 +62,7 @@ class Standby:
         if workers:
             (self._logs / STANDBY).unlink(missing_ok=True)
         for worker in workers:
+            process.regain_priority(worker.pid)
             worker.task.progress.set_standby(False)
         return workers
 

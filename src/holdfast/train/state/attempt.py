@@ -155,7 +155,6 @@ def await_standby() -> None:
     with progress.during(Phase.JOINING):
         while progress.here.is_standby:
             time.sleep(STANDBY_POLL)
-    process.regain_priority()
     process.set_title(f"hf-rank-{os.environ['RANK']}")
 
 
