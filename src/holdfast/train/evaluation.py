@@ -32,7 +32,7 @@ from holdfast.train.data.loader import divided
 
 
 class DatasetShard(TorchDataset[Any]):
-    """A contiguous part of another dataset, for this rank. The function `place` returns the rank and world size."""
+    """This rank's contiguous part of `dataset`. The function `place` returns the current rank and world size."""
 
     def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)
@@ -80,7 +80,7 @@ Leaf = Number | list[Number]
 
 
 class RankReducer:
-    """Sums and means of numbers over all ranks. All ranks must make the same calls in the same order."""
+    """An object that sums and averages numbers over all ranks, which must make the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, live: LiveRecovery | None) -> None:
         self._ranks, self._live = ranks, live
@@ -93,7 +93,7 @@ class RankReducer:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of the members (workers present now) that take part in evaluations."""
+        """The numbers of the workers that train now, and so take part in evaluations."""
         return self._live.members if self._live else tuple(range(self._ranks.size))
 
     def place(self) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class RankReducer:
         return self._reduce(value, 1.0, is_mean=False)
 
     def mean(self, value: Any, weight: float) -> Any:
-        """Return the mean of `value` over all ranks, in which this rank counts with `weight`."""
+        """Return the mean of `value` over all ranks, weighted by each rank's `weight`."""
         if not weight >= 0 or math.isinf(weight):
             raise BadInput(
                 f"the weight of a rank in a mean must be 0 or more, and finite (got {weight}): give the number of samples "
@@ -123,7 +123,7 @@ class RankReducer:
         return tree_unflatten([_like(leaf, result) for leaf, result in zip(leaves, reduced, strict=True)], structure)
 
     def _exchange(self, message: str, combine: Callable[[list[str]], str]) -> str:
-        """Send `message` to the first member, which combines the messages of all members; return its result."""
+        """Send `message` to the first worker, which calls `combine` on all messages; return the combined message."""
         members = self.members
         if self._live and self._division:
             boundaries, divided_among = self._division
@@ -155,7 +155,7 @@ class RankReducer:
             self._posted.append((self._step, key))
 
     def _wait_for(self, key: str, member: int) -> str:
-        """Wait for the value that `member` posts under `key`; raise an error that restarts the run if `member` dies."""
+        """Wait for the value that worker `member` posts under `key`; make the run restart if that worker is lost."""
 
         def is_lost() -> bool:
             if self._live is None:
@@ -186,7 +186,9 @@ class RankReducer:
 
 
 def _reduced(messages: list[str], *, is_mean: bool) -> list[Leaf]:
-    """Return the sum or the weighted mean of each leaf over all messages; ranks with the weight 0 are ignored."""
+    """Return the sum or weighted mean of each number in `messages`, one message per rank.
+
+    Ranks of weight 0 are ignored."""
     parts = [json.loads(message) for message in messages]
     shapes = {
         json.dumps([structure, [len(leaf) if isinstance(leaf, list) else -1 for leaf in leaves]])
@@ -223,7 +225,7 @@ def _exact_sum(values: list[Number]) -> Number:
 
 
 def _to_json(leaf: Any) -> Leaf:
-    """Return a number, or the values of a tensor as a flat list, ready for JSON; no bit of a float is lost."""
+    """Convert a number, or a tensor (to a flat list), to values that JSON represents exactly."""
     if isinstance(leaf, torch.Tensor):
         if leaf.numel() > MAX_NUMBERS:
             raise BadInput(f"run.sum and run.mean take tensors of at most {MAX_NUMBERS} numbers (got {leaf.numel()}).")
@@ -240,7 +242,7 @@ def _to_json(leaf: Any) -> Leaf:
 
 
 def _like(leaf: Any, result: Leaf) -> Any:
-    """Convert `result` to the type of `leaf`: a number, or a tensor of the same shape on the same device."""
+    """Return `result` as a number or, if `leaf` is a tensor, as a tensor of the same shape and device."""
     if not isinstance(leaf, torch.Tensor):
         return result
     assert isinstance(result, list)

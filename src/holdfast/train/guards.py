@@ -28,9 +28,8 @@ MAKERS = frozenset({"batches", "epochs", "steps", "stream"})  # methods of a run
 class FirstBatchCheck:
     """A check that the script does something with the first batch before it asks for the second.
 
-    A step ends when the script requests the next batch, and may be saved then. If the script fetched batches ahead, it
-    would train a batch only after this save, and a restart would lose the batch.
-    """
+    A request for a batch ends the step before, whose state may then be saved. A script that fetches batches ahead would
+    lose a batch after a restart."""
 
     def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
         self._fingerprints, self._work = fingerprints, work
@@ -52,11 +51,10 @@ class FirstBatchCheck:
 
 
 class StateKeeper:
-    """A guard of the protected state when a run resumes in the middle of an epoch.
+    """A guard that undoes changes of the protected state when a run resumes in the middle of an epoch.
 
-    A script may change protected state before the batches of an epoch, for example set a learning rate or step a
-    scheduler. The restored state already contains this change, so making it again must have no effect.
-    """
+    A script may change protected state before the batches of an epoch, for example step a scheduler. The restored state
+    already contains this change."""
 
     def __init__(self, protected: Protected, fingerprints: Fingerprints, restore_again: Callable[[], None]) -> None:
         self._protected, self._fingerprints, self._restore_again = protected, fingerprints, restore_again
@@ -65,8 +63,7 @@ class StateKeeper:
     def keeping(self, *, in_memory: bool = False) -> Iterator[None]:
         """Return a context manager that restores the protected state on exit if it has changed.
 
-        The state is read from the snapshot again; if `in_memory`, because no snapshot has it, from a copy.
-        """
+        The state is restored from the snapshot or, if `in_memory`, from a copy made on entry."""
         before, copied = self._mark(), copy.deepcopy(self._protected.capture()) if in_memory else None
         yield
         if self._mark() == before:
@@ -81,10 +78,7 @@ class StateKeeper:
 
 
 def late_loop(script: Path) -> int | None:
-    """Return the line of a loop over `run.batches(...)` that follows another such loop; None if there is none.
-
-    Only loops of one block, where the second certainly follows the first, are compared.
-    """
+    """Return the line of a second loop over `run.batches(...)` in one block of the script; None if there is none."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -100,7 +94,7 @@ def late_loop(script: Path) -> int | None:
 
 
 def _attached(assignment: ast.Assign) -> list[str]:
-    """Return the names that an assignment gives to the result of `attach()`."""
+    """Return the names of the variables to which an assignment assigns the result of `attach()`."""
     call = assignment.value
     name = call.func if isinstance(call, ast.Call) else None
     called = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
@@ -108,7 +102,7 @@ def _attached(assignment: ast.Assign) -> list[str]:
 
 
 def _makes(expression: ast.expr, runs: set[str]) -> bool:
-    """Return True if the expression calls `batches`, or another method that makes a loop, of one of the `runs`."""
+    """Return True if the expression calls `batches` or a similar method of one of the variables `runs`."""
     calls = (node.func for node in ast.walk(expression) if isinstance(node, ast.Call))
     return any(
         isinstance(call, ast.Attribute)
@@ -120,16 +114,15 @@ def _makes(expression: ast.expr, runs: set[str]) -> bool:
 
 
 def watch_for_own_loop() -> None:
-    """Watch for an optimizer step before the script iterates over `run.batches` or its variants; rank 0 then warns.
+    """Make rank 0 warn if an optimizer steps before the script iterates over `run.batches` or its variants.
 
-    For such a script holdfast saves nothing and only restarts it after a failure. That is enough for a trainer with its
-    own checkpoints, but other users must learn of it at once."""
+    For such a script holdfast saves nothing and only restarts it after a failure."""
     global _hook
     _hook = register_optimizer_step_post_hook(_warn)
 
 
 def loop_begins() -> None:
-    """Cancel the warning of `watch_for_own_loop`: the script iterates over the batches of the run."""
+    """Cancel the warning of `watch_for_own_loop`, because the script has begun to iterate over `run.batches`."""
     progress.here.set_checked()
     _remove_hook()
 

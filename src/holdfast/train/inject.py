@@ -37,7 +37,7 @@ JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches befor
 
 
 class Injection:
-    """An injector of the failures that are planned for this rank.
+    """An injector of the failures that a test plans for this rank.
 
     A failure within backward or the optimizer step happens only when all ranks have reached that point."""
 
@@ -59,7 +59,7 @@ class Injection:
         self._models: Sequence[nn.Module] = ()
 
     def set_rank(self, rank: int) -> None:
-        """Inject the failures planned for `rank` from now on, except those that were injected into it before."""
+        """Inject the failures planned for `rank` from now on, except those that `rank` has already suffered."""
         self._rank = rank
         if self._schedule and self._folder:
             self._select(struck(self._folder))
@@ -92,7 +92,7 @@ class Injection:
             replica.watch(self.posted)
 
     def next(self, step: int) -> int:
-        """Return the first step from `step` on in which a failure is planned for any rank; NEVER if there is none."""
+        """Return the first step, not before `step`, for which a failure is planned on any rank; NEVER without one."""
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
@@ -188,7 +188,7 @@ class Injection:
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return `store`, wrapped to inject the storage faults of `schedule` that are not yet in `struck`.
+    """Return `store`, wrapped to inject the storage faults of `schedule` that are not in `struck` (injected before).
 
     Each injected fault is recorded with the number of the `attempt` in the histories in `folder`. If there are no
     faults to inject, `store` itself is returned."""
@@ -205,7 +205,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Raise BadInput if a failure is due after the last of `steps` steps; failures of the final save are allowed."""
+    """Raise BadInput if a failure is planned after the last of `steps` steps; failures in the last save are allowed."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(

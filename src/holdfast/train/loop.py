@@ -42,12 +42,12 @@ FINISHED = "finished"
 
 
 class RunStopped(Exception):
-    """Raised when the script has stopped the run before its planned end: there are no more batches."""
+    """Raised to end the training loop when the script has stopped the run before its planned end."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Boundary:
-    """The actions between two steps: changes of the members (workers), saves, a stop, injected failures."""
+    """The work between two steps: let workers leave and join, save, stop, and inject planned failures."""
 
     phases: Phases
     plan: RunPlan
@@ -69,10 +69,9 @@ class Boundary:
     has_joined: bool = False  # the state of this worker came from another one
 
     def begin(self, start: int) -> tuple[int, Position]:
-        """Record the state with which this rank begins; return its first step, and the position of that step.
+        """Record the initial state of this rank; return its first step and the position of that step in the data.
 
-        The first step is `start`, except for a worker that joins during a run: it begins with the step of the other
-        members."""
+        The first step is `start`, but a worker that joins during a run begins with the step of the other workers."""
         if self.live and self.live.is_joining:
             start, self.has_joined = self.live.join(), True
             self.place.rank, self.place.world_size = self.live.place
@@ -84,9 +83,9 @@ class Boundary:
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
-        """Do what is due before `step`: change the members, save, or stop.
+        """Do the work that is due before `step`, such as a save; return the seconds that training waited for a save.
 
-        `at` is the position of the step in the data. Return the seconds for which training waited for a save."""
+        `at` is the position of the step in the data."""
         if self.live:
             self.live.reach_boundary(step)
         # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
@@ -101,7 +100,7 @@ class Boundary:
         return stall
 
     def finish(self) -> None:
-        """End the run after its last step: save its state, and record that the run is done."""
+        """End the run after its last step: save the state, and record that the run is complete."""
         if self.live:
             self.live.reach_boundary(self.end)
         try:
@@ -115,7 +114,9 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """Close the log, the saves and the history after the script left the loop early; drop the unfinished step."""
+        """Close the step log, the saver and the history when the script leaves the loop early.
+
+        The current step is lost."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
@@ -141,7 +142,9 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """Divide the samples of later steps again if the members have changed. No worker joins after the last step."""
+        """Recover from lost workers, admit new ones, and divide the samples from `step` on among the present workers.
+
+        After the `last` step no worker joins."""
         live = self.live
         if live is None:
             return
@@ -180,9 +183,7 @@ class Boundary:
             self.stopping.agree(step)
 
     def _save(self, step: int, at: Position) -> float:
-        """Save the state before `step`, and whether run.stop() was called; return the seconds that this took.
-
-        `at` is the position of the step in its epoch."""
+        """Save the state before `step`, at position `at` in the data; return the seconds that this took."""
         self.steps.log.write_all()  # a snapshot never covers a step that is missing from the history
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own
@@ -226,10 +227,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> LoopItems:
-        """Yield the batches of all steps, with markers before each phase, and before each epoch where it is asked for.
-
-        Save and recover if due.
-        """
+        """Yield the batches of all steps, with a marker before each phase and, if the script wants it, each epoch."""
         step = self.start
         try:
             step, at = self.boundary.begin(self.start)
@@ -269,18 +267,16 @@ class Loop:
                 self.boundary.close()
 
     def _keeping_between_phases(self, index: int, *, is_first: bool) -> AbstractContextManager[None]:
-        """Keep the protected state while a script that resumes in a later phase runs its code between the phases.
+        """Return a context manager that undoes changes of the protected state, if the script resumes in a later phase.
 
-        The state already contains the changes that this code made the first time.
-        """
+        The restored state already contains the changes that the script makes before phase `index`. `is_first` is True
+        for the first phase that this process trains."""
         if not (index and is_first):
             return nullcontext()
         return self.keeper.keeping(in_memory=self.boundary.has_joined)
 
     def _set_weights(self, step: int) -> None:
-        """Set the weight of this rank's gradients: its part of the samples of a step, which phases may change.
-
-        DDP's mean over the ranks is already right if all shares have the same size."""
+        """Set the weight of this rank's gradients to its fraction of the samples of `step`, if ranks differ in it."""
         ranks = self.boundary.ranks
         is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
         if self.boundary.live is None and not is_even:
@@ -288,7 +284,9 @@ class Loop:
                 replica.set_weight(self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step))
 
     def while_summing(self) -> None:
-        """Write step records and compute the next sample ids during backward, while the ranks sum gradients."""
+        """Write step records and compute the next sample ids.
+
+        Called in backward, while the ranks all-reduce gradients."""
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoopSetup:
-    """Everything that the training loop of one rank is built from. `models` are those given to `run.replicate`."""
+    """The parts from which the training loop of one rank is built. `models` are those given to `run.replicate`."""
 
     config: RunConfig
     ranks: Ranks
@@ -66,7 +66,7 @@ class LoopSetup:
 
     @property
     def number(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt (start of all workers), counted from 1."""
         return self.attempt.number if self.attempt else 1
 
     @property
@@ -74,7 +74,7 @@ class LoopSetup:
         return self.live is not None and self.live.is_joining
 
     def make(self) -> Loop:
-        """Record the plan of the run, and return its training loop. No step has begun."""
+        """Record the plan of the run, and build its training loop. No step is trained yet."""
         phases, protected = self.phases, self.protected
         plan, loads = phases.plan, phases[0].loads
         self._enter_training()
@@ -160,7 +160,7 @@ class LoopSetup:
                 )
 
     def _make_injection(self) -> Injection | None:
-        """Return the injector of the planned failures; None if none are planned, as in most runs."""
+        """Return the injector of planned failures, or None if none are planned."""
         if not self.config.failures:
             return None
         inject.check(self.config.failures, self.phases.plan.steps)
@@ -171,7 +171,7 @@ class LoopSetup:
         return injection
 
     def _check_conditions(self, phases: Phases) -> Conditions:
-        """Return the data digests and thread count of this attempt, after comparing them with those of the snapshot."""
+        """Return the data digests and thread count of this process; check them against the restored snapshot."""
         if self.attempt is None:
             return Conditions.now([None])
         now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])
@@ -256,12 +256,11 @@ class LoopSetup:
         return StepObserver(self.rehearsal, protected, dataset, lambda: place.rank, self.number, joined)
 
 
-def _no_failure(step: int) -> None:
-    """Inject nothing in `step`."""
+def _no_failure(step: int) -> None: ...
 
 
 def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions) -> Plan:
-    """Return the event that describes what a rank will train in an attempt, and how its state is saved."""
+    """Return the history event that describes the samples of a run and how its state is saved."""
     first, *later = (_plan_fields(phases[index], data) for index, data in enumerate(conditions.all_data))
     return Plan(
         attempt=attempt,
@@ -283,13 +282,13 @@ def data_digest(phase: TrainingPhase) -> str | None:
 
 
 def _plan_fields(phase: TrainingPhase, data: str | None) -> dict[str, Any]:
-    """Return the fields of a plan event that describe a phase, without those that have their default value."""
+    """Return the fields of a plan event for one phase (training loop); `data` is the digest of a few of its samples."""
     fields = {**phase.plan.to_json(), "data": data, "own": isinstance(phase.loads.dataset, OwnSamples)}
     return {name: value for name, value in fields.items() if value is not None and value is not False}
 
 
 def identity(plan: RunPlan, protected: Protected) -> str:
-    """Return a digest that identifies the snapshots of this run: of the sample order and the protected objects."""
+    """Return a digest of the sample order and the protected objects, to recognise snapshots of this run."""
     first = plan.phases[0].to_json()  # a run may be extended: made longer, or by another phase
     order = {name: value for name, value in first.items() if name not in LENGTH}
     parts = {"geometry": order, "protected": protected.signature()}

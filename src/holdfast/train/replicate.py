@@ -26,10 +26,9 @@ from holdfast.live.recovery import LiveRecovery
 
 
 class Replica:
-    """A replicated model, with the weight of this rank's gradients and counts of its backward passes.
+    """A model wrapped in DDP, with the weight of this rank's gradients and counts of its backward passes.
 
-    `meanwhile` is called in every backward after the last gradient all-reduce has started, while ranks exchange
-    gradients."""
+    `meanwhile` is called in every backward after the last gradient all-reduce has started."""
 
     def __init__(
         self,
@@ -63,10 +62,9 @@ class Replica:
             self.ddp.sum_with(self._sum)
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
-        """Call `posted(works, buckets)` in every backward: before the first all-reduce and after the start of each.
+        """Call `posted(works, buckets)` in every backward: before the first all-reduce, and after the start of each.
 
-        `works` are the gradient all-reduces started so far; there will be one for each of the `buckets` gradient
-        buckets."""
+        `works` are the all-reduces started so far, and `buckets` is the number of gradient buckets."""
         if self._group:
             self._group.watch = posted
             return
@@ -134,14 +132,12 @@ class Replica:
 class _FixedBucketsDDP(DistributedDataParallel):
     """DDP whose buckets are final before the first backward, with a fast path for the usual forward.
 
-    By default DDP puts all parameters into one bucket at first, and later rebuilds buckets in the order in which
-    gradients arrived. This class builds them at once, from the last parameter to the first, which is about that order.
-    With `find_unused_parameters` DDP never rebuilds them.
+    Plain DDP starts with one bucket and rebuilds its buckets after the first backward, in the order of the gradients.
+    This class builds them at once, from the last parameter to the first.
 
-    DDP's forward repeats checks whose result cannot change any more. The fast path does only the rest: announce the
-    forward to the reducer, call the module, announce the backward. It saves 4 to 5 % of a step of 2 ms
-    (benchmarks/steady). It is used where DDP has no inputs to move or cast, no buffers to broadcast and no graph to
-    search."""
+    The fast path leaves out checks of DDP's forward whose result cannot change. It is used where DDP has no inputs to
+    move or cast, no buffers to broadcast and no graph to search, and saves 4 to 5 % of a step of 2 ms
+    (benchmarks/steady)."""
 
     def __init__(
         self,
@@ -193,7 +189,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
         return [bucket.parameters() for bucket in self.reducer._get_zeros_like_grad_buckets()]
 
     def last_to_come(self) -> list[nn.Parameter]:
-        """Return the parameter whose gradient backward computes last, or all parameters if some may be unused."""
+        """Return the parameter whose gradient is computed last, in a list; all parameters if some may be unused."""
         parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters[:1] if self._all_used else parameters)
 

@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Run:
-    """This process's part in a run: the object that a training script works with. `holdfast.attach()` returns it."""
+    """The object with which a training script takes part in a run. `holdfast.attach()` returns it."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._session = Session(config, ranks, out)
@@ -43,9 +43,8 @@ class Run:
     def rank(self) -> int:
         """The rank of this process, from 0, which stays the same as long as the process lives.
 
-        With live recovery, a worker that replaces a lost one has the lost worker's rank. A spare that asks for its rank
-        waits until it is to replace a worker.
-        """
+        A worker that replaces a lost one has the lost worker's rank. A spare worker waits here until it replaces a
+        worker."""
         return self._session.rank
 
     @property
@@ -70,12 +69,12 @@ class Run:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt: how often the run was started in its folder, including this time."""
+        """The number of times that the run was started in its folder, including this time."""
         return self._session.number
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when one is lost. Otherwise all workers are restarted."""
+        """True if the other workers continue when one is lost, False if all workers are then restarted."""
         return self._session.live is not None
 
     def replicate(self, model: Model, **options: object) -> Model:

@@ -50,7 +50,7 @@ PHASE = "phase"
 
 
 class Session:
-    """The state of this process in a run. `out` is the run's folder, or None if nothing is to be saved."""
+    """The state of this process in a run. `out` is the run's folder, or None if nothing is saved."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()
@@ -85,22 +85,22 @@ class Session:
 
     @property
     def number(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt (start of all workers), counted from 1."""
         return self.attempt.number if self.attempt else int(os.environ.get("HOLDFAST_ATTEMPT", "1"))
 
     @property
     def rank(self) -> int:
-        """The rank that this process has for life; a spare waits until it has one."""
+        """The rank that this process keeps for life. A spare waits here until it replaces a lost worker."""
         return self.live.coordination.await_rank() if self.live else self.ranks.rank
 
     @property
     def known_rank(self) -> int | None:
-        """The rank that this process has for life; None for a spare that replaces no worker yet."""
+        """The rank that this process keeps for life; None for a spare that has not replaced a worker yet."""
         return self.live.coordination.rank_for_life if self.live else self.ranks.rank
 
     @property
     def stopping(self) -> Stopping | None:
-        """The object that ends the loop early; None before the loop begins."""
+        """The object by which a script ends its training loop early; None before the loop begins."""
         return self._loop.boundary.stopping if self._loop else None
 
     @property
@@ -151,7 +151,7 @@ class Session:
 
     @property
     def seed_of_next_phase(self) -> int:
-        """The seed of the next loop, unless the script gives one. Two loops over one dataset have different orders."""
+        """The default seed of the script's next training loop, which is different for every loop."""
         seed, number = self.config.seed or 0, len(self._phases)
         return rng.key(seed, PHASE, number) & 0xFFFFFFFF if number else seed  # 32 bits: what numpy takes as a seed
 
@@ -191,7 +191,7 @@ class Session:
         return items, len(phases)
 
     def _check_script(self) -> None:
-        """Raise BadInput if the script would make another loop only after this one is trained."""
+        """Raise BadInput if the script creates a second training loop only after the first one is trained."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         if main and len(self._phases) == 1 and (line := late_loop(Path(main))) is not None:
             raise BadInput(
@@ -223,7 +223,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
-        """Raise BadInput, on all ranks alike, if a phase cannot be trained or could not be restored after a failure."""
+        """Raise BadInput, on all ranks alike, if the loop `phase` cannot be trained, or restored after a failure."""
         protect_checks.refuse_sharded(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protect_checks.check_covers(protected, model)
@@ -239,7 +239,7 @@ class Session:
             restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
     def _make_writer(self) -> Writer:
-        """Return a writer of snapshots. It injects planned storage faults, and rejects outdated nodes (see `_fenced`)."""
+        """Return a writer of snapshots that injects planned storage faults and is protected by `_fenced`."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
         store = _fenced(attempt.store, self.ranks)
@@ -280,7 +280,7 @@ class Session:
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`. On several nodes it is wrapped to refuse writes once other nodes continue without this one."""
+    """Return `store`; in a run on several nodes, wrapped to refuse writes once other nodes go on without this node."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store

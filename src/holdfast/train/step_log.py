@@ -74,7 +74,7 @@ def seconds_between(earlier: Moment, later: Moment) -> float:
 
 
 class Sample:
-    """A copy of a few values of the state between two steps. The copy from a GPU may not have arrived yet."""
+    """A copy of a few values of the training state. A copy from a GPU may still be in progress."""
 
     def __init__(self, copies: Sequence[Copy], arrived: torch.cuda.Event | None) -> None:
         self._copies, self._arrived = copies, arrived
@@ -92,7 +92,7 @@ class Sample:
 
 
 class Fingerprints:
-    """A source of fingerprints of the training state, by which the audit compares ranks and repeated steps.
+    """A source of fingerprints of the training state, by which ranks and repeated steps are compared later.
 
     A fingerprint covers a few values of the protected models, or the whole protected state if there is no model."""
 
@@ -105,7 +105,7 @@ class Fingerprints:
         self._devices = {part.device for part in (*parameters, *buffers) if part.is_cuda}
 
     def take(self) -> Sample:
-        """Start to copy a sample of the protected values; it is complete once work queued on the device is done."""
+        """Start to copy a sample of the protected values. From a GPU, the copy completes in the background."""
         if self._whole is not None:
             # State that is not a model is mostly small, and any part of it may change.
             return Sample([(self._whole.digest().encode(), []), (b"", [])], None)
@@ -114,7 +114,7 @@ class Fingerprints:
 
 
 class _Part:
-    """A few values, sampled from `tensors`, that can be copied cheaply after every step to detect changes."""
+    """A few values of `tensors`, chosen once, that are copied after every step to detect changes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
@@ -124,7 +124,7 @@ class _Part:
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
-        """Copy the few values sampled from the tensors to host memory; copies from a GPU may still be in progress."""
+        """Copy these few values to host memory; a copy from a GPU may still be in progress."""
         if not self._pointers:
             return b"", []
         places = [place() for place in self._pointers]
@@ -182,7 +182,7 @@ def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
 
 @dataclass(slots=True, eq=False)
 class RankPlacement:
-    """The rank and world size by which each step's samples are divided; both change when members are lost or join."""
+    """The rank and world size by which each step's samples are divided. Both change when workers are lost or join."""
 
     rank: int
     world_size: int
@@ -190,7 +190,7 @@ class RankPlacement:
 
 @dataclass(slots=True, eq=False)
 class StepLog:
-    """The log that writes the steps of a rank to its history, in order, once their results are known."""
+    """A log that writes the steps of a rank to its history, in order, once their results are known."""
 
     record: Recorder
     fingerprints: Fingerprints
@@ -233,10 +233,10 @@ class StepLog:
 
 
 class WorkDone:
-    """A counter of backward passes and optimizer steps that knows whether gradients wait for an optimizer step.
+    """A counter of backward passes and optimizer steps.
 
-    A step counts as trained only if it did such work; handing out its batch is not enough. State is saved only while no
-    gradients wait for an optimizer step, because snapshots do not hold gradients."""
+    A step counts as trained only if it did such work. State is saved only while no gradients wait for an optimizer
+    step, because snapshots do not hold gradients."""
 
     def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
         self._replicas, self._protected = list(replicas), protected
@@ -268,7 +268,7 @@ class WorkDone:
 
     @property
     def is_idle(self) -> bool:
-        """True if there was no backward and no optimizer step since the last `take`, and no gradients exist."""
+        """True if there was no backward and no optimizer step since the last `take`, and no gradients wait for one."""
         passes = sum(replica.reduced + replica.held for replica in self._replicas)
         return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
 
@@ -311,7 +311,7 @@ def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
 
 
 class LoggedLoss:
-    """The loss that the script logged for the current step; if it logged several, the last one."""
+    """The last loss that the script logged in the current step."""
 
     def __init__(self) -> None:
         self._loss: float | None = None
@@ -339,7 +339,7 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Record the start of a step, which waited `data` seconds for its batches `parts`, and `stall` for a save."""
+        """Record the start of `step`, which waited `data` seconds for its micro-batches `parts`, `stall` for a save."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)

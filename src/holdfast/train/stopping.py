@@ -28,7 +28,7 @@ ENDS_WITHIN = 1.0  # seconds for the listening thread to end; it may be asking t
 
 
 class Stopping:
-    """An agreement of all ranks on whether the run stops before its end, and after which step."""
+    """An object through which all ranks agree whether to stop the run early, and before which step."""
 
     def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
         self._ranks, self._gate = ranks, gate or BoundaryGate()
@@ -39,7 +39,7 @@ class Stopping:
         self.begin(start)
 
     def begin(self, start: int) -> None:
-        """Start to listen for stop requests before step `start`. Call this again when the ranks have changed."""
+        """Start to listen for stop requests, before step `start`. Call this again when the ranks have changed."""
         self._over.set()
         self._over = threading.Event()
         self._stop: int | None = None
@@ -55,13 +55,13 @@ class Stopping:
             self._listener.start()
 
     def request(self) -> None:
-        """Make all ranks stop after the same step, the earliest possible, because the script has called run.stop()."""
+        """Make all ranks stop before the same step, as soon as possible. The script has called run.stop()."""
         self.wanted = True
 
     def is_here(self, step: int) -> bool:
         """Return True if all ranks stop before `step`, because of a stop signal or a call of run.stop().
 
-        On several ranks, `wanted` is then set to True if any script called run.stop(), otherwise to False."""
+        Then `wanted` is set on all ranks: True if the script of any rank called run.stop()."""
         if self._ranks.size == 1:
             return self.wanted or process.requested.is_set()
         with self._gate.lock:
@@ -76,12 +76,12 @@ class Stopping:
         return True
 
     def agree(self, step: int) -> None:
-        """At the end of an epoch, before `step`, set `wanted` on all ranks if any rank called run.stop()."""
+        """At the end of an epoch, before `step`, set `wanted` to True on all ranks if any rank called run.stop()."""
         if self._ranks.size > 1:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 
     def wait_for_save(self) -> None:
-        """Wait until rank 0 has saved, because a rank that exits earlier may make other ranks fail."""
+        """Wait until rank 0 has saved. A rank that exits earlier could make rank 0 fail."""
         self._ranks.from_rank_0(STOPPED, None if self._ranks.rank else "")
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Stopping:
             self._listener.join(ENDS_WITHIN)
 
     def _any_wants(self, topic: str) -> bool:
-        """Return True, on all ranks, if the script of any rank called run.stop(). All ranks must call this together."""
+        """Return True, on all ranks, if the script of any rank called run.stop(). All ranks must call this."""
         progress.here.count_post()
         wishes = self._ranks.gather(topic, "stop" if self.wanted else "")
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))

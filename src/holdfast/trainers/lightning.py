@@ -153,9 +153,7 @@ class _Protection:
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
-        """Restore the counters of a resumed epoch, and keep Lightning from correcting them.
-
-        Its own checkpoints may be of the middle of a step, but a snapshot of a run is taken between two steps."""
+        """Restore the loop counters if the run resumes in the middle of an epoch, and call Lightning's own `begin`."""
         assert self._progress is not None
         self._progress.restore_loops()
         begin(fetcher)

@@ -18,9 +18,9 @@ REPLAYED = 3  # steps between a save and a random kill, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill of `rank` before `step` in a rehearsal; the run then resumes from the snapshot of step `saved`.
+    """A planned kill of `rank` before `step` in a test run, which then resumes from the snapshot of step `saved`.
 
-    `why` says why the rehearsal kills there, for example at the end of an epoch."""
+    `why` describes the moment, for example "the end of an epoch"."""
 
     step: int
     saved: int
@@ -35,7 +35,7 @@ def length(asked: int | None, steps: int, per_epoch: int) -> int:
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """Return the kills of a rehearsal: near ends of epochs, inside an epoch, and at `at_random` random steps."""
+    """Return the kills of a test run: near ends of epochs, inside an epoch, and at `at_random` random steps."""
     draw = random.Random(seed)
     planned: dict[int, Kill] = {}
 
@@ -65,7 +65,7 @@ Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprotectedValue:
-    """A value in the script's memory that is not protected, so a restart loses it. `mark` is a digest of it."""
+    """A value in the script's memory that a restart would lose. `mark` is its value, or a digest of it."""
 
     kind: str  # generator, scheduler, optimizer, scaler, module, buffer, tensor or value
     type: str
@@ -76,9 +76,9 @@ class UnprotectedValue:
 class Window:
     """Observations of one rank in one step, from getting its batch to requesting the next batch.
 
-    All states are digests. `drawn` is the state of the random generators when the rank got the batch. `begun`, `midway`
-    and `after` are the protected state when it got the batch, at the first gradient, and when it requested the next
-    batch. `held` and `kept` are the unprotected values when it got the batch and when it requested the next batch."""
+    `drawn` has the state of the random generators at the start. `begun`, `midway` and `after` have the protected state
+    at the start, at the first gradient, and at the end. `held` and `kept` are the unprotected values at the start and
+    at the end. All states are digests."""
 
     rank: int
     attempt: int
@@ -98,7 +98,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The numbers of backward passes and optimizer steps that a rank made after its last Window (observed step)."""
+    """The numbers of backward passes and optimizer steps that a rank made after its last complete step."""
 
     rank: int
     attempt: int
@@ -128,7 +128,7 @@ def parse(text: str) -> Observed:
 
 
 def windows(observed: Iterable[Observed]) -> list[Window]:
-    """Return the observations of steps, sorted by attempt, step and rank. Every start of the workers is an attempt."""
+    """Return only the observations of steps, sorted by attempt (start of all workers), step and rank."""
     found = [window for window in observed if isinstance(window, Window)]
     return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
 
@@ -139,5 +139,5 @@ def differing(one: Marks, other: Marks) -> list[str]:
 
 
 def is_tensor(mark: str | None) -> bool:
-    """Return True if `mark`, the short description of a value, describes a tensor."""
+    """Return True if `mark`, the text that describes a value, describes a tensor."""
     return mark is not None and mark.startswith("tensor ")

@@ -41,12 +41,12 @@ class Rehearsal:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
     def end(self, plan: RunPlan) -> int:
-        """Return the number of steps after which the training loop ends, given the plan of the run."""
+        """Return the number of steps that the rehearsal trains, given the plan of the whole run."""
         return length(self.steps, plan.steps, plan.phases[0].steps_per_epoch)
 
 
 def instructions() -> Rehearsal:
-    """Return the rehearsal's instructions from the environment variable REHEARSAL, which must be set."""
+    """Return the instructions in the environment variable REHEARSAL, which must be set."""
     data = json.loads(os.environ[REHEARSAL])
     return Rehearsal(folder=data["folder"], steps=data["steps"], saves=tuple(data["saves"]))
 
@@ -66,8 +66,8 @@ class SavingAt(CheckpointSaver):
 class StepObserver:
     """An observer that writes digests of the state of one rank's script to a file, for every step.
 
-    `rank` returns the present rank, and `joined` the number of the membership with which a worker that replaces a lost
-    one has joined (0 for the others). A replacement counts as a further attempt."""
+    `rank` returns the current rank. `joined` returns 0 or, in a worker that replaces a lost one, a number that is
+    larger for later replacements; such a worker is recorded as a further attempt."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class StepObserver:
         self._midway = None
 
     def ends(self) -> None:
-        """Observe the state after the step, and write it to the file together with the observations of `begins`."""
+        """Observe the state after the step, and write it to the file together with the state before the step."""
         self._observed |= {"backwards": self._backwards, "stepped": self._stepped, "midway": self._midway}
         after = value_digests.marks(self._protected.capture())
         self._write(Window(**self._observed, after=after, kept=self._held()))

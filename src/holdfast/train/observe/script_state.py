@@ -36,9 +36,9 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A value that the search has found, and the path of names that leads to it.
+    """A value that was found in the script's memory, and the path of names that leads to the value.
 
-    `where` is the function that has the value in a variable; a `foreign` value is inside a library's object."""
+    `where` is the function whose variable the path begins with. `foreign` is True inside an object of a library."""
 
     value: Any
     path: str
@@ -50,11 +50,11 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The path, with the function whose variable it begins with, such as `ema.module in main()`."""
+        """The path, with the function whose variable the path begins with, such as `ema.module in main()`."""
         return f"{self.path} in {self.where}()" if self.where else self.path
 
     def parts(self) -> Iterator["Place"]:
-        """Yield the places of the values inside this one, without running code of the script."""
+        """Yield the values inside this value, such as attributes or items, without running code of the script."""
         foreign = self.foreign or _is_foreign(self.value)
         in_module = isinstance(self.value, nn.Module)
         inside = self.inside if isinstance(self.value, CONTAINERS) else self
@@ -66,7 +66,7 @@ class Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Search `frames`, `roots` and `protected` for unprotected values, which a restart loses; return them by path."""
+    """Search `frames`, `roots` and `protected` for values that are not saved; return them by path."""
     memory = saved_memory({name: thing.state_dict() for name, thing in protected.items()})
     things = {id(thing) for thing in protected.values()}
     found: dict[str, UnprotectedValue] = {}
@@ -93,13 +93,15 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 
 
 def saved_memory(state: object) -> set[int]:
-    """Return the addresses of all tensors in the nested `state`, to tell whether another tensor shares their memory."""
+    """Return the memory addresses of all tensors in the nested `state`."""
     tensors = (value for _, value in value_digests.leaves(state) if isinstance(value, torch.Tensor))
     return {tensor.data_ptr() for tensor in tensors if tensor.numel()}
 
 
 class Search:
-    """A breadth-first search: an iterator over places, each object once, to which `expand` adds the parts of a place."""
+    """A breadth-first search through the script's objects, which yields each object once.
+
+    The caller decides with `expand` whether to search inside an object."""
 
     def __init__(self, starts: Iterable[Place]) -> None:
         self._waiting = deque(starts)
@@ -116,12 +118,12 @@ class Search:
             yield place
 
     def expand(self, place: Place) -> None:
-        """Search the parts of `place` later, unless it is too deep."""
+        """Also search the values inside `place`, unless it is too deep."""
         if place.depth < DEEPEST:
             self._waiting.extend(place.parts())
 
     def _is_known(self, value: object) -> bool:
-        """Remember the object, and return True if it was visited before. Plain values always count as new."""
+        """Return True if `value` was visited before, and remember it. Numbers and strings always count as new."""
         self._count += 1
         if isinstance(value, PLAIN):
             return False
@@ -133,7 +135,7 @@ class Search:
 
 
 def starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield the places where a search begins: `roots`, the variables of `frames`, and those of the script's modules."""
+    """Yield the values where a search begins: `roots`, the variables of `frames`, and those of the script's modules."""
     for name, value in roots.items():
         yield Place(value, name)
     spaces: dict[int, Mapping[str, Any]] = {}
@@ -150,7 +152,7 @@ def starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[Pl
 
 
 def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return a copy of the local variables, and make the frame forget its own copy, which would keep tensors alive."""
+    """Return a copy of the frame's local variables, without leaving references that keep tensors alive in the frame."""
     variables = dict(frame.f_locals)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(frame.f_locals) is dict:  # not so since Python 3.13
         frame.f_locals.clear()
@@ -158,7 +160,9 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _kind(place: Place, memory: set[int], things: set[int]) -> str | None:
-    """Return the kind of a value that the run does not save, such as "tensor"; None if nothing of it is lost."""
+    """Return the kind of the value, such as "tensor", if the run does not save it; None if the run does.
+
+    `memory` has the addresses of all saved tensors, and `things` the ids of the protected objects."""
     value = place.value
     if isinstance(value, GENERATORS):
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
@@ -194,7 +198,7 @@ def _mark(value: Any, kind: str) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
-    """Return the (name, child) pairs to search inside a value. A name of None adds nothing to the path."""
+    """Return the (name, child) pairs to search inside `value`. A child without a name has the path of `value`."""
     if isinstance(value, nn.Module):
         return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
     if isinstance(value, Mapping):

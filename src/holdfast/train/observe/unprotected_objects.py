@@ -21,9 +21,9 @@ _VALUES = (*PLAIN, torch.Tensor, np.ndarray)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class UnprotectedObject:
-    """An object with state that is not protected: its place, and a few of its present values.
+    """An object with state that is not protected: its place in the script's memory, and a few of its present values.
 
-    `kept` is the object that still exists at the next look if the script has kept this state."""
+    `kept` is the object by which a later search recognises the same state."""
 
     place: Place
     kept: object
@@ -32,17 +32,17 @@ class UnprotectedObject:
 
     @property
     def is_averaged_model(self) -> bool:
-        """True if the object exists only to be updated in training, even if that begins late."""
+        """True if the object is a torch AveragedModel, which must be protected even before its first update."""
         return isinstance(self.place.value, AveragedModel)
 
     @property
     def can_be_protected(self) -> bool:
-        """True if `protect` takes the object as it is."""
+        """True if `run.protect` accepts the object as it is."""
         return isinstance(self.place.value, dict | list) or hasattr(self.place.value, "load_state_dict")
 
 
 class ProtectedValues:
-    """The protected state at the time of one look: its objects, the memory of its tensors, a few values of its models."""
+    """The protected state at one time: ids of its objects, memory of its tensors, and a few values of its models."""
 
     def __init__(self, protected: Protected) -> None:
         things = protected.things.values()
@@ -64,8 +64,8 @@ def unprotected_objects(
 ) -> list[UnprotectedObject]:
     """Search from the places `begin` for modules, scalers, schedulers and optimizers that are not protected.
 
-    With `averages`, also search for dicts and lists of tensors that resemble a protected model. `before` has the
-    protected values of the last look: an object that equals them is a copy."""
+    With `averages`, also search for dicts and lists of tensors that resemble a protected model. An object that equals
+    the protected values `now` or `before` (at the search before) is marked as a copy."""
     found: list[UnprotectedObject] = []
     inside: set[int] = set()  # modules inside others
     search = Search(begin)
@@ -87,7 +87,7 @@ def unprotected_objects(
 
 
 def _module(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
-    """Yield the module if a part of its state is not protected. A metric, which the script resets, is left out."""
+    """Yield the module if a part of its state is not protected. Metrics are left out, because scripts reset them."""
     module: nn.Module = place.value
     is_metric = next(module.parameters(), None) is None and hasattr(module, "reset")
     if now.unsaved(_state(module)) and not is_metric:
@@ -107,7 +107,7 @@ def _trainer(place: Place, now: ProtectedValues) -> Iterator[UnprotectedObject]:
 
 
 def _average(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
-    """Yield the object that holds a dict or list of tensors if they resemble the parameters of a protected model."""
+    """Yield the object at `place` if it holds tensors that resemble the parameters of a protected model."""
     items = place.value.values() if isinstance(place.value, dict) else place.value
     tensors = now.unsaved(items) if isinstance(next(iter(items), None), torch.Tensor) else []  # a list may be long
     for model, parameters in enumerate(now.parameters):
@@ -137,7 +137,7 @@ def _state(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _ids_inside(objects: dict[str, Any]) -> set[int]:
-    """Return the ids of all values inside protected objects of the script's own classes, which save them somehow."""
+    """Return the ids of all values inside `objects`, protected objects of the script's own classes."""
     ids: set[int] = set()
     search = Search(Place(value, name) for name, value in objects.items())
     for place in search:

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class UnprotectedStateCheck:
-    """A check of the script's variables for state that changes in training and is not protected.
+    """A check, at intervals, of the script's variables for state that changes in training and is not protected.
 
-    In a run that has resumed, it begins AFTER_RESUMING optimizer steps: the script was checked before."""
+    `next` is the number of optimizer steps after which the next check is due."""
 
     protected: Protected
     next: int = 1  # the number of optimizer steps after which to look again
@@ -38,9 +38,10 @@ class UnprotectedStateCheck:
     _warned: set[str] = field(default_factory=set)
 
     def look(self, frames: Iterable[FrameType], stepped: int, steps: int) -> None:
-        """Compare the variables of `frames` with the last look; raise BadInput, or warn after the first steps.
+        """Raise BadInput if unprotected variables of `frames` have changed since the last call.
 
-        `stepped` counts the optimizer steps and `steps` the steps of this attempt."""
+        After FIRST_STEPS training steps only warn. `stepped` counts the optimizer steps and `steps` the training steps
+        of this attempt."""
         self.next = stepped + 1 if self._looks < CONSECUTIVE else 2 * stepped
         now = ProtectedValues(self.protected)
         objects = unprotected_objects(starts(frames, {}), now, self._before, averages=self._looks <= CONSECUTIVE)
@@ -62,14 +63,14 @@ class UnprotectedStateCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """An object of the last look, if it still exists, and its values at that time."""
+    """A weak reference to an unprotected object, and a few values of the object when it was last checked."""
 
     reference: Callable[[], object]
     values: bytes
 
 
 def _reference(value: object) -> Callable[[], object]:
-    """Return a function that returns `value` while it exists, without keeping it alive."""
+    """Return a weak reference to `value`, or a function that returns None if `value` does not support one."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -90,6 +91,6 @@ def _line(lost: Sequence[UnprotectedObject]) -> str:
 
 
 def _argument(place: Place) -> str:
-    """Return the argument of `protect` that would name the object, such as `ema=self.ema`."""
+    """Return the argument of `run.protect` that would protect the object at `place`, such as `ema=self.ema`."""
     names = re.findall(r"[A-Za-z_]\w*", place.path)
     return f"{names[-1] if names else 'state'}={place.path}"

@@ -19,7 +19,7 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """Return a short text that is equal for equal values, and different for different ones, to compare states of runs.
+    """Return a short text that describes `value`: equal texts mean equal values.
 
     If `cheap`, only some elements of a large tensor or array are compared."""
     if isinstance(value, torch.Tensor):
@@ -34,7 +34,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """Return a short text for every leaf of the nested `state`, by path; see `mark`."""
+    """Return the result of `mark` for every leaf of the nested `state`, by path."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 

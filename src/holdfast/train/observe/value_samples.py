@@ -13,7 +13,7 @@ NEAR = 0.9  # the cosine of the angle between two states above which one counts 
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
-    """Return a few values of each tensor as one array, in the order of the tensors; each device is read once."""
+    """Return a few values of each tensor in one array, in the order of the tensors."""
     views = [_few(tensor.detach()) for tensor in tensors if tensor.layout == torch.strided and not tensor.is_meta]
     kinds: defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for view in views:
@@ -24,7 +24,7 @@ def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
 
 
 def aligned(tensors: Iterable[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Return a tensor of the same shape for every parameter, in order and each once; None if one is missing."""
+    """Return one of `tensors` with the same shape for each parameter, none of them twice; None if one is missing."""
     by_shape: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_shape[tuple(tensor.shape)].append(tensor)
@@ -37,7 +37,7 @@ def aligned(tensors: Iterable[torch.Tensor], parameters: Sequence[torch.Tensor])
 
 
 def is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """Return True if two arrays of values point in nearly the same direction, as a model and its average do."""
+    """Return True if two arrays have nearly the same direction, as the weights of a model and their average do."""
     product = float(np.linalg.norm(one) * np.linalg.norm(other))
     return product > 0 and float(one @ other) > NEAR * product
 

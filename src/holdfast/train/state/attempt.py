@@ -49,10 +49,10 @@ class Recorder(Protocol):
 
 
 class MemberRecorder:
-    """The recorder of a worker under live recovery, which is a member of the training group at some times only.
+    """The recorder of a worker that may join, leave and rejoin the workers that train.
 
-    Each time the worker becomes a member, it starts a new part of that member's history. While the worker is no member
-    its events are discarded, but the plan is kept and recorded later."""
+    Each time the worker joins, it starts a new part of the history of its member number. Between these times its events
+    are discarded, but the plan is kept and recorded later."""
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
         self._folder, self._attempt, self._world_size, self._seed = folder, attempt, world_size, seed
@@ -61,7 +61,7 @@ class MemberRecorder:
         self._plan: Plan | None = None
 
     def enrol(self, member: int) -> None:
-        """Record events in the history of member `member` from now on."""
+        """Record events in the history of member number `member` from now on."""
         if self._member == member:
             return
         self.retire()
@@ -73,7 +73,7 @@ class MemberRecorder:
         self._history.flush()
 
     def retire(self) -> None:
-        """Stop recording, because this worker is no longer a member."""
+        """Stop recording, because this worker has left the workers that train."""
         if self._history:
             self._history.close()
         self._history = self._member = None
@@ -114,9 +114,7 @@ class NoRecorder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptContext:
-    """The present attempt to run the script, as one rank sees it: number, folder, store, and facts on earlier attempts.
-
-    An attempt lasts from a start of all workers to their end."""
+    """The present attempt (from a start of all workers to their end) as one rank sees it."""
 
     number: int
     folder: Path  # of the run's histories
@@ -128,7 +126,9 @@ class AttemptContext:
     is_complete: bool = False  # the history is beside the checkpoints, so it tells of every snapshot
 
     def check_history(self, step: int, state: str) -> None:
-        """Raise Corrupt if the history says that the snapshot of `step` has another state, or was never reached."""
+        """Raise Corrupt if the history contradicts the snapshot of `step`.
+
+        The digest in the history differs from `state`, or the run never reached `step`."""
         if not self.is_complete:
             return
         committed, reached = committed_state(self.folder, step), furthest_step(self.folder)
@@ -139,9 +139,7 @@ class AttemptContext:
             )
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records the commit of the snapshot of `step`.
-
-        `step` must be that of the newest snapshot."""
+        """Return True if the history records that the snapshot of `step`, the newest one, was completed."""
         return has_commit(self.folder, step)
 
     @property
@@ -151,7 +149,7 @@ class AttemptContext:
 
 
 def await_standby() -> None:
-    """Wait, in a standby worker, until its attempt begins because the one before it has failed."""
+    """Wait, in a worker that was started in advance, until the present attempt fails and a new one begins."""
     with progress.during(Phase.JOINING):
         while progress.here.is_standby:
             time.sleep(STANDBY_POLL)
@@ -161,7 +159,7 @@ def await_standby() -> None:
 def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
     """Begin the next attempt (from a start of all workers to their end) of the run in folder `out`.
 
-    Rank 0 reads the history and tells the others the number of the attempt."""
+    Rank 0 reads the history and sends the number of the attempt to the other ranks."""
     folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])

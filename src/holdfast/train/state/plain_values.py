@@ -60,7 +60,9 @@ def encode_small(name: str, state: Any) -> str:
 
 
 def encode(name: str, state: Any) -> str:
-    """Return the state as text, without losing a bit; raise BadInput for a value that only pickle could save."""
+    """Return `state` as text, with every bit of its numbers; raise BadInput for a value that only pickle could save.
+
+    `name` is for the message."""
     flat = flatten({name: state})
     tensors = {key: torch.as_tensor(value) for key, value in flat.tensors.items()}
     scalars = [key for key, value in flat.tensors.items() if not isinstance(value, torch.Tensor)]
@@ -86,7 +88,7 @@ def decode(name: str, text: str) -> Any:
 
 
 def _assign(target: Any, saved: Any) -> None:
-    """Assign the saved values to `target` in place; dicts and lists inside a dict stay the same objects."""
+    """Copy the saved values into `target` in place; dicts and lists inside a dict stay the same objects."""
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.copy_(torch.as_tensor(saved))

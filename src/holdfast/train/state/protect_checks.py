@@ -26,7 +26,7 @@ _TENSORS = {
 
 
 def refuse_sharded(things: Mapping[str, object]) -> None:
-    """Raise BadInput if one of `things` (models, optimizers, tensors, by name) is divided among the ranks."""
+    """Raise BadInput if one of `things` (named models, optimizers or tensors) is sharded over the ranks."""
     for name, thing in things.items():
         if kind := _sharding(thing):
             raise BadInput(
@@ -59,7 +59,7 @@ def check_trainer(protected: Protected, optimizer: torch.optim.Optimizer) -> Non
 
 
 def check_replicated(protected: Protected, replicated: Iterable[nn.Module]) -> None:
-    """Raise BadInput if an optimizer trains a model that is not `replicated`: its weights would differ by rank."""
+    """Raise BadInput if an optimizer trains a model that is not in `replicated`: its weights would differ by rank."""
     shared = {id(parameter) for model in replicated for parameter in model.parameters()}
     for name, thing in protected.things.items():
         if isinstance(thing, torch.optim.Optimizer) and any(id(value) not in shared for value in _tensors(thing)):
@@ -84,7 +84,7 @@ def check_schedules(protected: Protected) -> None:
 
 
 def _sharding(thing: object) -> str:
-    """Return the name of the method that divides `thing` among the ranks, or an empty text."""
+    """Return the name of the method that shards `thing` over the ranks, such as FSDP; empty if it is not sharded."""
     modules = thing.modules() if isinstance(thing, nn.Module) else ()
     return _match(modules, _MODULES) or _match(_tensors(thing), _TENSORS)
 

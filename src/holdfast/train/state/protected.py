@@ -66,7 +66,7 @@ class Protected:
         return {name: _signature(thing) for name, thing in self.things.items()}
 
     def own(self) -> dict[str, str]:
-        """Return the plain values (dicts, lists, tensors, arrays) as text, by name. They may differ between ranks."""
+        """Return the plain values (dicts, lists, tensors, arrays) of this rank as text, by name."""
         return {
             name: plain_values.encode_small(name, thing.state_dict())
             for name, thing in self.things.items()
@@ -80,7 +80,7 @@ class Protected:
 
     @property
     def has_values_of_script(self) -> bool:
-        """True if plain values or objects of the user's own classes are protected: the script computes their values."""
+        """True if plain values (dicts, lists, tensors) or objects of the user's own classes are protected."""
         return self.has_plain_values or bool(self.own_objects)
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Protected:
 
     @property
     def is_of_trainer(self) -> bool:
-        """True if an adapter of `holdfast.trainers` protects a trainer, and with it all that the trainer would save."""
+        """True if the protected object is a whole trainer (of Lightning or transformers)."""
         return any(type(thing).__module__.startswith("holdfast.") for thing in self.own_objects.values())
 
     @property
@@ -156,10 +156,10 @@ class Protected:
         return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
 
     def copy_averages(self) -> Copies:
-        """Return the tensors of protected models that no optimizer trains, such as averages of weights, with copies.
+        """Return pairs of a tensor and its copy, for the tensors of protected models that no optimizer trains.
 
-        Buffers of a model that is trained are left out: a forward pass changes them.
-        """
+        These are averages of weights, for example. Buffers of a trained model are left out: a forward pass changes
+        them."""
         trained = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
         tensors: list[torch.Tensor] = []
         for model in self.models:
@@ -170,14 +170,12 @@ class Protected:
         return [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
-        """Load what another rank has trained in the current step, and keep all other state of this rank.
-
-        `trained` is the result of the method `trained` on the other rank."""
+        """Load `trained`, the parameters and optimizer states of another rank; keep all other state of this rank."""
         for name, state in trained.items():
             _restore(self.things[name], {**_state(self.things[name]), **state})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Load the state that `capture` returned, bit for bit. The objects share no memory with it afterwards."""
+        """Load the state that `capture` returned, bit for bit. The objects do not share memory with `saved`."""
         for name, thing in self.things.items():
             try:
                 _restore(thing, saved[name])
@@ -203,7 +201,7 @@ def tree_digest(flat: FlatState) -> str:
 
 
 def listed(differences: list[str]) -> str:
-    """Return one line of text with the first few of `differences` and the number of the others."""
+    """Return one line of text with the first few of `differences` and the number of the remaining ones."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
@@ -332,7 +330,7 @@ def is_model(state: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `state` without the key prefixes of DDP and torch.compile; unchanged if two keys would become equal."""
+    """Return `state` without the key prefixes of DDP and torch.compile, or unchanged if two keys would become equal."""
     both = f"{COMPILED}.{WRAPPED}"
     prefix = both if all(key.startswith(both) for key in state) else ""
     names = {key: plain_name(key.removeprefix(prefix)) for key in state}
@@ -340,7 +338,7 @@ def own_keys(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_wrappers(key: str) -> str:
-    """Return a key of a foreign weights file without the prefixes that DDP and torch.compile add."""
+    """Return `key`, from a weights file of another program, without the prefixes of DDP and torch.compile."""
     key = plain_name(key)
     while key.startswith(WRAPPED):
         key = key.removeprefix(WRAPPED)

@@ -38,10 +38,10 @@ RESTORED = "restored"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoredState:
-    """Facts about the restored snapshot. `step` is None if there was none. `passed_over` are damaged newer snapshots.
+    """Facts about the snapshot from which the run resumed. `step` is None if there was no snapshot.
 
-    `loaded` is the digest of the state as read, and `committed` the digest that the history recorded for it. `weights`
-    is the digest of the weights from --init-from."""
+    `passed_over` are damaged newer snapshots. `loaded` is the digest of the state as read, and `committed` the digest
+    in the history. `weights` is the digest of the weights from --init-from."""
 
     step: int | None = None
     world: int = 0
@@ -58,13 +58,13 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the digest of the restored snapshot if `protected` still equals it, else the digest of `protected`."""
+        """Return the snapshot's recorded digest if `protected` still equals the snapshot, else its own digest."""
         in_memory = protected.digest()
         return self.committed if in_memory == self.loaded else in_memory
 
 
 class SnapshotFetch:
-    """The newest good snapshot, which a thread finds, reads and verifies while the script builds its model.
+    """A background thread that finds, reads and verifies the newest good snapshot while the script builds its model.
 
     Rank 0 chooses the snapshot, and every rank reads it."""
 
@@ -74,7 +74,7 @@ class SnapshotFetch:
         threading.Thread(target=self._run, name="holdfast-fetch", daemon=True).start()
 
     def result(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
-        """Wait for the thread that reads the snapshot, and raise its error, if any.
+        """Wait for the thread, and raise its error, if any.
 
         Return the newest undamaged snapshot or None, and descriptions of the newer snapshots that are damaged."""
         return self._fetched.result()
@@ -97,9 +97,7 @@ class SnapshotFetch:
 
 
 def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the snapshot found by `fetch`, which is the same on every rank, into the protected objects.
-
-    The `seconds` of the result are the duration of this call; `fetch` may have read files in the background before."""
+    """Load the snapshot that `fetch` has read, the same on every rank, into the protected objects."""
     began = perf_counter()
     found, passed_over = fetch.result()
     if found is None:
@@ -126,10 +124,9 @@ def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: P
 
 
 def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: int) -> None:
-    """Raise BadInput if the snapshot was saved with another order of samples in the phase with this index.
+    """Raise BadInput if the saved run had another order of samples in phase (training loop) number `index`.
 
-    Only the last phase of the saved run may have another length, which `check_length` checks.
-    """
+    The last phase of the saved run may have another length, which `check_length` checks."""
     phases = phases_of(restored.config) if restored.config else []
     if index >= len(phases):
         return
@@ -141,7 +138,7 @@ def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: 
 
 
 def check_length(store: Store, restored: RestoredState, plan: RunPlan, *, extend: bool) -> None:
-    """Raise BadInput if the plan is shorter than that of the snapshot, or longer without `extend`."""
+    """Raise BadInput if the run has fewer steps than planned when it was saved, or more steps without `extend`."""
     saved = RunPlan.from_json(restored.config) if restored.config else plan
     if plan.steps < saved.steps:
         raise BadInput(
@@ -157,9 +154,9 @@ def check_length(store: Store, restored: RestoredState, plan: RunPlan, *, extend
 
 
 def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
-    """Return the newest good snapshot, and the message that tells the other ranks about it.
+    """Return the newest good snapshot, and a JSON message about it for the other ranks.
 
-    Runs on rank 0, and removes incomplete files that killed attempts left in the store."""
+    Runs on rank 0, and removes incomplete files that killed processes left in the store."""
 
     def check(found: Snapshot) -> None:
         check_of_a_run(found)
@@ -192,7 +189,7 @@ def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, .
 
 
 def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
-    """Record the commit of a snapshot if rank 0 was killed between committing and recording it."""
+    """Record in the history that the snapshot is complete, if rank 0 was killed before it could do so."""
     if attempt.has_commit(found.step):
         return
     state, stops = _digest_of_commit(found), _is_stopped(found)

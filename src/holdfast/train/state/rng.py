@@ -27,7 +27,7 @@ def key(seed: int, purpose: str, *place: int) -> int:
 
 
 def set_all(number: int) -> None:
-    """Seed every generator of this process with `number`; CUDA's only if the process uses CUDA."""
+    """Seed the generators of Python, numpy and torch with `number`, and those of CUDA if this process uses CUDA."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)  # more than 32 bits would take longer than all other generators together
     # torch.manual_seed looks for devices of every kind each time, which takes longer than a small step.
@@ -37,14 +37,14 @@ def set_all(number: int) -> None:
 
 
 def seeded() -> int | None:
-    """Return the seed that the script passed to `torch.manual_seed`; None if it passed none or holdfast set another."""
+    """Return the seed that the script passed to `torch.manual_seed`; None if the script did not seed torch."""
     seed = torch.default_generator.initial_seed()
     return seed if seed < CHOSEN or seed >= (1 << 64) - CHOSEN else None
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of the random generators in a loader process; the training process sets its own generators to them."""
+    """The states of the random generators in a loader process, to be set in the training process."""
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
@@ -68,7 +68,7 @@ class States:
 
 @contextmanager
 def seeded_with(number: int) -> Iterator[None]:
-    """Return a context manager that seeds the generators of the CPU with `number`, and restores their states on exit."""
+    """Seed the CPU's random generators with `number` inside this context, and restore their states on exit."""
     before = States.now()
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -98,11 +98,10 @@ def _text(values: np.ndarray[Any, Any]) -> str:
 
 
 def key_and_compare(key: int, saved_key: int, saved: Mapping[str, Any] | None) -> str:
-    """Seed the generators with `key`, and return how they compare with the states in the restored snapshot.
+    """Seed the generators with `key`; return whether seeding still reproduces `saved`, the states in the snapshot.
 
-    "restored" means that `saved` are the states after seeding with `saved_key`, the key of the same step in the plan of
-    the snapshot, and "none" that a library now seeds its generator in another way. If `saved` is None, return "keyed".
-    """
+    Return "restored" if seeding with `saved_key` gives the states `saved`, "none" if it does not (a library seeds in
+    another way now), and "keyed" if `saved` is None."""
     is_same = False
     if saved is not None:
         set_all(saved_key)

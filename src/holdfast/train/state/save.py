@@ -42,10 +42,9 @@ STOPPED = "stopped"  # the script stopped the run at this step
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions that determine the exact bits of a run: a digest of a few samples, and the threads per worker.
+    """Facts that a resumed run is checked against: digests of a few samples, and the number of threads per worker.
 
-    `later_data` are the digests of the samples of the phases after the first.
-    """
+    `data` is the digest for the first phase (training loop), `later_data` has those for later phases."""
 
     data: str | None
     threads: int
@@ -53,21 +52,21 @@ class Conditions:
 
     @classmethod
     def now(cls, data: Sequence[str | None]) -> "Conditions":
-        """Return the conditions in this process: a digest of a few samples per phase, and the number of threads."""
+        """Return the conditions of this process.
+
+        `data` has a digest of a few samples for each phase (training loop)."""
         return cls(data[0], torch.get_num_threads(), tuple(data[1:]))
 
     @property
     def all_data(self) -> tuple[str | None, ...]:
-        """The digests of the samples of all phases."""
         return (self.data, *self.later_data)
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the conditions as the JSON object that a snapshot holds."""
         later: dict[str, JSON] = {"later_data": list(self.later_data)} if self.later_data else {}
         return {"data": self.data, "threads": self.threads, **later}
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if the dataset is not the one in `saved`, the conditions that a snapshot recorded.
+        """Raise BadInput if the dataset is not the one in `saved`, the conditions in a snapshot.
 
         If `warns` and `same_world`, log a warning if the number of threads per worker has changed."""
         later, threads = saved.get("later_data"), saved.get("threads")
@@ -89,39 +88,37 @@ class Conditions:
 
 
 def state_digest(tensors: str, tree: str) -> str:
-    """Return the digest of a commit, computed from the digests of its tensor file and of its other state (`tree`)."""
+    """Return the digest of a snapshot, from the digest of its `tensors` and that of its other state (`tree`)."""
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 class Saves(Protocol):
-    """An object that saves the state of a run when a save is due."""
+    """The interface of an object that saves the state of a run when a save is due."""
 
     def prepare(self) -> None:
-        """Allocate the memory that saves need. Called once the state has its final size."""
+        """Allocate memory for saves. Call this once the state has its final size."""
 
     @property
     def next(self) -> int:
-        """The number of the step at whose start the state is to be saved next."""
+        """The next step before which the state is to be saved."""
 
     @property
     def is_under_way(self) -> bool:
-        """True while a save is being written or waits to be recorded."""
+        """True while a save is being written, or is written but not yet recorded in the history."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
-        """Save the state with which `step` begins, at data position `at`; return the seconds that training waited.
+        """Save the state before `step`, at position `at` in the data; return the seconds that training waited.
 
         `stops` is True if the run stops after this save, and is recorded in the snapshot."""
 
     def regroup(self, settled: int | None) -> None:
-        """Adapt to a changed set of ranks.
-
-        Do not save before step `settled`, since some ranks may already be training this step."""
+        """Adapt to changed ranks. Skip a save at step `settled`, which some ranks may already be training."""
 
     def collect(self) -> None:
-        """Record the saves that have become durable since the last call; raise an error if a save failed for good."""
+        """Record in the history the saves that were completed since the last call; raise an error if a save failed."""
 
     def close(self) -> None:
-        """Wait until every save is durable, and record these saves."""
+        """Wait until every save is on disk, and record these saves in the history."""
 
 
 class NoSaver:
@@ -147,10 +144,10 @@ class NoSaver:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CheckpointSaver:
-    """The part of one rank in saving checkpoints. Rank 0 writes them; the other ranks send their own values to rank 0.
+    """The part of one rank in saving checkpoints. Rank 0 writes them; other ranks send their own values to rank 0.
 
-    With live recovery, rank 0 may pass to another worker. The former rank 0 completes its saves in a thread, and only
-    then sends its values for the next save. So two workers never write to the store at once.
+    If a worker is lost, another worker may become rank 0. The former rank 0 completes its saves in a thread, before it
+    sends its values for the next save, so two workers never write at once.
 
     `position` returns the data loader's position. `injected` is called with the step of each save, to inject failures.
     `saved` is the newest step that is saved or being saved."""
@@ -233,7 +230,7 @@ class CheckpointSaver:
             raise
 
     def _send(self, step: int, part: str) -> None:
-        """Send `part` (values of this rank alone) to rank 0, which writes the snapshot of `step` once it has all."""
+        """Send `part`, this rank's own values as JSON, to rank 0, which writes the snapshot of `step`."""
         if self._handed_over:
             self._syncing.submit(
                 self.ranks.fixed().gather, f"save/{step}", part
@@ -246,9 +243,10 @@ class CheckpointSaver:
             self._record(self._handed_over.pop(0).result())
 
     def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
-        """Let `writer` save the state before `step`, with the values that each rank has for itself.
+        """Save the state before `step` with `writer`, on rank 0, together with every rank's own values.
 
-        `part` has those of this rank. `at` is the position of the step, and `began` the time when the save began."""
+        `part` has the values of rank 0. `at` is the position of the step in the data, and `began` the time when the
+        save began."""
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
