@@ -1,9 +1,8 @@
 """The cost of a run: its wall clock by cause, by save and by failure, computed from its event files.
 
 Every second is assigned to a cause. The time before the first step of an attempt is `startup`, or `recovery` after a
-failure. The time after a failure is `recovery`, and after the last step of a run `closing`. Steps, saves and live
-recoveries record their own seconds. The remaining time is `unaccounted`; it is negative if something was measured
-twice.
+failure. The time after the last step of a run is `closing`. Steps, saves and live recoveries record their own seconds.
+The remaining time is `unaccounted`; it is negative if something was measured twice.
 """
 
 from collections import defaultdict

@@ -28,7 +28,6 @@ COLOURS = {
 
 
 def by_cause(spent: CostBreakdown) -> list[dict[str, Any]]:
-    """Return one row for each cause of cost, with its seconds and its share of the wall clock."""
     return [{"cause": cause, "seconds": spent.seconds[cause], "share": spent.share[cause]} for cause in CAUSES]
 
 

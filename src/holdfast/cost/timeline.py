@@ -1,12 +1,8 @@
 """The critical path of a run: the events of its supervisor and of rank 0, divided into attempts, on one clock.
 
-All ranks wait for each other, so these two event files account for all of the wall clock. They are merged by time. If a
-clock was set back, the order within an attempt is used instead: launched, trained, detected as failed. The seconds by
-which clocks were set back are `clock_back`. The time between a clean end and a later continuation is `away`, which is
-not part of the wall clock.
-
-If rank 0 is lost and the others continue (live recovery), the path continues with the lowest surviving rank. A rank
-that joins in the middle of an attempt contributes from that moment on.
+All ranks wait for each other, so these two event files account for all of the wall clock. They are merged by time; if a
+clock was set back, by their order within an attempt. If rank 0 is lost and the others continue (live recovery), the path
+continues with the lowest surviving rank.
 """
 
 import heapq

@@ -84,7 +84,6 @@ class ResultTable:
     rows: list[list[Value]]
 
     def to_json(self) -> Row:
-        """Return the table as JSON values; numbers that are not finite become None."""
         rows = [[finite_or_none(value) for value in row] for row in self.rows]
         return {"title": self.title, "columns": self.columns, "rows": rows}
 
@@ -152,7 +151,6 @@ def write_json(result: Result, out: Path) -> None:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return `value`, or None if it is NaN or infinite, which JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -115,7 +115,6 @@ def verdict(claim: Claim) -> str:
 
 
 def measured(claim: Claim) -> str:
-    """Return the measured value of a claim as text, with its confidence interval if there is one."""
     if claim.interval is None:
         return f"{claim.measured:.4g}"
     return f"{claim.measured:.3g} ({ends_text(*claim.interval, '.3g')})"
@@ -130,7 +129,6 @@ def expected(claim: Claim) -> str:
 
 
 def environment_line(facts: Row) -> str:
-    """Return the package versions and the machine in `facts` as one line of text."""
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items() if number)
     machine = f"{facts['system']} {facts['machine']}, {facts['cores']} cores"
     return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {machine}"

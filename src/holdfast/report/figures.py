@@ -1,7 +1,4 @@
-"""The figures of a report, drawn with matplotlib, and their conversion to SVG, PNG and PDF.
-
-The functions take names and numbers, so that they can be used for runs and for experiments.
-"""
+"""The figures of a report, drawn with matplotlib, and their conversion to SVG, PNG and PDF."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

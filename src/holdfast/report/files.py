@@ -114,7 +114,6 @@ def csv_text(columns: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def html_text(page: Page) -> str:
-    """Return the page as self-contained HTML, with its styles, script and figures inline."""
 
     def png(picture: Picture) -> str:
         return "data:image/png;base64," + b64encode(picture.png).decode()
@@ -135,7 +134,6 @@ def _template() -> Template:
 
 
 def markdown_text(page: Page) -> str:
-    """Return the page as Markdown with links to the figures, which are separate files."""
     return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), ""])
 
 

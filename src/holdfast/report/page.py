@@ -1,7 +1,4 @@
-"""The content of a report page as data classes: statements with verdicts, numbers, pictures, tables and facts.
-
-The conversion to HTML and Markdown is elsewhere.
-"""
+"""The content of a report page as data classes: statements with verdicts, numbers, pictures, tables and facts."""
 
 import math
 import re

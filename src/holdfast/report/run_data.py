@@ -36,7 +36,6 @@ class ReportedRun:
 
     @property
     def writer(self) -> str:
-        """The name of the snapshot writer, "blocking" or "overlapped", or an empty string if not recorded."""
         return str(self.settings["writer"] or "")
 
     @property

@@ -137,7 +137,6 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
 
 
 def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":
-    """Draw the predicted intervals with the measured costs, and goodput as a function of the save interval."""
     drawn = new_figure(13, 4.6)
     seconds, iterations, over = drawn.subplots(1, 3)
     _draw_cases(seconds, [case for case in real_cases if case.unit == "seconds"], "cost of a kill, seconds")

@@ -172,6 +172,5 @@ def _simulated_cases(workload: Workload, options: Options, trials: int, meter: M
 
 
 def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
-    """Return the predicted cost of a failure under `strategy`, from the costs of a run without failures."""
     lost = float(strategy.lost) if strategy.recovery == SERVER_RECOVERIES[0] else 1.0
     return iterations_lost(costs.interval, lost, costs.rate, costs.noise)

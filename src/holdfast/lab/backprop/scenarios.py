@@ -143,7 +143,6 @@ class Scenarios:
             train_minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
 
 
-@cache
+@cache  # each process loads it once
 def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
-    """Return the training task of the panel called `panel`; each process loads it once."""
     return PANELS[panel].task(data, quick=quick)

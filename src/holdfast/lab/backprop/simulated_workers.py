@@ -1,14 +1,11 @@
 """The workers of one mini-batch, simulated in one process, and a failure during their backward.
 
-All replicas are equal before a step, so one model represents all of them. A worker's gradients are those of the mean
-loss of its share of the samples, as in data-parallel training. Layers such as BatchNorm see only that share, and the
-buffers after a forward are kept for each worker. The key of a share seeds all random numbers of its forward, so a share
-that is computed again gives the same gradients.
+All replicas are equal before a step, so one model represents all of them. Each worker has the gradients of the mean loss
+of its share of the samples, and its own buffers. The key of a share seeds all random numbers of its forward.
 
 Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
 layer is updated as soon as its gradients are summed, and a failure leaves a model of which only the upper layers have
-moved. If it steps after backward, a failure leaves a consistent model. `lossy_gradient` decides which gradients a
-failed step uses, as in a real run.
+moved. `lossy_gradient` decides which gradients a failed step uses, as in a real run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

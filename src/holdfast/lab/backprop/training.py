@@ -53,7 +53,6 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """The number of mini-batches in an epoch."""
         return self.plan.steps_per_epoch
 
     def shares(self, number: int) -> list[Share]:
@@ -77,7 +76,6 @@ class Training:
         self.optimizer.step()
 
     def accuracy(self) -> float:
-        """Return the fraction of test samples that the model classifies correctly."""
         x, y = self._test
         size = EVALUATED * self.task.share
         self.model.eval()

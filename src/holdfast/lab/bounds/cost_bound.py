@@ -1,15 +1,14 @@
 """The bound of Theorem 3.2 (SCAR paper) on the cost of perturbations: from an unperturbed run, and against measured costs.
 
 The theorem holds for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖. The steps of a run are such distances, between one
-state and the next, so c is the largest ratio of a step to the step before. This needs no optimum. A c fitted to the
-distances from a late iterate would depend on which iterate is taken.
+state and the next, so c is the largest ratio of a step to the step before.
 
 D must not exceed any ‖x[k] - x*‖ c^-k. The optimum x* is unknown, so a later iterate x[F] takes its place. The triangle
 inequality gives ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)). For any F, the quotient
 ‖x[k] - x[F]‖ / (1 + c^(F-k)) is therefore never too large.
 
-If some step is longer than the step before, as happens with noise, no c below 1 was observed and nothing is proved.
-Then c is fitted to the distances from x[F], and given with its range over several F.
+If some step is longer than the step before, as happens with noise, nothing is proved: c is fitted to the distances from
+x[F], and given with its range over several F.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,8 @@
 """Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
-A suite is a data set, a model and a failure schedule. The gates are those of the ECRL paper (section 5.9). A suite that
-fails a gate is listed with the reason and is left out of every mean.
-
-Confidence intervals resample the seeds of each suite. All variants (recovery methods) of one seed are resampled
-together, because they began with the same weights and ran one after another.
+The gates are those of the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
+gate is left out of every mean. Confidence intervals resample the seeds of each suite, with all variants (recovery
+methods) of one seed together, because they began with the same weights.
 """
 
 import math

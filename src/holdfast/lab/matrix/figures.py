@@ -36,7 +36,6 @@ CAPTIONS = {
 
 
 def figures(analysis: Analysis) -> dict[str, "Figure"]:
-    """Return every figure for which there are runs, by name."""
     if not analysis.counted:
         return {}
     drawn = {"goodput": goodput(analysis), "wall-clock": wall_clock(analysis)}
@@ -50,7 +49,6 @@ def figures(analysis: Analysis) -> dict[str, "Figure"]:
 
 
 def goodput(analysis: Analysis) -> "Figure":
-    """Draw the goodput (committed steps per second) of each suite as a group of bars, one per recovery method."""
     figure, axes = _figure(max(6.0, 1.2 + 1.1 * len(analysis.counted)), 4.2)
     places, width = np.arange(len(analysis.counted)), 0.85 / len(analysis.variants)
     for number, variant in enumerate(analysis.variants):
@@ -66,7 +64,6 @@ def goodput(analysis: Analysis) -> "Figure":
 
 
 def gains(analysis: Analysis) -> "Figure":
-    """Draw the goodput that overlapped saves gain over blocking ones: a bar for each suite, the largest at the top."""
     pairs = [
         (name, analysis.paired(gain, GOODPUT, OVERLAPPED, BLOCKING, [suite]))
         for name, suite in zip(_names(analysis), analysis.counted, strict=True)
@@ -84,7 +81,6 @@ def gains(analysis: Analysis) -> "Figure":
 
 
 def stall_and_gain(analysis: Analysis) -> "Figure":
-    """Draw a point for each suite: the stall that overlapped saves avoid, and the goodput that they gain."""
     figure, axes = _figure(6.4, 4.4)
     for number, (name, suite) in enumerate(zip(_names(analysis), analysis.counted, strict=True)):
         saved = -analysis.paired(difference, WAITED, OVERLAPPED, BLOCKING, [suite]).value
@@ -98,7 +94,6 @@ def stall_and_gain(analysis: Analysis) -> "Figure":
 
 
 def wall_clock(analysis: Analysis) -> "Figure":
-    """Draw the mean wall-clock time of a run: a stacked bar for each variant, with a segment for each cause."""
     figure, axes = _figure(8.0, 1.8 + 0.5 * len(analysis.variants))
     stacked_bars(axes, {variant: analysis.mean_seconds(variant) for variant in analysis.variants}, CAUSES)
     axes.set_xlabel("wall clock of a run, s")
@@ -107,7 +102,6 @@ def wall_clock(analysis: Analysis) -> "Figure":
 
 
 def sweep(analysis: Analysis) -> "Figure":
-    """Draw goodput over the values of each swept setting, a line for each variant."""
     axes_swept = list(analysis.matrix.sweep)
     figure = plot_style.new_figure(4.6 * len(axes_swept) + 0.6, 4.0)
     places = figure.subplots(1, len(axes_swept), squeeze=False)[0]
@@ -125,7 +119,6 @@ def sweep(analysis: Analysis) -> "Figure":
 
 
 def distance(analysis: Analysis) -> "Figure":
-    """Draw how far each variant's models are from those of the run without failures, on average, by step."""
     figure, axes = _figure(6.4, 4.0)
     for variant in [name for name in analysis.variants if name != REFERENCE]:
         distances: defaultdict[int, list[float]] = defaultdict(list)

@@ -64,7 +64,6 @@ class MeasuredRun:
 
     @property
     def waited(self) -> float:
-        """The seconds that training waited for saves."""
         return self.stall.get("waited", math.nan)
 
     @property

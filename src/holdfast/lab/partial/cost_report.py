@@ -86,19 +86,14 @@ def criteria(panels: Sequence[PanelComparison]) -> Row:
     """Return a phrase for each model and data set: its loss criterion, and how many iterations usually reach it."""
     described = {}
     for panel in panels:
-        measured, shortest, longest = (
-            panel.measurement,
-            panel.measurement.lengths.min(),
-            panel.measurement.lengths.max(),
-        )
-        lengths = f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
+        shortest, longest = panel.measurement.lengths.min(), panel.measurement.lengths.max()
+        lengths = f"{shortest} to {longest}, {panel.measurement.unperturbed:.1f} on average"
         words = f"{shortest}" if shortest == longest else lengths
         described[panel.panel] = f"{panel.workload} to {panel.criterion:g} in {words}"
     return described
 
 
 def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
-    """Return a sentence for each strategy with trials that did not converge."""
     return [
         f"{comparison.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "
         f"{row['unconverged']} of {row['trials']} trials did not reach the criterion within {LIMIT} times the iterations "

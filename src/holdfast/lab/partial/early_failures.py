@@ -1,12 +1,9 @@
 """Beyond the paper: failures before the first full checkpoint, and two remedies.
 
-Every second failure happens before the first full checkpoint; the others are drawn as in the paper's experiments.
-
-A block that was never saved can only be reset to its initial value, and the surviving blocks must adapt to that: on
-matrix factorization this costs more than starting over. First remedy: saves start early, after 1, 2, 4, ... iterations.
-They save either parts that together have the bytes of one full checkpoint, or the full state, which writes up to
-log2(C) more states if a full checkpoint is saved every C iterations. Second remedy: a block that was never saved gets a
-fresh value by the workload's own rule.
+Every second failure happens before the first full checkpoint. A block that was never saved can only be reset to its
+initial value, and the surviving blocks must adapt to that: on matrix factorization this costs more than starting over.
+First remedy: saves start early, after 1, 2, 4, ... iterations, with parts that together have the bytes of one full
+checkpoint, or with the full state. Second remedy: such a block gets a fresh value by the workload's own rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,7 +72,6 @@ class Split:
         return self.comparison.measurement.steps < self.interval
 
     def cost(self, approach: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean cost of `approach` over the trials in `mask`, in iterations."""
         return mean(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
@@ -166,7 +162,6 @@ def _remark(split: Split) -> str:
 
 
 def figure(splits: Sequence[Split]) -> "Figure":
-    """Draw the mean costs of early and later failures for each approach to saving, on each model and data set."""
     by_comparison = {id(split.comparison): split for split in splits}
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:

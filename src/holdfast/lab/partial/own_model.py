@@ -149,7 +149,6 @@ def comparison_result(options: Options, meter: Meter, trials: int, lost: Fractio
 
 
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
-    """Draw the mean cost of each strategy with its confidence interval, one row per strategy."""
     drawn = new_figure(6.4, 0.45 * len(strategies) + 1.5)
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval

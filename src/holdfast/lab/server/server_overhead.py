@@ -54,7 +54,6 @@ class OverheadResults:
     projection: "Projection"
 
     def of(self, arm: server_trials.ExperimentArm) -> list[ServerTrial]:
-        """Return the trials of `arm` (one variant of the experiment), sorted by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: server_trials.ExperimentArm, more: server_trials.ExperimentArm) -> ConfidenceInterval:

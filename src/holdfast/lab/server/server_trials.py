@@ -1,8 +1,7 @@
 """Trials of `server-overhead`: a topic model on the parameter server; half of the nodes are killed in iteration 7.
 
-The measurements of each trial are copied from the server's history to the trial log, so a finished trial never runs
-again. The time of an empty message to all nodes is measured too: faster nodes could not reduce this part of a
-checkpoint.
+The measurements are copied from the server's history to the trial log, so a finished trial never runs again. The time of
+an empty message to all nodes is measured too: faster nodes could not reduce this part of a checkpoint.
 """
 
 import statistics

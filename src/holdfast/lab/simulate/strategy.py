@@ -1,10 +1,8 @@
 """Checkpoint strategies: the blocks they have saved, and the state from which training continues after a failure.
 
-A block is a part of the model's state that is saved or lost as a whole. A trial is a strategy, the step of a failure
-and a number that determines everything random. So trials with the same number can be compared: they fail at the same
-step, lose blocks in the same order, and draw the same random numbers afterwards. A running checkpoint (the last saved
-value of every block) is kept as the iteration at which each block was last saved. The values are in the trajectory, so
-one small table serves every trial.
+A block is a part of the model's state that is saved or lost as a whole. Trials with the same number fail at the same
+step, lose blocks in the same order, and draw the same random numbers afterwards, so they can be compared. A checkpoint
+is kept as the iteration at which each block was last saved; the values are in the trajectory.
 """
 
 from collections.abc import Callable, Collection, Sequence

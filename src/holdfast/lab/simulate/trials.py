@@ -1,8 +1,8 @@
 """Trials: a run without failures, a failure in it, and the iterations that each strategy then needs to converge.
 
-All strategies get the same failure. If training is random, every trial has its own run without failures, because a
-single run says little about others. Trials run in groups small enough for the states of their runs to fit into memory.
-Workloads that train alike, and differ only in how their state is divided into blocks, share their runs.
+All strategies get the same failure. If training is random, every trial has its own run without failures. Trials run in
+groups small enough for the states of their runs to fit into memory. Workloads that differ only in their blocks share
+their runs.
 """
 
 from collections import defaultdict
