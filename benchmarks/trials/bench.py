@@ -20,9 +20,8 @@ import numpy as np
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import partial
 from holdfast.faults.schedule import geometric_steps, lost_blocks
-from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.lanes import Start, crossing, iterations_to_criterion, start_as_given, trajectory
 from holdfast.lab.simulate.strategy import last_saved, recovered_state
-from holdfast.lab.simulate.trajectory import crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations

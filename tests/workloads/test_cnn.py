@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.cnn import ConvolutionalNetwork, cnn
 from holdfast.workloads.convnet import Architecture, Network, one_thread
 from holdfast.workloads.datasets import LabeledData

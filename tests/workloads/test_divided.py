@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.recoveries import partial, recover
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import continue_training
+from holdfast.lab.simulate.lanes import continue_training
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.corpora import Corpus
 from holdfast.workloads.divided import RoundId, balanced_share, share

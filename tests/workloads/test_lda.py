@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.corpora import Corpus
 from holdfast.workloads.gibbs import TOPICS, sweep, uniform_number
 from holdfast.workloads.lda import LANES, LatentDirichletAllocation, lda

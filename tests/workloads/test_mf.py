@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.mf import SETTINGS, MatrixFactorization, mf
 from holdfast.workloads.ratings import Ratings, generated
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked

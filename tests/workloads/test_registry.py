@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.lab.partial.panels import PANELS
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.local_server import SimulatedServer
 from holdfast.workloads.registry import WORKLOADS, load_workload
 from holdfast.workloads.workload import Clock, stacked, unstacked

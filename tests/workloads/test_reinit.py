@@ -9,8 +9,8 @@ from holdfast.blocks.division import Ids, euclidean
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import fresh, partial
 from holdfast.errors import BadInput
+from holdfast.lab.simulate.lanes import continue_training
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, last_saved, recovered_state
-from holdfast.lab.simulate.trajectory import continue_training
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Clock, stacked, unstacked

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
-from holdfast.lab.backprop import figures, scenarios, slowdown
+from holdfast.lab.backprop import figures, scenarios, training
 from holdfast.lab.backprop.claims import MeasuredTimes, PanelResults, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices
@@ -139,7 +139,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     folder, threads = tmp_path_factory.mktemp("backprop"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scenarios, "load_task", lambda panel, quick, data: tiny())
-        patched.setattr(slowdown, "_start_seconds", lambda device: 1.0)  # a fresh process is the slow part
+        patched.setattr(training, "_start_seconds", lambda device: 1.0)  # a fresh process is the slow part
         options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
         result = tradeoff.run(options, silent)
     torch.set_num_threads(threads)
@@ -202,14 +202,14 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU that waits for them. Most are copies of buffers, wherever the failure strikes: no part of backward."""
-    monkeypatch.setattr(slowdown, "_seconds", _kernels)
-    monkeypatch.setattr(slowdown, "_start_seconds", lambda device: 1.0)
+    monkeypatch.setattr(training, "_seconds", _kernels)
+    monkeypatch.setattr(training, "_start_seconds", lambda device: 1.0)
     monkeypatch.setattr(
-        slowdown, "_median", lambda device, action, times=0: _kernels(device, action)
+        training, "_median", lambda device, action, times=0: _kernels(device, action)
     )  # they are always as many
-    monkeypatch.setattr(slowdown, "INTERRUPTED", [cell for cell in INTERRUPTED if cell.strategy == "replay"])
+    monkeypatch.setattr(training, "INTERRUPTED", [cell for cell in INTERRUPTED if cell.strategy == "replay"])
     deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
-    times = slowdown.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
+    times = training.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in times.predicted.items():
         assert predicted == pytest.approx(times.slowdown[FailureCase("replay", point)][0], rel=0.02)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast.blocks.division import Floats
 from holdfast.lab.bounds import cost_bound as module
 from holdfast.lab.bounds.cost_bound import contraction
-from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.simple_model import OneStateAdapter
 from holdfast.workloads.workload import Arrays

@@ -19,8 +19,8 @@ from holdfast.lab.partial.panels import PANELS, distinct_panels, quick_notes
 from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
+from holdfast.lab.simulate.lanes import Trajectory
 from holdfast.lab.simulate.strategy import lost_in_trial
-from holdfast.lab.simulate.trajectory import Trajectory
 from holdfast.workloads.mlr import mlr
 
 

@@ -10,9 +10,8 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import early_failures
 from holdfast.lab.partial.early_failures import APPROACHES, EARLY_FULL, FIRST, FRESH, OVER
 from holdfast.lab.result_page import write
-from holdfast.lab.simulate.lanes import iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.lanes import iterations_to_criterion, start_as_given, trajectories
 from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, trial_stream
-from holdfast.lab.simulate.trajectory import trajectories
 from holdfast.workloads.mf import MatrixFactorization
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.ratings import Ratings

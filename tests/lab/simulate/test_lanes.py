@@ -15,9 +15,16 @@ from holdfast.blocks.division import Floats, along
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import full, partial
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.lanes import (
+    Start,
+    Trajectory,
+    continue_training,
+    crossing,
+    iterations_to_criterion,
+    start_as_given,
+    trajectory,
+)
 from holdfast.lab.simulate.strategy import checkpoint_state, last_saved, recovered_state
-from holdfast.lab.simulate.trajectory import Trajectory, continue_training, crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, Stack

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.policy import Policy
+from holdfast.lab.simulate.lanes import trajectories, trajectory
 from holdfast.lab.simulate.strategy import Strategy, trial_stream
-from holdfast.lab.simulate.trajectory import trajectories, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.mf import mf

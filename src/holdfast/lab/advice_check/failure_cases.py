@@ -20,8 +20,8 @@ from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.comparison import measure
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.result import Row
+from holdfast.lab.simulate.lanes import trajectory
 from holdfast.lab.simulate.strategy import Strategy
-from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.server.advice import RECOVERIES as SERVER_RECOVERIES
 from holdfast.server.advice import ServedCosts, iterations_lost, served_costs
 from holdfast.workloads.workload import Workload

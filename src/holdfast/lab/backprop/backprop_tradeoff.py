@@ -59,7 +59,7 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def _measure(panel: BackpropPanel, options: Options, trials: int, rounds: int, meter: Meter) -> PanelResults:
-    from holdfast.lab.backprop.slowdown import measure_times  # imports PyTorch
+    from holdfast.lab.backprop.training import measure_times  # imports PyTorch
 
     task = scenarios.load_task(panel.name, options.quick, options.data)
     times = measure_times(task, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Floats
 from holdfast.lab.plot_style import new_figure
 from holdfast.lab.result import Claim, Row
-from holdfast.lab.simulate.trajectory import Trajectory, continue_training
+from holdfast.lab.simulate.lanes import Trajectory, continue_training
 from holdfast.theory.bounds import full_size, iteration_cost_bound
 from holdfast.theory.rate import Rate, fitted_rate
 from holdfast.workloads.workload import Arrays, Workload, norm_order

@@ -18,9 +18,15 @@ from holdfast.lab.bounds import cost_bound
 from holdfast.lab.bounds.cost_bound import PerturbedTrials, cost_figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, Progress, per_trial
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.lanes import (
+    Start,
+    Trajectory,
+    continue_training,
+    iterations_to_criterion,
+    start_as_given,
+    trajectory,
+)
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
-from holdfast.lab.simulate.trajectory import Trajectory, continue_training, trajectory
 from holdfast.theory.bounds import adversarial, gaussian
 from holdfast.theory.rate import Rate, worst_rate
 from holdfast.workloads.mlr import LogisticRegression, mlr

@@ -14,8 +14,8 @@ from holdfast.lab.bounds.cost_bound import Contraction, contraction
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.panels import Panel, distinct_panels
 from holdfast.lab.result import Row
+from holdfast.lab.simulate.lanes import Trajectory, trajectory
 from holdfast.lab.simulate.strategy import Strategy, loss_order, lost_count
-from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
 from holdfast.report.files import csv_text, prepare, replace_text
 from holdfast.theory.bounds import iteration_cost_bound

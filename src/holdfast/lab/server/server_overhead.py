@@ -13,7 +13,7 @@ from holdfast.lab.plot_style import COLOURS, legend, new_figure
 from holdfast.lab.result import Claim, Result, Row
 from holdfast.lab.server import server_trials
 from holdfast.lab.server.server_trials import FAILS, FULL, FULL_ALONE, INTERVAL, NODES, SCAR, SCAR_ALONE, ServerTrial
-from holdfast.lab.simulate.trajectory import crossing
+from holdfast.lab.simulate.lanes import crossing
 from holdfast.report.files import prepare
 
 if TYPE_CHECKING:

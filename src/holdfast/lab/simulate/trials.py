@@ -16,10 +16,9 @@ from xxhash import xxh3_128
 
 from holdfast.blocks.division import Floats
 from holdfast.faults.schedule import geometric_steps
-from holdfast.lab.simulate.lanes import Start, run_lanes
+from holdfast.lab.simulate.lanes import Start, Trajectory, run_lanes, trajectories
 from holdfast.lab.simulate.pools import Report
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, trial_stream
-from holdfast.lab.simulate.trajectory import Trajectory, trajectories
 from holdfast.workloads.reinit import renewed
 from holdfast.workloads.workload import Arrays, Workload, norm_order
 
