@@ -116,7 +116,7 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["watch", ".", "--web", "--prometheus"], "cannot be combined"),
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["verify", "."], "neither a snapshot nor a running checkpoint"),
-        (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),
+        (["lab", "run", "nope"], "no experiment 'nope'; choose among"),
         (["lab", "run", "qp-bound", "--trials", "0"], "--trials must be 1 or more (got 0)"),
         (["lab", "run", "qp-bound", "--trials", "many"], "'--trials'"),
         (["lab", "run", "qp-bound", "--jobs", "0"], "--jobs must be 1 or more (got 0)"),

@@ -12,9 +12,9 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import result_page
 from holdfast.lab.bounds import perturbations
 from holdfast.lab.bounds.cost_bound import PerturbedTrials, within_claim
-from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.experiment import Options, Progress, chosen
 from holdfast.lab.partial import partial_recovery
-from holdfast.lab.registry import EXPERIMENTS, experiment
+from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Claim, Result, ResultTable, command_line
 from holdfast.report.files import prepare, replace_text
 from holdfast.theory.rate import Rate
@@ -155,8 +155,8 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "recovery-matrix",
     ]
     assert all(entry.title and entry.source for entry in EXPERIMENTS.values())
-    with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):
-        experiment("nope")
+    with pytest.raises(BadInput, match="no experiment 'nope'; choose among qp-bound"):
+        chosen(["nope"], EXPERIMENTS, "experiment")
 
 
 @pytest.mark.parametrize("bad", [{"trials": 0}, {"jobs": 0}, {"seed": -1}])

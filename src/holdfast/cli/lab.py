@@ -65,23 +65,23 @@ def lab_run(
     require("lab", "`holdfast lab`")
     from holdfast.blocks.own_policy import own_ranking
     from holdfast.lab import result_page
-    from holdfast.lab.experiment import Options
-    from holdfast.lab.registry import experiment
+    from holdfast.lab.experiment import Options, chosen
+    from holdfast.lab.registry import EXPERIMENTS
     from holdfast.lab.result import command_line
     from holdfast.lab.simulate.pools import trial_cluster
     from holdfast.report.files import prepare
     from holdfast.workloads.registry import load_for_lab, own_errors
 
-    chosen = experiment(name)
-    if panel and not chosen.has_panels:
+    (experiment,) = chosen([name], EXPERIMENTS, "experiment")
+    if panel and not experiment.has_panels:
         raise BadInput(f"{name} has no panels: leave out --panel.")
     if panel and workload:
         raise BadInput("--panel and --workload both choose the model: leave out one of them.")
-    if (workload or on) and not chosen.accepts_workload:
+    if (workload or on) and not experiment.accepts_workload:
         raise BadInput(f"{name} has its own workloads and runs on this machine: leave out --workload and --on.")
-    if policy and not chosen.accepts_policy:
+    if policy and not experiment.accepts_policy:
         raise BadInput(f"{name} does not compare policies: leave out --policy, or run priority-checkpoint.")
-    if config and not chosen.accepts_config:
+    if config and not experiment.accepts_config:
         raise BadInput(f"{name} does not read a --config file: leave it out.")
     options = Options(
         seed=seed,
@@ -99,9 +99,9 @@ def lab_run(
     try:
         with own_errors(workload or ""), trial_cluster(on, address) as cluster, meter() as begin:
             model = None if workload is None else load_for_lab(workload, data)
-            result = chosen.measure(replace(options, workload=model, cluster=cluster), begin)
+            result = experiment.measure(replace(options, workload=model, cluster=cluster), begin)
     except KeyboardInterrupt:
-        kept = f"; finished runs stay in {folder}, and the same command resumes" if chosen.accepts_config else ""
+        kept = f"; finished runs stay in {folder}, and the same command resumes" if experiment.accepts_config else ""
         raise Interrupted(f"interrupted{kept}") from None
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     Console().print(_claims_table(result) if result.claims else _costs_table(result))

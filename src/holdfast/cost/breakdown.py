@@ -110,7 +110,6 @@ class CostBreakdown:
 
     @property
     def goodput(self) -> float:
-        """The committed steps per second of wall clock, or 0 if the wall clock is 0."""
         return _share(self.committed, self.wall)
 
     @property

@@ -31,7 +31,6 @@ def chosen(names: Sequence[str], known: Mapping[str, Named], noun: str) -> list[
 
 
 def per_trial(progress: Progress) -> TrialDone:
-    """Return a callback that advances `progress` by one for each finished trial."""
     return lambda trial, count: progress(1)
 
 
@@ -65,7 +64,6 @@ class TrialLog:
             raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out.") from error
 
     def get(self, key: str) -> float | None:
-        """Return the value under `key`, or None if this code has not computed it yet."""
         self.reused |= {key} & self._earlier
         return self.known.get(key)
 

@@ -1,6 +1,5 @@
 """All experiments of `holdfast lab`, by name. Importing this module imports all of them."""
 
-from holdfast.errors import BadInput
 from holdfast.lab.advice_check import advice_check
 from holdfast.lab.backprop import backprop_tradeoff
 from holdfast.lab.bounds import perturbations
@@ -22,10 +21,3 @@ EXPERIMENTS: dict[str, Experiment] = {
         recovery_matrix.EXPERIMENT,
     )
 }
-
-
-def experiment(name: str) -> Experiment:
-    """Return the experiment called `name`; raise BadInput if there is none."""
-    if name not in EXPERIMENTS:
-        raise BadInput(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
-    return EXPERIMENTS[name]

@@ -83,7 +83,6 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The title converted to a file name, also used as the anchor in HTML."""
         return slug(self.title)
 
     def is_numeric(self, place: int) -> bool:

@@ -40,7 +40,6 @@ class ReportedRun:
 
     @property
     def stall_share(self) -> float:
-        """The fraction of the wall clock in which training waited for saves."""
         return self.cost.stall.waited / (self.cost.wall or 1.0)
 
 

@@ -138,7 +138,6 @@ def _moment(seconds: float) -> str:
 
 
 def _ticks(end: float, most: int) -> list[float]:
-    """Return round numbers from 0 to `end` for the labels of an axis: 0 and about `most` others."""
     sizes = [unit * 10**power for power in range(int(log10(max(end, 1))) + 1) for unit in (1, 2, 5)]
     every = next((size for size in sizes if end / size <= most), sizes[-1])
     return [every * number for number in range(int(end / every) + 1)]

@@ -22,15 +22,12 @@ def iteration_cost_bound(
     """Return the largest number of iterations that perturbations of norm `sizes` at iterations `steps` can cost.
 
     By Theorem 3.2 of Qiao et al. it is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all
-    perturbations δ[l].
+    perturbations δ[l]. The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes
+    before it are trials, and broadcast with `c` and `distance`.
 
-    The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
-    broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
-    computed in logarithms, because c^-l and Δ/D may lie far outside the range of a float.
-
-    Measured costs obey the bound only if `distance * c**k` never exceeds the distance to the optimum after k iterations
-    without perturbations. The initial distance is often larger; `holdfast.theory.rate` computes the right one.
-    """
+    Measured costs obey the bound only if `distance * c**k` never exceeds the distance to the optimum after k
+    iterations without perturbations. The initial distance is often larger; `holdfast.theory.rate` computes the right
+    one."""
     rate, far, lengths, at = (np.asarray(value, dtype=np.float64) for value in (c, distance, sizes, steps))
     if not np.all((rate > 0) & (rate < 1)):
         raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")
@@ -40,7 +37,7 @@ def iteration_cost_bound(
         raise BadInput(f"a perturbation's size is a norm, not {_span(lengths)}: give finite sizes of 0 or more")
     if not np.all(at >= 0):
         raise BadInput(f"Iterations are counted from 0, so give steps of 0 or more (got {np.min(at):g}).")
-    log_c, log_distance = np.log(rate), np.log(far)
+    log_c, log_distance = np.log(rate), np.log(far)  # c^-l and Δ/D may lie far outside the range of a float
     with np.errstate(divide="ignore"):  # log 0 = -inf: a perturbation of size 0 adds nothing
         terms = np.log(np.atleast_1d(lengths)) - at * log_c[..., np.newaxis]
     log_ratio = np.logaddexp.reduce(terms, axis=-1) - log_distance
@@ -61,9 +58,8 @@ def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: 
 def full_size(distances: Floats, order: float = 2) -> float:
     """Return the norm of the perturbation that full recovery causes by resetting every block to its saved value.
 
-    `distances` are the distances between the live and the saved value of each block. `order` tells how they combine: 2
-    for lengths, whose squares add up; 1 for distances that add up, such as numbers of differing tokens; infinity for
-    the largest."""
+    `distances` are those between the live and the saved value of each block. `order` tells how they combine: 2 for
+    lengths, 1 for distances that add up, such as numbers of differing tokens, and infinity for the largest."""
     return _norm(distances, order)
 
 

@@ -149,7 +149,6 @@ def strategies(interval: int) -> dict[str, Strategy]:
 
 
 def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
-    """Simulate failures of every workload under every strategy, and return the predicted and measured costs."""
     trials = options.trial_count(full=40, quick=5)
     workloads = (PANELS[name].workload(None, quick=True) for name in SIMULATED)
     return [case for workload in workloads for case in _simulated_cases(workload, options, trials, meter)]

@@ -43,7 +43,6 @@ class PanelResults:
 
     @property
     def label(self) -> str:
-        """The name of the panel in reports, marked if it is a quick run on smaller data."""
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:

@@ -25,7 +25,6 @@ HATCHES = {2: "..", 4: "//", 6: ""}
 
 
 def all_figures(rows: Sequence[Row]) -> dict[str, "Figure"]:
-    """Return the figure of training without failures, and a figure for each network."""
     panels = list(dict.fromkeys(row["panel"] for row in rows))
     return {"training": training(rows, panels)} | {panel: tradeoff(rows, panel) for panel in panels}
 

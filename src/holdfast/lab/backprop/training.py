@@ -75,7 +75,6 @@ class Training:
         return self.plan.steps_per_epoch
 
     def shares(self, number: int) -> list[Share]:
-        """Return the samples of mini-batch `number`, divided among the workers."""
         position = self.plan.position(number)
         ids = [self.plan.share(position, rank, WORKERS) for rank in range(WORKERS)]
         return [Share(*self._samples(share), self._key(number, rank)) for rank, share in enumerate(ids)]

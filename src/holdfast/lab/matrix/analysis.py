@@ -141,7 +141,6 @@ class Analysis:
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
-        """Return the runs of `suite` with the recovery method `variant`, in the order of the seeds."""
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
@@ -151,7 +150,6 @@ class Analysis:
         return float(np.mean(values)) if values else math.nan
 
     def mean_seconds(self, variant: str) -> dict[str, float]:
-        """Return the mean seconds of a variant's runs by the cause of time."""
         return {c: self.mean(lambda run, cause=c: run.seconds.get(cause, 0.0), variant) for c in CAUSES}  # type: ignore[misc]
 
     def paired(

@@ -28,7 +28,6 @@ class Variant:
 
     @property
     def is_live(self) -> bool:
-        """True if the surviving workers continue without a restart."""
         return self.recovery != "restart"
 
 

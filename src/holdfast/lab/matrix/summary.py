@@ -147,7 +147,6 @@ def divergences(analysis: Analysis) -> ResultTable | None:
 
 
 def rejected(analysis: Analysis) -> ResultTable | None:
-    """Return a table of the runs that failed a quality gate, with the reason."""
     rows: list[list[Value]] = [[f.suite.name, f.run, f.gate, f.why] for f in analysis.failed]
     return ResultTable("Not counted: runs that did not pass a quality gate", ["suite", "run", "gate", "why"], rows)
 

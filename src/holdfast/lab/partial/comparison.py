@@ -51,7 +51,6 @@ class Measurement:
 
     @property
     def unperturbed(self) -> float:
-        """The mean length of a run without failures, in iterations."""
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
@@ -140,11 +139,9 @@ class PanelComparison:
 
     @property
     def label(self) -> str:
-        """The name of the model and data set in reports, marked if it is a quick run on smaller data."""
         return f"{self.panel}, quick on {self.workload}" if self.quick else self.panel
 
     def row(self, strategy: Strategy) -> Row:
-        """Return the row of the result table that holds the costs of `strategy`."""
         return next(row for row in self.rows if row.items() >= strategy_columns(strategy).items())
 
 

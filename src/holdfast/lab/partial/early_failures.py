@@ -68,7 +68,6 @@ class Split:
 
     @property
     def early(self) -> npt.NDArray[np.bool_]:
-        """A mask of the trials that fail before the first full checkpoint."""
         return self.comparison.measurement.steps < self.interval
 
     def cost(self, approach: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:

@@ -38,7 +38,6 @@ def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
 
 
 def traditional(interval: int) -> Strategy:
-    """Return the strategy with a full checkpoint every `interval` iterations and full recovery."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery="full", lost=LOST)
 
 

@@ -86,12 +86,10 @@ class Projection:
 
     @property
     def iteration(self) -> float:
-        """The seconds of an iteration without its checkpoint."""
         return self.compute + self.transfer
 
     @property
     def share(self) -> float:
-        """The time of a checkpoint as a fraction of the time of an iteration."""
         return self.checkpoint / self.iteration
 
 

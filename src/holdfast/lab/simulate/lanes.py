@@ -38,7 +38,6 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """The number of iterations until the loss was below the convergence criterion."""
         return len(self.states) - 1
 
     def crossed(self, criterion: float) -> float:
