@@ -17,7 +17,6 @@ import fake_runs
 from daly import expected_run_time
 from fake_histories import FakeHistory, calm, detected
 from holdfast.advice.advice import advise, choose, failure_rate
-from holdfast.advice.convergence import convergence
 from holdfast.advice.estimate import (
     BENCHMARK,
     GIVEN,
@@ -31,7 +30,7 @@ from holdfast.advice.estimate import (
 )
 from holdfast.advice.prices import Outlook, prices, restart_time
 from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
-from holdfast.advice.run_costs import RunCosts, run_costs
+from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Regroup, Seconds

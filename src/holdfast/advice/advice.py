@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.advice import estimate as published
-from holdfast.advice.convergence import Convergence
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large_job import LargeJob, simulate_large_job
 from holdfast.advice.prices import (
@@ -22,7 +21,7 @@ from holdfast.advice.prices import (
     saving_of,
 )
 from holdfast.advice.question import Question, in_words
-from holdfast.advice.run_costs import RunCosts, run_costs
+from holdfast.advice.run_costs import Convergence, RunCosts, run_costs
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # share of the wall clock that an inexact recovery must gain

@@ -11,16 +11,17 @@ from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
 from holdfast.advice.run_costs import run_costs
 from holdfast.faults.schedule import Failure
-from holdfast.lab.advice_check import advice_check, failure_cases
-from holdfast.lab.advice_check.failure_cases import AdviceCase, coverage
-from holdfast.lab.advice_check.run_driver import start_driver
-from holdfast.lab.advice_check.save_interval_sweep import (
+from holdfast.lab.advice_check import advice_check, measurements
+from holdfast.lab.advice_check.measurements import (
     FACTORS,
+    AdviceCase,
     Sweep,
+    coverage,
     intervals_to_sweep,
     kill_schedule,
     resampled_sweep,
 )
+from holdfast.lab.advice_check.run_driver import start_driver
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.panels import PANELS
 
@@ -83,8 +84,8 @@ def test_failures_of_a_sweep_come_from_its_seed_and_lie_in_the_run() -> None:
 
 
 def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
-    drawn = [failure_cases.scheduled_kills(seed) for seed in range(20)]
-    assert drawn[3] == failure_cases.scheduled_kills(3)
+    drawn = [measurements.scheduled_kills(seed) for seed in range(20)]
+    assert drawn[3] == measurements.scheduled_kills(3)
     assert len({failure for pair in drawn for failure in pair}) > 20
     assert all(second.step - first.step >= 70 for first, second in drawn)
 
@@ -92,9 +93,9 @@ def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
 def test_simulated_failures_are_predicted_from_a_run_without_one(tmp_path: Path) -> None:
     workload = PANELS["mlr-mnist"].workload(None, quick=True)
     options = Options(out=tmp_path / "result", trials=4)
-    cases = failure_cases._simulated_cases(workload, options, 4, lambda what, total: lambda done: None)
-    assert len(cases) == 4 * len(failure_cases.strategies(8))
-    assert len({case.predicted for case in cases}) <= len(failure_cases.strategies(8))  # predicted without a failure
+    cases = measurements._simulated_cases(workload, options, 4, lambda what, total: lambda done: None)
+    assert len(cases) == 4 * len(measurements.strategies(8))
+    assert len({case.predicted for case in cases}) <= len(measurements.strategies(8))  # predicted without a failure
     assert coverage(cases) >= 0.8
 
 
@@ -106,11 +107,11 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
     with start_driver(tmp_path) as execute:
-        quiet = execute(failure_cases.run_config("small", steps=40, save_every=15), "calm")
+        quiet = execute(measurements.run_config("small", steps=40, save_every=15), "calm")
         struck = (Failure(step=47, kind="kill", targets=(2,)),)
-        history = execute(failure_cases.run_config("small", "forward", struck, steps=80), "struck")
+        history = execute(measurements.run_config("small", "forward", struck, steps=80), "struck")
     costs = run_costs(quiet)
-    cases = failure_cases._killed_cases("small", costs, prices(costs, Question())["forward"], history)
+    cases = measurements._killed_cases("small", costs, prices(costs, Question())["forward"], history)
     assert [case.unit for case in cases] == ["seconds", "iterations"]
     assert cases[0].failure == "killed in step 47"
     assert 0 <= cases[0].measured < 60

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.advice.large_job import simulate_published_jobs
-from holdfast.lab.advice_check.failure_cases import AdviceCase, coverage, run_and_kill, simulate_failures
-from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, real_sweeps, resampled_sweep
+from holdfast.lab.advice_check import measurements
+from holdfast.lab.advice_check.measurements import AdviceCase, Sweep, coverage
 from holdfast.lab.confidence import mean
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.plot_style import new_figure
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 HOLDS, FEWEST, NEAR = 0.8, 12, 0.97
 HIT, MISS, RANGE = "#2b6cb0", "#c53030", "#a0aec0"
 SOURCE = "our goal"
-RECOMMENDED = FACTORS.index(1.0)
+RECOMMENDED = measurements.FACTORS.index(1.0)
 
 
 def run(options: Options, meter: Meter) -> Result:
     """Run the experiment: predict and measure the costs of failures, then sweep save intervals."""
     prepare(options.out)
-    runs = run_and_kill(options, meter)
-    trials = simulate_failures(options, meter)
-    sweeps = [resampled_sweep(name, costs, runs.restarts[name], options.seed) for name, costs in runs.calm.items()]
+    runs = measurements.run_and_kill(options, meter)
+    trials = measurements.simulate_failures(options, meter)
+    sweeps = [
+        measurements.resampled_sweep(name, costs, runs.restarts[name], options.seed)
+        for name, costs in runs.calm.items()
+    ]
     if not options.quick:
         name, costs = next(iter(runs.calm.items()))
-        sweeps += real_sweeps(name, costs, options, meter)
+        sweeps += measurements.real_sweeps(name, costs, options, meter)
     cases, jobs = [*runs.cases, *trials], simulate_published_jobs()
     goodputs: list[Row] = [
         {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": interval, "goodput": float(mean)}
