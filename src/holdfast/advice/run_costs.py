@@ -17,7 +17,8 @@ from holdfast import events
 from holdfast.advice.estimate import INFERRED, MEASURED, Estimate, mean_of, next_of, spread_of
 from holdfast.blocks.division import Floats
 from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
-from holdfast.cost.breakdown import CostBreakdown, FailureCost, cost_breakdown
+from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
+from holdfast.cost.failure_costs import FailureCost
 from holdfast.cost.timeline import RANK_0, timeline
 from holdfast.errors import BadInput
 from holdfast.events import Event, Launch, Plan, Recover, Regroup, Restart
