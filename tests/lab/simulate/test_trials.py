@@ -88,7 +88,7 @@ def test_every_trial_runs_once_and_memory_holds_at_most_one_run_per_lane(count: 
 
 
 def test_workloads_that_train_alike_share_their_runs_and_each_has_its_own_blocks() -> None:
-    layer, shard = cnn("layer", dataset="digits"), cnn("shard", dataset="digits")
+    layer, shard = cnn("digits", partition="layer"), cnn("digits", partition="shard")
     ((by_layer, by_shard),) = Trials([layer, shard], [FULL, HALF], None, 1000, 0)([0], silent)
     ((alone,),) = Trials([shard], [FULL, HALF], None, 1000, 0)([0], silent)
     assert facts(by_shard) == facts(alone)
