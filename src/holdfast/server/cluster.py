@@ -5,7 +5,8 @@ import signal
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from threading import current_thread, main_thread
 from types import ModuleType
@@ -41,13 +42,18 @@ class LocalRay:
                     return f"Ray's process {name} (pid {process.pid}) {how}"
         return None
 
-    def await_end(self) -> None:
+    def await_end(self, seconds: float) -> None:
+        """Wait up to `seconds` for each process to end, and kill it and its children if it does not."""
         for process in [process for group in self._processes.values() for process in group]:
             try:
-                process.wait(END_WITHIN)
+                process.wait(seconds)
             except TimeoutExpired:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
                 process.kill()
                 process.wait(END_WITHIN)
+                for child in children:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(child), signal.SIGKILL)
 
 
 @contextmanager
@@ -66,8 +72,10 @@ def cluster(address: str | None = None) -> Iterator[LocalRay]:
         yield LocalRay(ray._private.worker._global_node)
     finally:
         started = LocalRay(ray._private.worker._global_node)
+        is_complete = started.ended() is None
         ray.shutdown()
-        started.await_end()  # Ray has asked its processes to end, and does not wait
+        # Ray has asked its processes to end, and does not wait; without one of them, others might never end.
+        started.await_end(END_WITHIN if is_complete else 1.0)
 
 
 def _start(ray: ModuleType, address: str | None) -> None:
