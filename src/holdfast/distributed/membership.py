@@ -41,9 +41,9 @@ class Membership(NamedTuple):
     asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Return True if any of `members` was removed from the group or replaced by a joining worker.
+        """Return True if any of `members` (member numbers) has left this group or is replaced by a joining worker.
 
-        A suspended member does not count as lost."""
+        A suspended worker does not count as lost."""
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
@@ -110,32 +110,32 @@ class Coordination:
     _watch: MembershipWatch | None = None
 
     def listen(self, lost: Callable[[], None]) -> None:
-        """Start a thread that follows published memberships, and calls `lost` whenever members are lost."""
+        """Start a thread that follows changes of the group, and calls `lost` whenever workers are lost."""
         self._connection = PrefixStore(LIVE, self.store())
         self._watch = MembershipWatch(PrefixStore(LIVE, self.store()), lambda newest: self._on_change(newest, lost))
 
     @property
     def rank(self) -> int:
-        """The current rank of this worker: its index among the members."""
+        """The current rank of this worker: its index among the workers that train."""
         return self.members.index(self.member) if self.members else self.member
 
     @property
     def newest(self) -> Membership:
-        """The most recently published membership."""
+        """The most recently published membership (group of workers that train together)."""
         return self._watch.current if self._watch else Membership()
 
     @property
     def is_outdated(self) -> bool:
-        """True if a member was lost and this worker has not yet joined the group of the remaining members."""
+        """True if a worker was lost and this worker has not yet joined the group of the remaining workers."""
         return self.newest.number > self.number and self.newest.has_lost(self.members)
 
     def watch_members(self) -> Callable[[], bool]:
-        """Return a function that returns True once any of the present members is lost."""
+        """Return a function that returns True once any of the workers that train now is lost."""
         members, number = self.members, self.number
         return lambda: self.newest.number > number and self.newest.has_lost(members)
 
     def await_admission(self) -> None:
-        """Wait until the supervisor makes this worker a member, and adopt the member number from the supervisor."""
+        """Wait until the supervisor lets this worker train, and take the member number that the supervisor assigns."""
         while (newest := self.newest).number == self.number or (member := newest.number_of(self.seat)) is None:
             if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
                 os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
@@ -191,7 +191,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers join just before `step`, the first step that no member has begun."""
+        """Return True if new workers join just before `step`: if `step` is the first step that no worker has begun."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:

@@ -184,9 +184,7 @@ _COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "r
 
 
 def has_script_collectives() -> bool:
-    """Return True if the script itself uses torch.distributed.
-
-    In the first such call, warn and inform the supervisor."""
+    """Return True if the script itself uses torch.distributed. The first time, also warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     own = [group for group in groups if not isinstance(group, ReplacedGroup)]
     # Every collective on a group increases its sequence number.

@@ -112,7 +112,7 @@ class Ranks:
     def wait_for(self, topic: str) -> str:
         """Wait for the message under `topic` and return it.
 
-        The wait has no time limit inside rank 0's `busy` context."""
+        While rank 0 is in its `busy` context, no time limit applies."""
         pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
         while not self.is_posted(topic):
             if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:

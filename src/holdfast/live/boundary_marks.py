@@ -39,7 +39,7 @@ class BoundaryMarks:
         self.take(())
 
     def take(self, synced: Collection[int]) -> None:
-        """Note the present state as that between two steps."""
+        """Remember the present state, between two steps, for `have_changed`."""
         self._at_boundary = [(buffer, buffer._version) for buffer in self._buffers if id(buffer) not in synced]
         self._others_at_boundary = self._mark_others()
 

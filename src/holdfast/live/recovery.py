@@ -174,7 +174,7 @@ class LiveRecovery:
     def end_step(self, optimizer_steps: int) -> None:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps.
 
-        If this rank could not finish the step, and another worker has sent the parameters after it, load them."""
+        If this rank could not finish the step, load the parameters that another worker has sent."""
         if self.window.staged is not None:
             self._training.protected.take_over(self.window.staged)
         for tensor, before in self._averages:
@@ -372,7 +372,7 @@ class LiveRecovery:
         self._training.record.flush()
 
     def _send_result(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
-        """Send the result of a step from a member that has finished it to the members that have not."""
+        """Send the state after a step from a worker that has finished the step to the workers that have not."""
         if self._training.protected.has_values_of_script:
             raise restart_needed(
                 f"not all ranks got the gradients of step {plan.step - 1}, on which values that the script protects may "
@@ -389,7 +389,7 @@ class LiveRecovery:
         state_transfer.meet(self.link)
 
     def _send_state(self, plan: RecoveryPlan, reports: dict[int, MemberReport]) -> None:
-        """Send the training state of member `plan.giver` to the joining workers. All members must call this."""
+        """Send the training state of worker `plan.giver` to the joining workers. All workers must call this."""
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
         if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
@@ -409,7 +409,7 @@ class LiveRecovery:
     def _check_marks(self, *, is_first_lost: bool) -> None:
         """Make the run restart if this rank's state is not the state that the lost worker had when the step began.
 
-        `is_first_lost` is True if the lost worker was rank 0, which has the buffers of all ranks."""
+        `is_first_lost` is True if the lost worker was rank 0, whose buffers the other ranks copy."""
         if self._marks and is_first_lost and self._marks.has_own_buffers(self.buffers.ids):
             raise restart_needed("rank 0 is lost, and its buffers with it")
         if self._marks and self._marks.have_changed(self.buffers.ids):
@@ -428,7 +428,7 @@ class LiveRecovery:
         return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
 
     def _send_sums(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
-        """Send the sum of each gradient bucket from a member that has the sum to the members that lack it."""
+        """Send the sum of each gradient bucket from a worker that has the sum to the workers that lack it."""
         if self.is_joining:
             for own in self.groups:
                 own.given = {}  # sums received in an interrupted round may be summed again

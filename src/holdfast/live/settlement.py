@@ -186,9 +186,9 @@ class StepState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["StepState", bool]:
-        """Return the state for the next step, and True if its samples are divided among other `members` than before.
+        """Return the state for the next step, and True if its samples are newly divided among `members`.
 
-        After a recovery, samples are divided among the remaining members as soon as the interrupted step is finished.
+        After a recovery, samples are divided among the remaining workers as soon as the interrupted step is finished.
         """
         if self.divides_at is None:
             return self, False

@@ -83,7 +83,7 @@ class RunPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RunPlan":
-        """Return the plan that `to_json` wrote. Its phases have no `orders`, even if a sampler determined them."""
+        """Return the plan that `to_json` wrote, without the `orders` that samplers determined."""
         return cls(tuple(SamplePlan.from_json(phase) for phase in phases_of(value)))
 
 

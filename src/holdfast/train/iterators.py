@@ -150,7 +150,7 @@ class PhaseItems:
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of the phase.
 
-        Except in the last phase, the loop is left paused for the phase that follows."""
+        After them, the common loop stays open for the next phase, if there is one."""
         items = self.loop.enter(self.phase)
         for item in items or ():
             batch = _batch(item)

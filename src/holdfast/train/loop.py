@@ -127,7 +127,7 @@ class Boundary:
         self.steps.work.close()
 
     def _next_planned(self, step: int) -> int:
-        """Return the next step before which something is planned: a save, a failure, or an epoch's or phase's end."""
+        """Return the next step before which there is work: a save, a planned failure, the end of an epoch or phase."""
         if self.saves.is_under_way:
             return step + 1
         failure = self.injection.next(step + 1) if self.injection else NEVER

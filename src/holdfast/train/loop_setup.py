@@ -276,7 +276,7 @@ def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str
 
 
 def data_digest(phase: TrainingPhase) -> str | None:
-    """Return a digest of a few samples of a phase; None if the script draws its samples itself."""
+    """Return a digest of a few samples of a training loop; None if the script draws the samples itself."""
     dataset = phase.loads.dataset
     return None if isinstance(dataset, OwnSamples) else probe(dataset, len(dataset), phase.plan.seed)
 

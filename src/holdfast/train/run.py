@@ -110,13 +110,12 @@ class Run:
     ) -> Batches:
         """Return an iterator over the batches that are not trained yet.
 
-        Train each batch before asking for the next: that request is the step boundary, where the state is saved. A step
-        trains `global_batch` samples, whatever the world size; this rank gets its share of them. `num_epochs` or
-        `steps` says how long to train. A `sampler` determines the order: a torch sampler such as WeightedRandomSampler,
-        or a function of the epoch and the seed that returns the indices of an epoch; the default shuffles all samples
-        in every epoch. With `micro_batches` a share comes in that many batches, and gradients are
-        all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
-        DataLoader, for example {"prefetch_factor": 4}.
+        Train each batch before asking for the next: with that request the step ends, and the state may be saved. A step
+        trains `global_batch` samples on all ranks together. `num_epochs` or `steps` says how long to train. A `sampler`
+        determines the order: a torch sampler such as WeightedRandomSampler, or a function of the epoch and the seed
+        that returns the indices of an epoch; the default shuffles all samples in every epoch. With `micro_batches` this
+        rank's samples of a step come in that many batches, and gradients are all-reduced in the last one. `num_workers`
+        processes load ahead; `dataloader_options` are passed to torch's DataLoader, for example {"prefetch_factor": 4}.
 
         A script with several loops, such as pretraining and finetuning, makes all of them before it iterates over the
         first. They are phases of one run, and each counts its steps and epochs from 0.
@@ -153,10 +152,9 @@ class Run:
         return Epochs(self._session.add_phase(phase), dataset, micro_batches)
 
     def stop(self) -> None:
-        """End the run at the next step boundary: its state is saved, and the loop ends.
+        """End the run before the next step: the state is saved, and the training loop ends on all ranks.
 
-        It is enough that one rank calls this. If it is called after the last batch of an epoch, the run ends with that
-        epoch."""
+        It is enough that one rank calls this. A call after the last batch of an epoch ends the run with that epoch."""
         if self._session.stopping is None:
             raise BadInput("stop() ends the loop of this run, and it has not begun: call it inside the loop.")
         self._session.stopping.request()
@@ -166,7 +164,7 @@ class Run:
 
         `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
         that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
-        the same samples. The audit counts the samples, but cannot check which ones they were."""
+        the same samples. `holdfast audit` counts the samples, but cannot check which ones they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
@@ -178,8 +176,8 @@ class Run:
         Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
         for every rank, so the world size must stay the same. A loader that ends is iterated over again, after a call of
         `set_epoch` on the loader, its sampler and its dataset, where they have it. A step takes `micro_batches` batches
-        per rank, and all batches have the same weight. The audit counts the batches; it cannot check which samples they
-        hold."""
+        per rank, and all batches have the same weight. `holdfast audit` counts the batches; it cannot check which
+        samples they hold."""
         session = self._session
         if session.live:
             raise BadInput(

@@ -268,7 +268,7 @@ class WorkDone:
 
     @property
     def is_idle(self) -> bool:
-        """True if there was no backward and no optimizer step since the last `take`, and no gradients wait for one."""
+        """True if there was no backward or optimizer step since the last `take`, and no parameter has a gradient."""
         passes = sum(replica.reduced + replica.held for replica in self._replicas)
         return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
 
@@ -339,7 +339,9 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Record the start of `step`, which waited `data` seconds for its micro-batches `parts`, `stall` for a save."""
+        """Record the start of `step`.
+
+        Its micro-batches `parts` took `data` seconds to load, a save before it `stall`."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)

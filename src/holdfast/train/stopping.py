@@ -81,7 +81,7 @@ class Stopping:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 
     def wait_for_save(self) -> None:
-        """Wait until rank 0 has saved. A rank that exits earlier could make rank 0 fail."""
+        """Wait until rank 0 has saved. A rank that exits earlier could make other ranks fail."""
         self._ranks.from_rank_0(STOPPED, None if self._ranks.rank else "")
 
     def close(self) -> None:

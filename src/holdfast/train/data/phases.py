@@ -46,7 +46,7 @@ class Phases:
         return self._phases[index]
 
     def seam_after(self, step: int) -> int:
-        """Return the next step before which the script runs code of its own: the end of an epoch or of a phase."""
+        """Return the first step after the epoch or phase of `step`. Before that step the script runs its own code."""
         plan = self.plan
         index = plan.index(step)
         phase, local = plan.phase(step)
@@ -54,7 +54,9 @@ class Phases:
         return plan.first_steps[index] + end
 
     def is_seam(self, step: int) -> bool:
-        """Return True if the script runs code of its own just before `step`: at the end of an epoch or of a phase."""
+        """Return True if `step` is the first after an epoch or phase.
+
+        Before such a step the script runs its own code."""
         return step > 0 and self.seam_after(step - 1) == step
 
 

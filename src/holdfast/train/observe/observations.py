@@ -29,7 +29,7 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return how many of `steps` steps a rehearsal trains: `asked`, or 2.5 epochs by default, at most LONGEST steps."""
+    """Return how many of `steps` steps a test run trains: `asked`, or by default 2.5 epochs, but at most LONGEST."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 

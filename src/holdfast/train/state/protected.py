@@ -101,7 +101,7 @@ class Protected:
         return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
 
     def check_groups(self) -> None:
-        """Raise BadInput if an optimizer got more parameters after `protect`, so a restart could not load its state."""
+        """Raise BadInput if an optimizer got more parameters after `protect`: its saved state could not be loaded."""
         for name, now in self._count_groups().items():
             if now != (before := self._group_sizes[name]):
                 raise BadInput(
