@@ -3,15 +3,13 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.blocks import division
 from holdfast.cli import app
 from holdfast.workloads.criterion import LossAt
 from holdfast.workloads.registry import as_workload, load_for_lab, load_workload
-from holdfast.workloads.workload import Arrays, Clock, Stack
+from stacks_workload import Stacks
 
 DIVIDED = """
 import numpy as np
@@ -74,18 +72,7 @@ def test_lab_check_and_lab_run_accept_such_a_model(divided: Path, tmp_path: Path
 
 
 def test_a_workload_of_many_states_can_have_it_too() -> None:
-    class Stacks:
-        name, criterion, stochastic, steady, lanes = "stacks", LossAt(4), False, False, 3
-        blocks = division.along({"x": np.zeros(8)}, "x")
-        norm = staticmethod(division.euclidean)
+    class Late(Stacks):
+        criterion = LossAt(4)
 
-        def start(self, stream: int = 0) -> Arrays:
-            return {"x": np.arange(1.0, 9.0)}
-
-        def advance(self, stack: Stack, clock: Clock) -> Stack:
-            return {"x": stack["x"] / 2}
-
-        def loss(self, stack: Stack) -> division.Floats:
-            return np.asarray(np.abs(stack["x"]).max(axis=0))
-
-    assert as_workload(Stacks(), "the model").criterion == pytest.approx(0.5)
+    assert as_workload(Late(), "the model").criterion == pytest.approx(0.5)

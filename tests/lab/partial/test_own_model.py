@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.blocks import division
 from holdfast.cli import app
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Options, Progress
@@ -28,6 +27,7 @@ from holdfast.workloads.reinit import has_rule
 from holdfast.workloads.simple_model import OneStateAdapter
 from holdfast.workloads.workload import Arrays, Clock, Stack
 from repository import ROOT
+from stacks_workload import Stacks
 
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_text(), flags=re.S)[0]
 
@@ -171,23 +171,6 @@ def test_a_stochastic_model_is_detected_and_one_that_draws_only_later_is_refused
     assert check(NoisyLater()).problems == [
         "step of noisylater draws random numbers at iteration 3, but not at first: set `stochastic = True` in the model."
     ]
-
-
-class Stacks:
-    """A correct workload of several lanes, of which each test replaces one part."""
-
-    name, criterion, stochastic, steady, lanes = "stacks", 0.01, False, False, 4
-    blocks = division.along({"x": np.zeros(8)}, "x")
-    norm = staticmethod(division.euclidean)
-
-    def start(self, stream: int = 0) -> Arrays:
-        return {"x": np.arange(1.0, 9.0)}
-
-    def advance(self, stack: Stack, clock: Clock) -> Stack:
-        return {"x": stack["x"] / 2}
-
-    def loss(self, stack: Stack) -> Any:
-        return np.abs(stack["x"]).max(axis=0)
 
 
 def in_place(self: Stacks, stack: Stack, clock: Clock) -> Stack:
