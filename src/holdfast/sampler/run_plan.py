@@ -46,7 +46,7 @@ class RunPlan:
         return self.phases[index], step - self.first_steps[index]
 
     def position(self, step: int) -> Position:
-        """Return the position of `step`, with epochs counted through all phases. The step may be beyond the end."""
+        """Return the position of `step`, which may be beyond the end. Epochs are counted through all phases."""
         index = self.index(step)
         epoch, cursor = divmod(step - self.first_steps[index], self.phases[index].steps_per_epoch)
         return Position(self.first_epochs[index] + epoch, cursor)

@@ -153,7 +153,7 @@ def _requests(
 
 
 def share_key(plan: RunPlan, step: int, share: int) -> int:
-    """Return the seed of the random generators for the samples that rank number `share` trains in `step`."""
+    """Return the seed of the random generators for the samples that rank `share` trains in `step`."""
     phase, local = plan.phase(step)
     return _key(phase, phase.position(local), share, plan.first_epochs[plan.index(step)])
 

@@ -98,7 +98,7 @@ def _text(values: np.ndarray[Any, Any]) -> str:
 
 
 def key_and_compare(key: int, saved_key: int, saved: Mapping[str, Any] | None) -> str:
-    """Seed the generators with `key`; return whether seeding still reproduces `saved`, the states in the snapshot.
+    """Seed the generators with `key`; return how they compare with `saved`, the states in the restored snapshot.
 
     Return "restored" if seeding with `saved_key` gives the states `saved`, "none" if it does not (a library seeds in
     another way now), and "keyed" if `saved` is None."""
