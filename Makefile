@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/holdfast demo
 
+# Three processes on two cores: half of the time, tests wait for the processes that they start.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The tests that start no processes: within 90 seconds on two cores.
 test-fast: $(READY)
