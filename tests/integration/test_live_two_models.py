@@ -38,3 +38,21 @@ def test_a_worker_lost_after_the_first_model_has_stepped_makes_the_run_restart_a
     assert why in job.stderr
     assert different(finished(reference).out, job.out) == []
     assert failed_checks(job.out) == []
+
+
+@pytest.mark.parametrize("recovery", ["replay", "forward"])
+def test_a_worker_lost_in_a_backward_through_two_replicated_models_makes_the_run_restart_and_say_so(
+    start: Start, recovery: str
+) -> None:
+    how = HOW | {"script": SUPPORT / "two_stages_script.py"}
+    reference = start(out="reference", **how)
+    failures = [
+        {"step": 13, "kind": "kill", "targets": [1], "point": "backward=0"},
+        {"step": 24, "kind": "kill", "targets": [0], "point": "forward"},
+    ]
+    job = finished(start(recovery=recovery, failures=failures, **how))
+    assert len(events(job.out, "restart")) == 2, job.stderr
+    assert "holdfast: a backward pass goes through 2 replicated models" in job.stderr
+    assert different(finished(reference).out, job.out) == []
+    assert failed_checks(job.out) == []
+    assert "UserWarning" not in job.stderr  # run.log takes a loss with its graph

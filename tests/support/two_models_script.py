@@ -47,7 +47,7 @@ for batch in run.batches(points, global_batch=12, num_epochs=EPOCHS):
     adam_d.zero_grad()
     if strikes and WHERE == "second":
         fake.register_hook(die)
-    loss = F.softplus(-discriminator(fake)).mean()
+    loss = F.softplus(-run.unwrap(discriminator)(fake)).mean()  # its gradients are not summed: only the generator steps
     loss.backward()
     adam_g.step()
     adam_g.zero_grad()

@@ -67,6 +67,7 @@ def _verdict(folder: Path, config: "RunConfig", command: str) -> FinalAudit:
 
 def _rehearsal(config: "RunConfig") -> str:
     workers = ["--workers", str(config.workers)] if config.workers > 1 else []
+    recovery = ["--recovery", "replay"] if config.recovery == "replay" else []
     module = ["-m"] if config.module else []
     arguments = ["--", *config.args] if config.args else []
-    return shlex.join(["holdfast", "rehearse", *workers, *module, config.script, *arguments])
+    return shlex.join(["holdfast", "rehearse", *workers, *recovery, *module, config.script, *arguments])

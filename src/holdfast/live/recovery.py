@@ -83,6 +83,7 @@ class LiveRecovery:
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
+    _has_warned: bool = field(default=False, init=False)  # of a backward through several models
     _averages: Copies = field(default_factory=list, init=False)  # of a dropped step, which is not to change them
     _marks: BoundaryMarks | None = field(default=None, init=False)  # of a run that replays
     _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
@@ -245,6 +246,7 @@ class LiveRecovery:
                 if not any(self._recover_backward(group) for group in self.groups):
                     raise
             else:
+                self._check_one_model()
                 for group in self.groups:
                     if not (self.link.is_broken and group.has_failed() and self._recover_backward(group)):
                         self._complete_backward(group)
@@ -255,9 +257,28 @@ class LiveRecovery:
         """Recover the backward pass of `group` if a lost worker made it fail; return False for any other error."""
         if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
             return False
+        self._check_one_model()
         self.recover(group)
         self._complete_backward(group)
         return True
+
+    def _check_one_model(self) -> None:
+        """Warn once if a backward pass goes through several replicated models; make the run restart if it has failed.
+
+        The gradients of one model can be completed after a loss, but not those of several models at once."""
+        summed = [group for group in self.groups if group.sums]
+        if len(summed) < 2:
+            return
+        if self.link.is_broken or any(group.has_failed() for group in summed):
+            raise restart_needed(f"a worker was lost in a backward pass through {len(summed)} replicated models")
+        if not self._has_warned and self.coordination.rank == 0:
+            logger.warning(
+                "holdfast: a backward pass goes through %d replicated models: if a worker is lost in it, the run restarts "
+                "from its newest snapshot. To recover live, make them parts of one nn.Module and replicate that; for a model that "
+                "does not step then, such as a GAN's discriminator, call run.unwrap(model).",
+                len(summed),
+            )
+        self._has_warned = True
 
     def _complete_backward(self, group: RecoverableGroup) -> None:
         if group.sums:

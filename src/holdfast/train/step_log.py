@@ -318,7 +318,7 @@ class LoggedLoss:
 
     def log(self, loss: float) -> None:
         """Keep `loss` until the step is recorded."""
-        self._loss = float(loss)
+        self._loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def take(self) -> float | None:
         """Return the logged loss and forget it; None if no loss was logged."""

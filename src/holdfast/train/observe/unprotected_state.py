@@ -49,7 +49,7 @@ class UnprotectedStateCheck:
         self._seen = {id(found.kept): _Seen(_reference(found.kept), found.values) for found in objects}
         self._before, self._looks = now, self._looks + 1
         if lost and steps <= FIRST_STEPS:
-            raise BadInput(_line(lost))
+            raise BadInput(f"{_line(lost)} Then name another --out, or remove this run with `holdfast runs rm`.")
         for found in lost:
             if found.place.name not in self._warned:
                 self._warned.add(found.place.name)

@@ -236,7 +236,7 @@ def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Pro
 def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput:
     return BadInput(
         f"the snapshot of step {step} in {store} is of another model or config ({listed(differences)}): "
-        "train with what it was saved with, or name another folder."
+        "train with what it was saved with, name another folder with --out, or remove the run with `holdfast runs rm`."
     )
 
 
