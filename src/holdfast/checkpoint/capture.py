@@ -30,7 +30,7 @@ Piece: TypeAlias = tuple[Array, Array]
 
 
 class HostImage:
-    """Page-aligned host memory for the tensor file of one snapshot, which can be written with direct I/O."""
+    """A page-aligned buffer in host memory for the tensor file of one snapshot."""
 
     def __init__(self, capacity: int) -> None:
         memory = mmap.mmap(-1, max(1, capacity), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,7 +47,7 @@ class HostImage:
         return len(self.bytes)
 
     def lay_out(self, layout: PayloadLayout) -> dict[str, Array]:
-        """Write the header of `layout` into the image, and return a view of the image for each tensor, by name."""
+        """Write the header of `layout` into the buffer, and return a view of the buffer for each tensor, by name."""
         if layout is not self._layout:
             self.bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
             self._views = payload.decode(self.bytes[: layout.length], "image")
@@ -56,7 +56,7 @@ class HostImage:
 
 
 class BufferPool:
-    """A thread-safe pool of at most `most` host buffers (images), each of which holds the state for one save."""
+    """A thread-safe pool of at most `most` host buffers; each of them holds one state while it is saved."""
 
     def __init__(self, most: int) -> None:
         if most < 1:
@@ -68,11 +68,10 @@ class BufferPool:
 
     @property
     def bytes(self) -> int:
-        """The total size of all buffers of the pool, free or in use."""
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> HostImage:
-        """Return a host buffer of at least `size` bytes for exclusive use; wait until one is free or allocated."""
+        """Return a buffer of at least `size` bytes for exclusive use; wait if all `most` buffers are in use."""
         with self._changed:
             while True:
                 for image in self._free:
@@ -87,9 +86,9 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[HostImage]:
-        """Return new images (host buffers) of `size` bytes, as many as the pool lacks to have `count` of them.
+        """Add buffers of `size` bytes until the pool has `count`, and return the new ones, which count as in use.
 
-        They count as in use until they are passed to `give_back`. Free images that are too small are removed."""
+        Free buffers that are smaller than `size` are removed first."""
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
@@ -101,7 +100,6 @@ class BufferPool:
             return reserved
 
     def give_back(self, image: HostImage) -> None:
-        """Return `image` (host memory for one snapshot) to the pool, so that another save can use it."""
         with self._changed:
             self._free.append(image)
             self._changed.notify()
@@ -113,7 +111,7 @@ class BufferPool:
 
 
 class StateCapture:
-    """A copier of training states into images, which are host buffers that each hold one snapshot."""
+    """A copier of training states from CPU and GPU tensors into host buffers."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()
@@ -124,7 +122,7 @@ class StateCapture:
         self.helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
     def layout(self, tensors: State) -> PayloadLayout:
-        """Return the file layout of `tensors`: the same object as last time if names, dtypes and shapes are equal."""
+        """Return the file layout of `tensors`; reuse the last one if names, dtypes, shapes and devices are the same."""
         form = tuple(
             (name, type(value), *(getattr(value, key, None) for key in ("dtype", "shape", "device", "layout")))
             for name, value in tensors.items()
@@ -134,7 +132,9 @@ class StateCapture:
         return self._layout
 
     def fill(self, image: HostImage, layout: PayloadLayout, tensors: State) -> list[DeviceCopy]:
-        """Copy `tensors` into `image` and return the device copies in progress. The tensors may change afterwards."""
+        """Copy `tensors` into the host buffer `image`, and return the GPU copies that are still in progress.
+
+        The caller may change the tensors at once."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []
@@ -161,13 +161,13 @@ class StateCapture:
 
 
 def device_of(tensors: State) -> torch.device | None:
-    """Return the CUDA device of the first tensor that is on one, or None if all are in host memory."""
+    """Return the CUDA device of the first tensor that is on a GPU, or None if all tensors are in host memory."""
     devices = (value.device for value in tensors.values() if isinstance(value, torch.Tensor) and value.is_cuda)
     return next(devices, None)
 
 
 def make_ready(image: HostImage, layout: PayloadLayout, device: torch.device | None) -> None:
-    """Prepare a host buffer (image) for fast saves: allocate its pages, write its header, and pin it for `device`."""
+    """Allocate all memory pages of the buffer `image`, write the file header into it, and pin it if `device` is set."""
     image.bytes[:: mmap.PAGESIZE] = 0  # allocates all pages now, instead of one by one while it is filled
     image.lay_out(layout)
     if device is not None:
@@ -176,7 +176,7 @@ def make_ready(image: HostImage, layout: PayloadLayout, device: torch.device | N
 
 
 def _pieces(target: Array, source: Array) -> Iterator[Piece]:
-    """Yield (target, source) pairs to copy. A large contiguous tensor is split into pieces of `PIECE` bytes."""
+    """Yield (target, source) pairs to copy; a large contiguous tensor is split into pieces of `PIECE` bytes."""
     if not isinstance(target, torch.Tensor):
         yield target, source
         return

@@ -24,21 +24,21 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A copy in progress from a device to the host, through a clone on the device; CUDA events mark its stages."""
+    """An asynchronous copy of tensors from a GPU to host memory, followed with CUDA events."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
     arrived: torch.cuda.Event
 
     def wait(self) -> float:
-        """Wait until all bytes are in host memory. Return the seconds by which the copy delayed training."""
+        """Wait until all bytes are in host memory, and return the seconds by which the copy delayed training."""
         self.arrived.synchronize()
         return float(self.started.elapsed_time(self.captured)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """A range of bytes in the tensor file, from `start` to `end`. Its copy on the device begins at offset `at`."""
+    """The bytes from `start` to `end` of the tensor file; `at` is their offset in the buffer on the GPU."""
 
     start: int
     end: int
@@ -46,9 +46,9 @@ class ByteRun:
 
 
 class Sender:
-    """A copier of tensors from one CUDA device to a `HostImage` (host buffer), through a clone on the device.
+    """A copier of tensors from one GPU to host memory, through a buffer on the GPU.
 
-    The memory of the clone is kept between saves, so that training cannot use it up in the meantime."""
+    The buffer is kept between saves, so that training cannot take its memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,7 +60,7 @@ class Sender:
         self._arrived: torch.cuda.Event | None = None
 
     def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "HostImage") -> DeviceCopy:
-        """Start to copy `tensors` into `image`; kernels that are queued afterwards may already change the tensors."""
+        """Start to copy `tensors` into the host buffer `image`; kernels launched afterwards may change the tensors."""
         views = image.lay_out(layout)
         pin(image)
         if layout is not self._layout:
@@ -92,7 +92,7 @@ class Sender:
         return DeviceCopy(started, captured, arrived)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Allocate the clone, a buffer for copies of all `tensors`, unless the device has too little free memory."""
+        """Allocate a buffer on the GPU for copies of all `tensors`, unless too little memory is free."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout
@@ -110,7 +110,6 @@ class Sender:
 
 
 def pin(image: "HostImage") -> None:
-    """Page-lock the memory of `image`, so that a GPU can copy into it asynchronously at full speed."""
     if image.pinned:
         return
     # Registered instead of allocated by torch, whose allocator rounds up to a power of two.
@@ -129,7 +128,9 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Return the contiguous ranges of a file with parts `spans`, the offset of each part in the clone, and its size."""
+    """Place the file ranges `spans` one after another in a GPU buffer.
+
+    Return the contiguous runs of bytes, the offset of each range in the buffer, and the size of the buffer."""
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0

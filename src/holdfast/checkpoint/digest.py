@@ -29,7 +29,7 @@ Progress: TypeAlias = Callable[[int], None]
 
 
 def unwatched(count: int) -> None:
-    """Do nothing: the default for a `progress` callback."""
+    """Do nothing; used as `progress` callback if the caller gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Digest:
 
 
 def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
-    """Write the concatenated `parts` to the store as value `name`, and return their digest."""
+    """Write the concatenated `parts` to the store under `name`, and return their digest."""
     hasher, length = xxhash.xxh3_128(), 0
 
     def passing() -> Iterator[memoryview]:
@@ -66,7 +66,7 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 
 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
-    """Read a value into a new buffer, and raise Corrupt unless it matches the digest `expected`."""
+    """Read the value `name` into a new buffer; raise Corrupt unless its digest is `expected`."""
     with opened(store, name, expected) as reader:
         memory.require(name, expected.length)
         try:
@@ -81,7 +81,7 @@ def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 
 def check(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
-    """Read a value in chunks without keeping it, and raise Corrupt unless it matches the digest `expected`."""
+    """Read the value `name` in chunks; raise Corrupt unless its digest is `expected`."""
     with opened(store, name, expected) as reader:
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
@@ -90,7 +90,7 @@ def check(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 @contextmanager
 def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
-    """Open a value for reading, and raise Corrupt if it is missing or does not have the expected length."""
+    """Yield a reader of the value `name`; raise Corrupt if the value is missing or its length is not as `expected`."""
     try:
         with store.open(name) as reader:
             if reader.length != expected.length:

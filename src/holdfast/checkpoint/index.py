@@ -19,10 +19,10 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The commit record of one save of a checkpoint of blocks; the saves are numbered by `generation`.
+    """The commit record of one version (`generation`) of an incremental checkpoint, which is saved in blocks.
 
-    `layout` is a digest of the bounds of the blocks. `oldest` and `newest` are the lowest and the highest iteration at
-    which a block was saved. `segments` has the digest of each file of blocks."""
+    `layout` is a digest of the block boundaries. `oldest` and `newest` are the lowest and the highest iteration at
+    which a block was saved. `segments` maps each file of blocks to its digest."""
 
     generation: int
     blocks: int
@@ -42,19 +42,19 @@ class Index:
 
 
 def generations(store: Store) -> list[int]:
-    """Return the numbers of the committed versions (generations) of a checkpoint of blocks, in ascending order."""
+    """Return the version numbers of the incremental checkpoint in the store, in ascending order."""
     return sorted(int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
 
 
 def strange_indexes(store: Store) -> list[str]:
-    """Return stored names that begin like an index but are invalid, and the index folder if it is a file."""
+    """Return the names in the store that look like commit records of an incremental checkpoint but are invalid."""
     known = {index_name(generation) for generation in generations(store)}
     within = (name for name in store.names(f"{FOLDER}index-") if name not in known)
     return [*(name for name in store.names(FOLDER.rstrip("/")) if name == FOLDER.rstrip("/")), *within]
 
 
 def read_index(store: Store, generation: int) -> Index:
-    """Return the index of save number `generation`; raise NoSnapshot if it is missing, or Corrupt if it is damaged."""
+    """Return the commit record of version `generation`; raise NoSnapshot if it is missing, Corrupt if it is damaged."""
     name = index_name(generation)
     try:
         record = unseal(read(store, name), name)
@@ -80,7 +80,7 @@ def index_name(generation: int) -> str:
 
 
 def write_index(store: Store, index: Index) -> None:
-    """Commit a new version of the incremental checkpoint by writing `index`, the record of its segment files."""
+    """Commit a version of an incremental checkpoint by writing its record `index` to the store."""
     segments = [{"name": name, **asdict(expected)} for name, expected in index.segments.items()]
     record = seal({**asdict(index), "segments": segments})
     if len(record) > SMALL:
@@ -93,7 +93,7 @@ def segment_name(sequence: int, writer: str) -> str:
 
 
 def next_sequence(store: Store) -> int:
-    """Return a sequence number greater than that of every segment in the store, committed or not."""
+    """Return a number greater than those in the names of all segments (files of blocks) in the store."""
     return 1 + max((int(match[1]) for match in _matches(_SEGMENT, store)), default=-1)
 
 

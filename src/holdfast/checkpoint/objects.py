@@ -15,9 +15,9 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 
 
 class ObjectStore:
-    """A store whose values are the objects below a URL. `create` is a conditional PUT.
+    """A checkpoint store in object storage such as S3, which keeps its values below one URL.
 
-    Construct the store after forking, because its client runs a thread."""
+    Create the object after forking, because its client runs a thread."""
 
     def __init__(self, url: str, **options: object) -> None:
         # Neither a shared instance nor a listing cache: a cached listing would hide the commits of other processes.
@@ -86,7 +86,7 @@ class ObjectStore:
                 return
 
     def move(self, folder: str, to: str) -> None:
-        """Rename all objects in `folder` to folder `to`: copy them on the server, then remove the originals."""
+        """Move all objects from `folder` to the folder `to`: copy them on the server, then remove the originals."""
         names = self.names(f"{checked(folder)}/")
         if self.names(f"{checked(to)}/"):
             raise CommitConflict(conflict(self, to))
@@ -97,7 +97,7 @@ class ObjectStore:
             self.remove(name)
 
     def sweep(self, prefix: str) -> None:
-        """Do nothing: an unfinished upload is not an object, and a lifecycle rule of the bucket removes its parts."""
+        """Do nothing: a lifecycle rule of the bucket removes the parts of unfinished uploads."""
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{checked(name)}"

@@ -220,16 +220,17 @@ def _bytes_each(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatState:
-    """A flattened state: its tensors by path, and in `extra` the rest as JSON that refers to tensors by path."""
+    """A nested state split in two: `tensors` by path, and `extra`, JSON of all other values and the tensor paths."""
 
     tensors: dict[str, Array]
     extra: dict[str, Any]
 
 
 def flatten(state: Any) -> FlatState:
-    """Split a nested state into its tensors and JSON for everything else.
+    """Split a nested state into its tensors, and JSON of all other values.
 
-    It may contain dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; else raise BadInput."""
+    The state may contain dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays. Other types raise
+    BadInput."""
     tensors: dict[str, Array] = {}
     try:
         tree = _take_apart(state, "", tensors)
@@ -239,7 +240,7 @@ def flatten(state: Any) -> FlatState:
 
 
 def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:
-    """Return the nested state from the two parts that `flatten` made; raise Corrupt if they do not fit together."""
+    """Rebuild the nested state from the two parts that `flatten` returned; raise Corrupt if they do not match."""
     try:
         # Each tensor is taken once: a small tree that names one tensor a thousand times would otherwise become a huge
         # state as soon as it is copied.

@@ -16,7 +16,7 @@ _PROBE = "probe-"
 
 
 def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the existing store at the path or URL `place`, such as s3://bucket/run; `options` are those of fsspec."""
+    """Return the existing store at a path or URL such as s3://bucket/run; `options` are passed to fsspec."""
     text = os.fspath(place)
     if (path := _directory(text)) is None:
         objects = _objects(text, options)
@@ -30,7 +30,7 @@ def open_store(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at the path or URL `place` for a new run, after checking by a test write that it is writable."""
+    """Return a store at a path or URL for a new run, after a test write; `options` are passed to fsspec."""
     store = store_at(place, **options)
     for leftover in store.names(_PROBE):  # test files of killed processes
         store.remove(leftover)
@@ -41,7 +41,7 @@ def store_for(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_at(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the store at the path or URL `place` without checking it; `options` are as for `open_store`."""
+    """Return the store at a path or URL without checking it; `options` are passed to fsspec."""
     text = os.fspath(place)
     if text.startswith("memory://"):
         raise BadInput(f"{text} is in the memory of one process, but a run has several: name a directory or s3://...")
@@ -50,9 +50,7 @@ def store_at(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def read_ahead(store: Store) -> None:
-    """Start a thread that reads the newest snapshot of a directory into the page cache, to make `load` faster.
-
-    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk."""
+    """Start a thread that reads the newest snapshot into the page cache, so that `load` is faster."""
     if isinstance(store, DirectoryStore):
         threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()
 

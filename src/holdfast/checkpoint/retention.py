@@ -22,9 +22,10 @@ _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 def resume(
     store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched, check: Check = anything
 ) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
-    """Return the newest good snapshot, or None, and the newer snapshots that cannot be used, which are set aside.
+    """Return the newest good snapshot, or None, and a list of newer snapshots that cannot be used.
 
-    `check` raises Corrupt for a snapshot that the run cannot resume from. Only the process that saves may call this."""
+    Unusable snapshots are renamed, so that they are not tried again. `check` raises Corrupt for a snapshot that the run
+    cannot use. Only the process that saves may call this function."""
     loaded, bad = snapshot.search(store, backoff, progress, check)
     for step in bad:
         set_aside(store, step)
@@ -32,7 +33,7 @@ def resume(
 
 
 def set_aside(store: Store, step: int) -> str:
-    """Rename the folder of a snapshot so that it is no longer found as a snapshot; return the new folder name."""
+    """Rename the folder of an unusable snapshot, so that no run loads it, and return the new folder name."""
     taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))
     number = 1 + max((int(match[2]) for match in taken if match), default=-1)
     place = f"{_ASIDE}{step:08d}-{number}"
@@ -47,17 +48,16 @@ def steps_aside(store: Store) -> list[int]:
 
 
 def aside(store: Store) -> list[str]:
-    """Return the folders of unusable snapshots, which were renamed so that no run resumes from them, sorted by step."""
+    """Return the folders that `set_aside` renamed, sorted by step."""
     matches = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
     numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in matches if match}
     return [numbered[key] for key in sorted(numbered)]
 
 
 def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
-    """Clean up the store at the start of a run: keep the last `count` snapshots, and the last `count` unusable ones.
+    """Keep only the last `count` snapshots and the last `count` unusable ones, and remove temporary files.
 
-    Also remove what killed processes left. Failures to remove are only logged. `trusted` is a step whose snapshot was
-    just read."""
+    The snapshot of step `trusted` is known to be good. Errors of the storage are only logged."""
     old = snapshot.outdated(store, count, trusted=trusted)
     for prefix in (snapshot.STEP, LATEST, _ASIDE):
         _try(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]
@@ -77,7 +77,7 @@ def _try(work: Callable[[], None]) -> None:
 
 
 def keep_last(store: Store, count: int) -> list[int]:
-    """Remove all but the last `count` snapshots and return the removed steps; never remove the newest good snapshot."""
+    """Remove all but the last `count` snapshots, but never the newest good one; return the removed steps."""
     old = snapshot.outdated(store, count)
     for step in old:
         snapshot.remove(store, step)

@@ -44,7 +44,7 @@ PIECE = 1 << 20  # or this many bytes if the state is small
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A stored file of blocks. For each block it has the id, the iteration it was saved at, and its size in bytes."""
+    """A file with the values of several blocks: the id of each, the iteration at which it was saved, and its bytes."""
 
     name: str
     digest: Digest
@@ -54,7 +54,9 @@ class Segment:
 
 
 class RunningCheckpoint:
-    """A checkpoint to which any subset of the blocks can be saved. Only one process at a time may save to it."""
+    """An incremental checkpoint: the state is divided into blocks, and each save writes any subset of them.
+
+    Only one process at a time may save."""
 
     def __init__(self, store: Store, blocks: Blocks, writer: str) -> None:
         self.passed_over: tuple[PassedOver, ...] = ()
@@ -67,7 +69,7 @@ class RunningCheckpoint:
 
     @classmethod
     def create(cls, store: Store, blocks: Blocks, state: State, *, writer: str = "0") -> "RunningCheckpoint":
-        """Create a running checkpoint with all blocks of `state` as of iteration 0; its file names contain `writer`."""
+        """Create an incremental checkpoint with all blocks of `state` at iteration 0; file names contain `writer`."""
         if generations(store):
             raise CommitConflict(f"{store} already has a running checkpoint: open it, or use another store.")
         running = cls(store, blocks, writer)
@@ -76,7 +78,7 @@ class RunningCheckpoint:
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """Open the newest intact version of the checkpoint; `passed_over` then lists damaged newer versions."""
+        """Open the newest intact version of the checkpoint, and list damaged newer versions in `passed_over`."""
         numbers = generations(store)
         bad: list[PassedOver] = []
         for generation in reversed(numbers):
@@ -103,11 +105,11 @@ class RunningCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of the segments (files with blocks) that make up the checkpoint now."""
+        """The total size in bytes of all files of the checkpoint."""
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:
-        """Save the blocks `ids` of `state` atomically as their newest values, and record `iteration` with them."""
+        """Save the blocks `ids` of `state` atomically, as of `iteration`."""
         ids = np.asarray(ids, np.int64)
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: the same id was given twice.")
@@ -119,12 +121,12 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """Reserve sequence numbers for the segment files of one save, which other processes write; return the first."""
+        """Reserve file numbers for one save by other processes, and return the first number."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Commit segments that other processes wrote. Raise BadInput if a block is in two of them."""
+        """Commit files of blocks (segments) that other processes wrote; raise BadInput if two have the same block."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
@@ -136,19 +138,19 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """Return the segments (files) that have the newest values of blocks `ids`, for `load_blocks` to read."""
+        """Return the files (segments) that contain the newest values of the blocks `ids`."""
         return [self._segments[i] for i in np.unique(_owners(self._blocks, self._segments)[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:
-        """Return the newest saved values of blocks `ids`, in the format of `Blocks.pack`."""
+        """Return the newest saved values of the blocks `ids`, in the format of `Blocks.pack`."""
         return load_blocks(self._store, self._blocks, self._segments, ids)
 
     def restore(self, ids: Ids, target: State) -> None:
-        """Write the newest saved values of blocks `ids` into the arrays of `target`, in place."""
+        """Write the newest saved values of the blocks `ids` into the arrays of `target`, in place."""
         self._blocks.unpack(self.load(ids), ids, target)
 
     def compact(self) -> None:
-        """Rewrite every segment that contains values for which newer ones were saved."""
+        """Rewrite all files that contain outdated block values, to free disk space."""
         carried, kept = self._compaction(np.zeros(0, np.int64), 1.0, 0)
         if len(kept) < len(self._segments):
             self._commit([*kept, *self._carry(carried)])
@@ -178,10 +180,10 @@ class RunningCheckpoint:
         self._generation = index.generation
 
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
-        """Return the blocks in segments that the next save should rewrite, and the segments to keep.
+        """Return the blocks that the next save must rewrite to free disk space, and the files (segments) to keep.
 
-        The next save will contain the blocks `incoming`. All segments have at most `limit` times the size of the state,
-        or the state plus `room` bytes if that is more."""
+        The next save writes the blocks `incoming`. The files may have `limit` times the size of the state, or the size
+        of the state plus `room` bytes if that is more."""
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -237,10 +239,10 @@ class RunningCheckpoint:
 def write_segments(
     store: Store, blocks: Blocks, writer: str, sequence: int, ids: Ids, saved_at: Ids, packed: State, total: int
 ) -> list[Segment]:
-    """Write the blocks `ids`, whose values `Blocks.pack` has put into `packed`, to segments, and return the segments.
+    """Write the blocks `ids` to new files (segments), which must then be committed, and return the segments.
 
-    Segment names contain `writer` and numbers from `sequence` on. `saved_at` is the iteration of each block, and
-    `total` the size of the whole state in bytes. The segments take effect when they are committed."""
+    `packed` has the values, as returned by `Blocks.pack`, `saved_at` the iteration of each block, and `total` is the
+    size of the whole state in bytes. File names contain `writer` and numbers from `sequence` on."""
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
     piece = np.cumsum(sizes) // max(total // PIECES, PIECE)
@@ -255,7 +257,7 @@ def write_segments(
 
 
 def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: Ids) -> dict[str, Array]:
-    """Return the blocks `ids`, packed as by `Blocks.pack`; each comes from the last segment (file) that contains it."""
+    """Return the blocks `ids` in the format of `Blocks.pack`, each from the last of the `segments` that contains it."""
     ids = np.asarray(ids, np.int64)
     target: dict[str, Array] = {}
     layout, places = packed_blocks(blocks, ids)
@@ -299,7 +301,7 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the layout of what `blocks.pack(state, ids)` returns, and the block number of each of `ids` in it."""
+    """Return the block layout of the result of `blocks.pack(state, ids)`, and the number of each block in it."""
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))
@@ -314,7 +316,7 @@ def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
 
 
 def block_bytes(blocks: Blocks, state: State) -> Ids:
-    """Return the size in bytes of each block, including its companion arrays such as optimizer state."""
+    """Return the size of each block in bytes, including its optimizer state."""
     parts = [np.zeros(0, np.int64)]
     for family in blocks.families:
         lengths = np.diff(family.bounds)

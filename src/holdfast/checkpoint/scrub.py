@@ -16,15 +16,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The name of a stored value that is damaged or invalid, and the reason."""
-
     name: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The checkpoints listed in a store's commit records; `set_aside` are unusable ones that runs have skipped."""
+    """The checkpoints in a store, according to its commit records; `set_aside` are folders of unusable snapshots."""
 
     snapshots: tuple[Manifest, ...]
     running: Index | None
@@ -33,7 +31,7 @@ class Contents:
 
 
 def inspect(store: Store) -> Contents:
-    """Read the commit records in a store, but no payloads, and return a list of its contents."""
+    """List the checkpoints in a store by reading its commit records, but no tensors."""
     strange = _strange(store)
     unreadable: list[Damage] = []
     snapshots = []
@@ -50,9 +48,9 @@ def inspect(store: Store) -> Contents:
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
-    """Read all committed data in a store and return a list of the damage found.
+    """Read all committed data in a store and return the damage found.
 
-    `progress(1)` is called after each of the `records(store)` commit records."""
+    `progress(1)` is called after each commit record, `records(store)` times in all."""
     strange = _strange(store)
     findings: list[Damage] = []
     for step in snapshot.steps(store):
@@ -67,7 +65,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
 
 def records(store: Store) -> int:
-    """Return the number of commit records in the store: one for each snapshot and each running-checkpoint save."""
+    """Return the number of commit records: one for each snapshot or version of an incremental checkpoint."""
     return len(snapshot.steps(store)) + len(generations(store))
 
 

@@ -36,7 +36,7 @@ _NAME = re.compile(r"step-([0-9]{8,18})(?:/(.+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The commit record of a snapshot: its position in training, and a digest of each of its files (payloads)."""
+    """The commit record of a snapshot: its position in training, and a digest of each of its files."""
 
     step: int
     epoch: int
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position in training. It is also stored in extra.json, so that a changed manifest is detected."""
+        """The position in training. It is also stored in extra.json, to detect a manifest that was changed."""
         return {name: getattr(self, name) for name in ("step", "epoch", "cursor", "world", "config")}
 
     @property
@@ -70,7 +70,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """The name of a snapshot that was not used because it is damaged or unreadable, and the reason."""
+    """The name of a snapshot that was skipped because it is damaged or unreadable, and the reason."""
 
     name: str
     why: str
@@ -78,7 +78,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A loaded snapshot. All tensors are views of one buffer, so copy a tensor to keep it without the others."""
+    """A loaded snapshot. All tensors are views of one buffer: a tensor that is kept keeps all of them in memory."""
 
     manifest: Manifest
     tensors: dict[str, Array]
@@ -92,7 +92,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SnapshotDraft:
-    """A snapshot to be committed, without its tensors. If it is committed twice, the second commit has no effect."""
+    """A snapshot that is not committed yet: everything except its tensors."""
 
     step: int
     position: dict[str, Any]
@@ -106,9 +106,9 @@ class SnapshotDraft:
 def draft(
     step: int, extra: Mapping[str, Any], *, epoch: int = 0, cursor: int = 0, world: int = 1, config: str = ""
 ) -> SnapshotDraft:
-    """Return the draft of a snapshot; raise BadInput if `extra` is not plain JSON or is too large.
+    """Return everything of a new snapshot except its tensors; raise BadInput if `extra` is not plain JSON or too large.
 
-    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample plan and model
+    `cursor` is the index of the next step in its epoch, and `config` a digest of the sample order and model
     structure."""
     if step < 0:
         raise BadInput(f"step {step} cannot be saved: steps count from 0.")
@@ -130,12 +130,12 @@ def draft(
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
     """Write and commit the snapshot of a step; raise CommitConflict if the step already has a good snapshot.
 
-    Only one process at a time may save into a store. `position` is the epoch, cursor, world and config."""
+    `position` are the keyword arguments of `draft`. Only one process at a time may save into a store."""
     return commit(store, draft(step, extra, **position), payload.encode(tensors))
 
 
 def at_once() -> None:
-    """Do nothing. This is the default for `ready`, a callback that runs before a commit and may delay it."""
+    """Do nothing: the default for a `ready` callback, which may delay a commit."""
 
 
 def commit(
@@ -146,10 +146,9 @@ def commit(
     ready: Callable[[], None] = at_once,
     progress: Progress = unwatched,
 ) -> Manifest:
-    """Write the files of a draft and commit it; `tensors` are the parts of its tensor file.
+    """Write the files of a new snapshot and commit it; `tensors` are the parts of its tensor file.
 
-    `ready` is called just before the commit; if it raises an error, nothing is committed. A failed commit may be
-    repeated."""
+    `ready` is called just before the commit; if it raises, nothing is committed. A failed commit may be repeated."""
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:
@@ -175,7 +174,7 @@ def commit(
 
 
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
-    """Read and verify the snapshot of a step. If the storage fails, retry after each of the pauses in `backoff`."""
+    """Read and verify the snapshot of a step; if the storage fails, retry after each of the pauses in `backoff`."""
     for pause in backoff:
         try:
             return _load(store, step, progress)
@@ -195,9 +194,7 @@ def _load(store: Store, step: int, progress: Progress) -> Snapshot:
 
 
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
-    """Return the newest good snapshot; raise NoSnapshot if none is good.
-
-    Its `passed_over` lists newer ones that are damaged or unreadable."""
+    """Return the newest good snapshot, with damaged newer ones in `passed_over`; raise NoSnapshot if none is good."""
     loaded, bad = search(store, backoff, progress)
     if loaded is None:
         why = "; ".join(passed_over.why for passed_over in bad.values())
@@ -217,8 +214,8 @@ def search(
 ) -> tuple[Snapshot | None, dict[int, PassedOver]]:
     """Return the newest good snapshot, or None, and the newer unusable ones by step.
 
-    `check` raises Corrupt for a snapshot that the caller cannot use. If none is good but the storage failed to read
-    one, raise StorageFailed: that one may be readable later, so the run must not start from the beginning."""
+    `check` raises Corrupt for a snapshot that the caller cannot use. StorageFailed is raised if no snapshot is good but
+    one could not be read, since it may be readable later."""
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
     for step in reversed(listed := _steps_in_use(store)):
@@ -240,7 +237,7 @@ def search(
 
 
 def strange(store: Store) -> list[str]:
-    """Return top-level names in the store that begin like a snapshot folder but are not valid."""
+    """Return the top-level names in the store that look like a snapshot folder but are invalid."""
     known = {_name(step) for step, part in _parts(store) if part}
     tops = dict.fromkeys(f"{name.split('/')[0]}/" for name in store.names(STEP))
     return [top.rstrip("/") for top in tops if top not in known]
@@ -319,7 +316,7 @@ def _steps_in_use(store: Store) -> list[int]:
 
 
 def _cleared(store: Store, draft: SnapshotDraft) -> Manifest | None:
-    """Remove what killed saves left, and a corrupt snapshot of this step; return the manifest if it is committed."""
+    """Remove temporary files, and a corrupt snapshot of this step; return the manifest if `draft` is committed."""
     store.sweep(STEP)
     store.sweep(LATEST)
     if draft.step in steps(store):
@@ -349,7 +346,7 @@ def clear_uncommitted(store: Store) -> None:
 def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
     """Return the steps of snapshots that may be removed: all but the last `count`, and never the newest good one.
 
-    Snapshots are read to find that. The one of step `trusted` is assumed to be good, unless it is the only one kept."""
+    The snapshot of step `trusted` counts as good without being read, unless it is the only one kept."""
     if count < 1:
         raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
     listed = steps(store)
@@ -362,7 +359,7 @@ def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[in
 
 
 def remove(store: Store, step: int) -> None:
-    """Remove the snapshot of a step, its manifest first. If this fails, call it again."""
+    """Remove the snapshot of a step, its manifest first; after an error, the call can be repeated."""
     store.remove(manifest_name(step))  # first: from here on the snapshot does not exist
     for name in store.names(_name(step)):
         store.remove(name)

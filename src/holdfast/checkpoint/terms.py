@@ -18,7 +18,9 @@ _NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
 
 
 class Term(NamedTuple):
-    """A numbered group of nodes. `where` is the rendezvous address of the group, and `token` a unique id."""
+    """A group of nodes that train together, with a number that grows with every change of the group.
+
+    `where` is the rendezvous address, and `token` a unique id."""
 
     number: int
     token: str
@@ -30,7 +32,6 @@ class Term(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Any) -> "Term":
-        """Return the term from the output of `to_json`; raise ValueError if `record` is anything else."""
         try:
             number, token, where, nodes = record
         except TypeError as error:
@@ -55,7 +56,7 @@ def newest(store: Store) -> Term | None:
 
 
 def take(store: Store, term: Term) -> bool:
-    """Record `term` (a group of nodes) in the store; return False if this or a higher number already exists there."""
+    """Record `term` (a group of nodes) in the store; return False if this number or a higher one exists there."""
     if _last(store) >= term.number:
         return False
     try:
@@ -66,15 +67,14 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove term `number`, a group of nodes that may commit, before any node has trained in it."""
+    """Remove the record of term `number` (a group of nodes), in which no node has trained."""
     store.remove(_name(number))
 
 
 class Fenced:
     """A wrapper of a store that raises WorkerLost on commits and cleanup once a newer group of nodes has taken over.
 
-    If `is_ours` returns True for a newer term (numbered group of nodes), this node belongs to it. A term that appears
-    between the check and a commit is not noticed: that snapshot is complete and belongs to this run."""
+    `is_ours(term)` returns True if this node belongs to the newer group `term`."""
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
         self._store, self._number, self._is_ours = store, number, is_ours
@@ -86,7 +86,7 @@ class Fenced:
         self._store.put(name, parts)
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        self._require_present()
+        self._require_present()  # a term that appears after this does no harm: the snapshot is complete
         self._store.create(name, parts)
 
     def open(self, name: str) -> AbstractContextManager[Reader]:

@@ -40,7 +40,7 @@ More: TypeAlias = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A completed save: the `stall` of training, `seconds` until it was durable, and steps of `removed` snapshots."""
+    """A completed save: how long training waited (`stall`), seconds until it was durable, and removed old snapshots."""
 
     step: int
     bytes: int
@@ -55,31 +55,31 @@ class Writer(Protocol):
     """A writer of snapshots into a store, in the order of the calls of `save`."""
 
     def prepare(self, tensors: State) -> None:
-        """Start to allocate memory in the background for saves of states like `tensors`. Calling this is optional."""
+        """Start to allocate memory for saves of states like `tensors`, in the background. The call is optional."""
 
     def save(
         self, step: int, tensors: State, extra: Extra, more: More = dict, ready: Ready = at_once, **position: Any
     ) -> None:
-        """Start to save a state, whose tensors may change after the return. Raise the error of an earlier failed save.
+        """Start to save a state; its tensors may change after the return. Raise the error of an earlier failed save.
 
         `more` returns further items of `extra`; if it raises, nothing is saved. The commit waits until `ready` returns.
-        `position` has the keyword arguments of `snapshot.draft`."""
+        `position` are the keyword arguments of `snapshot.draft`."""
 
     @property
     def is_busy(self) -> bool:
-        """True if a save is in progress, or completed but not yet returned by `finished`."""
+        """True if a save is in progress, or has completed but was not yet returned by `finished`."""
 
     def finished(self) -> list[Saved]:
-        """Return the saves that completed since the last call; raise the error of a save whose retries all failed."""
+        """Return the saves that completed since the last call; raise the error of a save that failed in all retries."""
 
     def close(self) -> list[Saved]:
-        """Wait until all saves have ended, and return those not yet reported; raise the error of a failed save."""
+        """Wait until all saves have ended and return those not yet returned; raise the error of a failed one."""
 
 
 def blocking(
     store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
 ) -> Writer:
-    """Return a writer whose `save` returns when the snapshot is durable; it needs no additional memory."""
+    """Return a writer whose `save` returns when the snapshot is durable."""
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
 
@@ -91,7 +91,7 @@ def overlapped(
     backoff: Sequence[float] = BACKOFF,
     progress: Progress = unwatched,
 ) -> Writer:
-    """Return a writer whose `save` only copies the state; a background thread writes the copy.
+    """Return a writer whose `save` copies the state into host memory; a background thread then writes the copy.
 
     At most `max_inflight` copies exist at a time; further saves wait."""
     return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight))
@@ -125,7 +125,7 @@ class _Target:
     ) -> _Written:
         """Write and commit `draft`, and delete all but the last `keep_last` snapshots.
 
-        `tensors` returns the bytes of the tensor file, again in each retry."""
+        `tensors` returns the parts of the tensor file; it is called again for each retry."""
         step = draft.step
 
         def commit() -> Manifest:
@@ -198,7 +198,7 @@ class _Flight:
     landing: "Future[tuple[_Written, float, float]]"
 
     def landed(self) -> Saved:
-        """Wait until the save is durable and return its measurements; raise the error if the save failed."""
+        """Wait until the save is durable and return its measurements; raise the error of a failed save."""
         written, device, overlapped = self.landing.result()
         # A device captures the state asynchronously, so the wait of training is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
@@ -206,15 +206,12 @@ class _Flight:
 
 
 class _Overlapped:
-    """A writer that lets training continue while one background thread writes the snapshots.
-
-    Its priority is not lowered: a thread that is scheduled late while it holds the interpreter lock would delay
-    training."""
+    """A writer that lets training continue while one background thread writes the snapshots."""
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
         self._target, self._images = target, images
         self._capture = StateCapture()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")  # low priority would delay the GIL
         self._flights: deque[_Flight] = deque()
 
     def prepare(self, tensors: State) -> None:
