@@ -72,7 +72,7 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """Divide `array`, and `companions` in the same way, into blocks of `size` consecutive positions along `dim`."""
+    """Divide `array`, and likewise `companions`, into blocks of `size` consecutive positions along `dim`."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")
@@ -99,7 +99,7 @@ def ragged(
 
 
 def by_row(state: State) -> "Blocks":
-    """Divide every array into one block for each row; a zero-dimensional array becomes one block."""
+    """Divide every array into one block per row; a zero-dimensional array becomes one block."""
     return reduce(add, (along(state, name) if state[name].ndim else whole(state, [name]) for name in state))
 
 
@@ -122,12 +122,12 @@ class Blocks:
 
     @property
     def sizes(self) -> Ids:
-        """The number of values in each block, without companion arrays such as optimizer state."""
+        """The number of elements of each block, without companion arrays such as Adam's moments."""
         return np.concatenate([np.diff(f.bounds) * f.row_size for f in self.families] or [np.zeros(0, np.int64)])
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all divided arrays, including companions: arrays cut in the same way, such as Adam's moments."""
+        """The names of all divided arrays, including companion arrays such as Adam's moments."""
         return tuple(name for family in self.families for name in family.members)
 
     def name(self, block: int) -> str:
@@ -141,7 +141,7 @@ class Blocks:
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
-        """Write `packed` blocks, as returned by `pack` for the same `ids`, into the arrays of `target` in place."""
+        """Write blocks returned by `pack` for the same `ids` into the arrays of `target`, in place."""
         for family, rows in self._split(ids):
             for name in family.members:
                 _put(target[name], family, rows, packed[name])
@@ -171,7 +171,7 @@ Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return the Euclidean distance between `a` and `b` in each block, without companions such as Adam's moments."""
+    """Return the Euclidean distance between `a` and `b` for each block, without companions such as Adam's moments."""
     distances: list[Floats] = []
     for family in blocks.families:
         square = (_numpy(a[family.array]).astype(np.float64) - _numpy(b[family.array]).astype(np.float64)) ** 2

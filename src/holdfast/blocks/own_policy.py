@@ -21,7 +21,7 @@ def is_file(ranking: str) -> bool:
 
 
 def own_ranking(path: str) -> str:
-    """Return the absolute path of a policy file; raise BadInput if its function does not rank blocks."""
+    """Check the function in the user's policy file `path`, which ranks blocks for saving; return the absolute path."""
     from holdfast.blocks.policy import BlockInfo
 
     absolute = str(Path(path).absolute())
@@ -38,7 +38,7 @@ def own_ranking(path: str) -> str:
 
 
 def urgency(path: str, info: "BlockInfo", step: int) -> Floats:
-    """Return how urgent it is to save each block after `step`, by the function of the policy file `path`."""
+    """Return how urgent it is to save each block after `step`, computed by the user's function in the file `path`."""
     function = _function(path)
     try:
         numbers = np.asarray(function(info, step), np.float64)

@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """An immutable assignment of each block to a node; of two maps, the map with the higher version is valid."""
+    """An immutable assignment of each block of the model to a server node; the map with the highest version applies."""
 
     version: int
     owners: npt.NDArray[np.int32]
@@ -21,7 +21,7 @@ class PartitionMap:
 
     @classmethod
     def random(cls, count: int, nodes: Sequence[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of version 0 that assigns `count` blocks at random, equally many (within one) to each node."""
+        """Return a map of version 0 that assigns `count` blocks to `nodes` at random, in equal numbers (within one)."""
         _require_enough(count, len(nodes))
         chosen = np.array(sorted(nodes), np.int32)
         return cls(0, _frozen(chosen[partition(count, len(nodes), rng)]), tuple(chosen.tolist()))
@@ -37,7 +37,7 @@ class PartitionMap:
         return {node: part for node, part in parts.items() if len(part)}
 
     def without(self, lost: Collection[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return the next version of the map, which spreads the blocks of the `lost` nodes evenly over the others."""
+        """Return a map of the next version that spreads the blocks of the `lost` nodes evenly over the other nodes."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
             nodes = ", ".join(map(str, self.nodes))
@@ -48,7 +48,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """Return the next version of the map, in which the new `node` takes an even share of blocks from the others."""
+        """Return a map of the next version in which the new `node` has taken an equal share of blocks from the rest."""
         if node in self.nodes:
             raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)

@@ -48,7 +48,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The data by which a policy ranks blocks: distance from the last saved value, norm, step of last save, size."""
+    """What a policy knows about each block: distance from its last saved value, norm, step of its last save, size."""
 
     distances: Floats
     norms: Floats
@@ -71,7 +71,7 @@ def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def relative(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by how far they moved since the last save, relative to their norm, largest first."""
+    """Rank blocks by the distance from their last saved values, divided by their norms, largest first."""
     return _ranked(-relative_distance(info), info.saved_at)
 
 
@@ -82,12 +82,12 @@ def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def round_robin(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Return the block numbers sorted by the iteration of their last save, longest unsaved first."""
+    """Rank blocks by the step of their last save, oldest first."""
     return _ranked(info.saved_at)
 
 
 def random(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks at random. Some blocks then stay unsaved for long, which makes this a poor policy."""
+    """Rank blocks at random. This is a poor policy, because some blocks stay unsaved for long."""
     return rng.permutation(len(info.saved_at))
 
 
@@ -106,7 +106,7 @@ def total_distance(info: BlockInfo) -> Fraction | None:
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean of `count` distances from partial `sums`; infinity if a sum is None or `count` is 0."""
+    """Return the total of `sums`, divided by `count`; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -192,7 +192,7 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: another one if `step` is in `early`, otherwise this policy."""
+        """Return the policy for the save after `step`: a special one if `step` is in `early`, otherwise this policy."""
         if step not in self.early:
             return self
         if self.saves == "early":
@@ -200,11 +200,11 @@ class Policy:
         return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
 
     def written(self, steps: int) -> Fraction:
-        """Return how much is written in `steps` steps, in multiples of the state's size, without the initial save."""
+        """Return how much is saved in `steps` steps, in multiples of the state's size, without the initial save."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> BlockChoice:
-        """Choose the blocks to save after `step`; `credit` is the unspent budget of earlier saves in elements."""
+        """Choose the blocks to save after `step`; `credit` is the budget that earlier saves left, in array elements."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         order, sizes = self._ranked(step, info), info.sizes

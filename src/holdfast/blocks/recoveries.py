@@ -13,17 +13,17 @@ Recovery: TypeAlias = Callable[[int, Ids], Ids]
 
 
 def full(count: int, lost: Ids) -> Ids:
-    """Return the ids of all `count` blocks, because the whole state is reset to the checkpoint, whatever was `lost`."""
+    """Return the ids of all `count` blocks: the whole state is reset to the checkpoint, whatever was `lost`."""
     return np.arange(count)
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return only the lost blocks: all others keep their newer values, so less progress is lost."""
+    """Return the `lost` blocks: only these are restored, and other blocks keep their newer values."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the ids of the blocks to restore (`lost`); the caller re-initialises blocks that were never saved."""
+    """Return the `lost` blocks: only these are restored. The caller initializes those that were never saved anew."""
     return partial(count, lost)
 
 
@@ -31,21 +31,20 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 
 
 def recovery(name: str) -> Recovery:
-    """Return the recovery function called `name`; raise BadInput if there is none."""
     if name not in RECOVERIES:
         raise BadInput(f"There is no recovery {name!r}: choose one of {', '.join(RECOVERIES)}.")
     return RECOVERIES[name]
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the `lost` blocks that were never saved, if `how` is `fresh` and some blocks survive; otherwise none."""
+    """Return the `lost` blocks that were never saved if `how` is `fresh` and some blocks survive, otherwise none."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Copy the blocks that the strategy `how` restores from `saved` to `live`; return their numbers."""
+    """Copy the blocks that the strategy `how` restores from `saved` to `live`, and return their numbers."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

@@ -29,12 +29,12 @@ def name(failure: Failure) -> str:
 
 
 def summed_buckets(failure: Failure, buckets: int) -> int:
-    """Return how many of the `buckets` gradient buckets are summed before `failure`, which happens during backward."""
+    """Return how many of the `buckets` gradient buckets are all-reduced before `failure` strikes the backward pass."""
     return int(round(float(failure.point.removeprefix(BACKWARD)) * buckets, 6))  # 6: 0.7 x 10 must not fall short of 7
 
 
 def check(failure: Failure, recovery: str) -> None:
-    """Raise BadInput if a failure of this kind cannot be injected at its point of a step with strategy `recovery`."""
+    """Raise BadInput if `failure` cannot be injected at its point of a step under the recovery strategy `recovery`."""
     kind, point = failure.kind, failure.point
     if kind in storage.KINDS:
         if point not in ("boundary", *storage.POINTS):
@@ -53,7 +53,7 @@ def check(failure: Failure, recovery: str) -> None:
 
 
 def check_survivors(failures: Schedule, recovery: str, ranks: int) -> None:
-    """Raise BadInput if a step would lose all `ranks` workers although the strategy `recovery` needs a survivor."""
+    """Raise BadInput if `failures` kill all `ranks` in one step, but the strategy `recovery` needs a surviving rank."""
     lost: defaultdict[int, set[int]] = defaultdict(set)
     for failure in failures:
         if failure.kind in ENDING:

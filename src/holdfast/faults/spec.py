@@ -23,7 +23,7 @@ _RANDOM = re.compile(r"random=(?P<count>[0-9]{1,6})(?:,seed=(?P<seed>[0-9]{1,12}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomKills:
-    """Settings for `count` kills at random steps of a rehearsal. Without a `seed`, one is drawn."""
+    """Settings of a test that kills workers at `count` random steps. Without a `seed`, one is drawn."""
 
     count: int = 3
     seed: int | None = None
@@ -73,7 +73,9 @@ def parse_rehearsal(spec: str) -> RandomKills:
 
 
 def _parse_one(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
-    """Yield (step, kind, point, group, members) for each step in an `--inject` value; `example` is for errors."""
+    """Yield (step, failure kind, point in the step, kind of target, target numbers) for each step in `text`.
+
+    `text` is a value of `--inject`, and error messages show `example`."""
     match = _STRIKE.fullmatch(text)
     if match is None:
         raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")

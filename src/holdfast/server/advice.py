@@ -33,7 +33,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """The costs measured in a served run: seconds of an iteration, a full save and a failure, and convergence."""
+    """Costs measured in a parameter-server run: seconds per iteration, full save and failure, and convergence rate."""
 
     workload: str
     nodes: int
@@ -51,7 +51,7 @@ class ServedCosts:
 
 @dataclass(frozen=True, slots=True)
 class ServedPrice:
-    """The cost of one failure with one restore mode, and the best save interval for it."""
+    """The expected cost of one failure with one recovery strategy, and the best save interval for this strategy."""
 
     recovery: str
     iterations: Estimate
@@ -61,7 +61,7 @@ class ServedPrice:
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
-    """Return the costs of an iteration, a save and a failure, measured in the run with the events `history`."""
+    """Measure the costs of an iteration, a save and a failure in the run whose events are `history`."""
     run = served_cost(history)
     lines = [event.what for event in history if event.who == "controller"]
     plan = next(what for what in lines if isinstance(what, Serve))
@@ -91,7 +91,9 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, for each restore mode, the cost of a failure that loses the fraction `lost` of the blocks."""
+    """Return, for each recovery strategy, the cost of a failure that loses the fraction `lost` of the blocks.
+
+    `mtbf` is the mean time between failures in seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -107,7 +109,9 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations lost if the fraction `lost` of the blocks returns to its last saves."""
+    """Estimate how many iterations are lost if the fraction `lost` of the model is restored from its last saves.
+
+    `rate` is the factor by which the error shrinks per iteration, and `noise` the result of `noise`."""
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
     c = rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared
@@ -117,13 +121,17 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if a fraction `lost` of the blocks is set back by `age` iterations."""
+    """Return the expected delay in iterations if the fraction `lost` of the model is set back by `age` iterations.
+
+    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the longest delay in iterations (Theorem 3.2) if a fraction `lost` of the blocks is set back by `age`."""
+    """Return an upper bound on the delay in iterations if the fraction `lost` of the model is set back by `age`.
+
+    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
@@ -140,7 +148,7 @@ def noise(losses: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdvice:
-    """Recommended options for a run on the parameter server, with reasons, estimates, and facts that are `unknown`."""
+    """Recommended options for a run on the parameter server, with reasons, estimates, and a list of unknown facts."""
 
     recovery: str
     interval: int
@@ -162,7 +170,7 @@ class ServedAdvice:
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
-    """Recommend options for the run with this history; `question` has the user's assumptions about failures."""
+    """Recommend options for a run whose events are `history`; `question` has the user's assumptions about failures."""
     question, costs = question or Question(), served_costs(history)
     if question.workers is not None:
         raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")

@@ -31,7 +31,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 class Candidates:
-    """The blocks of one node, ranked by a policy as candidates for a save."""
+    """The blocks `ids` of one node, ranked by `policy` for the save after `step`; the run has `count` blocks."""
 
     def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
         self._ids, self._info = ids, info
@@ -58,7 +58,7 @@ class Candidates:
                 return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
-        """Return the blocks of this node that the controller's decision `verdict` selects for a save, ascending."""
+        """Return the ids of this node's blocks that the controller's decision `verdict` selects for a save, sorted."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
         equal = np.flatnonzero(self._first == np.uint64(first))
@@ -87,7 +87,7 @@ class Candidates:
 
 
 def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return a number for each of the blocks `ids`: `policy` saves the blocks with the smallest numbers first."""
+    """Return an integer for each of the blocks `ids`; `policy` saves the blocks with the smallest integers first."""
     if is_file(policy.ranking):
         return _codes(-urgency(policy.ranking, info, step))
     match policy.ranking:

@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """Raised if nodes did not answer, so that their blocks are lost; `missing` has the reason for each node."""
+    """Raised if nodes did not answer and count as lost; `missing` has the reason for each node."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -33,7 +33,7 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """The result of a save; it is not `committed` if no block was written, or the initial save lacks blocks."""
+    """The result of a save. `committed` is False if no block was written, or if the initial save lacks blocks."""
 
     iteration: int
     bytes: int
@@ -44,7 +44,7 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks that nodes chose for a save, how far their other blocks have moved (`distances`), and lost nodes."""
+    """The blocks chosen for a save and their size; lost nodes; and how far unsaved blocks of each node have moved."""
 
     blocks: Samples
     bytes: int
@@ -53,7 +53,7 @@ class SelectedBlocks(NamedTuple):
 
 
 class CheckpointCoordinator:
-    """The controller's interface to the run's incremental checkpoint, with at most one save in progress."""
+    """The controller's interface to the run's incremental checkpoint; at most one save is in progress."""
 
     def __init__(self, settings: Settings, workload: DividedWorkload, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
@@ -76,7 +76,7 @@ class CheckpointCoordinator:
         return self._running.saved_at
 
     def select(self, step: int) -> SelectedBlocks:
-        """Select the blocks to save after iteration `step`; every node copies its own into a buffer for `write`."""
+        """Select the blocks to save after iteration `step`, and let each node copy its selected blocks to a buffer."""
         policy = self._settings.policy.at(step)
         verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))
@@ -86,7 +86,7 @@ class CheckpointCoordinator:
         return SelectedBlocks(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Start writing the blocks that nodes have buffered, `size` bytes in total, as the save of iteration `step`."""
+        """Let nodes write their buffered blocks (`size` bytes in all) in the background, as the save after `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
@@ -97,7 +97,7 @@ class CheckpointCoordinator:
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save in progress is committed, and return it; nodes in `without` are left out of the save."""
+        """Wait until the save in progress is committed, without the nodes `without`, and return the save, if any."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})

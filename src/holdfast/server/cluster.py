@@ -22,7 +22,7 @@ NEEDED = ("raylet", "gcs_server")  # without these processes of Ray, no actor ca
 
 
 class LocalRay:
-    """The processes of Ray itself that this process has started; none if the cluster was running before."""
+    """The processes of Ray that this process has started; empty if it joined a running cluster."""
 
     def __init__(self, node: Any) -> None:
         processes = {} if node is None else node.all_processes
@@ -32,7 +32,7 @@ class LocalRay:
         self.logs = "" if node is None else node.get_logs_dir_path()
 
     def ended(self) -> str | None:
-        """Return which process of Ray has ended and how, or None if all that a run needs are running."""
+        """Return a message if a process of Ray that a run needs has ended, otherwise None."""
         for name in NEEDED:
             for process in self._processes.get(name, []):
                 if (status := process.poll()) is not None:  # actors end themselves once the raylet is no zombie
@@ -43,7 +43,7 @@ class LocalRay:
         return None
 
     def await_end(self, seconds: float) -> None:
-        """Wait up to `seconds` for each process to end, and kill it and its children if it does not."""
+        """Wait up to `seconds` for each process to end; then kill it and its children."""
         for process in [process for group in self._processes.values() for process in group]:
             try:
                 process.wait(seconds)
@@ -58,7 +58,7 @@ class LocalRay:
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[LocalRay]:
-    """Start Ray on this machine or connect to `address`, and stop it afterwards, unless Ray was already running."""
+    """Connect to the Ray cluster at `address`, or start Ray on this machine; stop it on exit if it was started here."""
     ray = _ray()
     if address is not None:
         require_answer(address)
@@ -127,7 +127,7 @@ SETTINGS_FRAME = 4  # with which its other side answers
 
 
 def require_answer(address: str) -> None:
-    """Raise BadInput if no Ray cluster answers at `address`: Ray itself would wait for minutes."""
+    """Raise BadInput if no Ray cluster answers at `address`; without this check, Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     hint = "Give HOST:PORT as `ray start` prints it."
     try:

@@ -30,7 +30,7 @@ from holdfast.workloads.divided import RoundId
 
 
 class Controller:
-    """The actor that drives a training run from its current state to its end."""
+    """The Ray actor that directs the nodes and workers of a training run until the run ends."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class Controller:
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
-        """Train until the run converges or ends; `life` is the number of earlier controllers, and 0 starts the run."""
+        """Train until the loss converges or the run ends; `life` is the number of controllers that were lost before."""
         # Until a controller trains, another controller may have the history and the store open.
         settings, members, record = self._settings, self._members, self._record
         self._history = HistoryWriter(settings.history, "controller")
@@ -79,7 +79,7 @@ class Controller:
 
     @ray.method(concurrency_group="watch")
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
-        """Queue a new node or worker, which joins at the next iteration, or at once if recovery needs it."""
+        """Register a new node or worker, which joins before the next iteration, or at once if recovery needs it."""
         self._arrivals.put((Member(kind, number), actor))
 
     def _begin(self, version: int = 0) -> int:
@@ -257,7 +257,9 @@ class Controller:
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> SelectedBlocks | None:
-        """Let nodes choose the blocks to save after iteration `step`; None if no save is due or it was chosen."""
+        """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
+
+        `chosen` is the last iteration for which an earlier controller has already done this."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()

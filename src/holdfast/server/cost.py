@@ -18,7 +18,7 @@ FEWEST = 6  # losses needed to measure a rate
 
 @dataclass(slots=True)
 class Outage:
-    """Members that were lost together, the blocks restored for them, and the seconds until training continued."""
+    """Nodes and workers that were lost together, the blocks restored for them, and the seconds without training."""
 
     iteration: int
     members: list[str]
@@ -32,7 +32,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The costs of a run on the parameter server: loss of each iteration, seconds by phase, saves and failures."""
+    """The costs of a run on the parameter server: loss per iteration, seconds per phase, number of saves, failures."""
 
     workload: str
     blocks: int
@@ -64,7 +64,7 @@ def is_served(history: Sequence[Event]) -> bool:
 
 
 def served_cost(history: Iterable[Event]) -> Served:
-    """Measure the costs of the run with this history; raise BadInput if it did not use the parameter server."""
+    """Measure the costs of the run with the events `history`; raise BadInput if it had no parameter server."""
     lines = [event for event in history if event.who == "controller"]
     plan = next((event.what for event in lines if isinstance(event.what, Serve)), None)
     if plan is None:
@@ -143,7 +143,9 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, c: float) -> float:
-    """Estimate the initial distance to the optimum from how far blocks moved when restored; infinite if unknown."""
+    """Estimate the initial distance to the optimum from how far restored blocks moved; infinite if unknown.
+
+    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
         if outage.size is not None and outage.ages:
@@ -154,7 +156,7 @@ def _distance(run: Served, c: float) -> float:
 
 
 def prediction(run: Served) -> float | None:
-    """Return an upper bound on the iterations that failures cost (Theorem 3.2 of Qiao et al.); None if unknown."""
+    """Return an upper bound on the iterations lost by failures (Qiao et al., Theorem 3.2); None if unknown."""
     perturbed = [outage for outage in run.failures if outage.restored]
     if not perturbed:
         return 0.0
@@ -166,7 +168,7 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` the run reached the criterion; None if a run has no losses."""
+    """Return how many iterations later than `reference` a run converged; None if a run has no losses."""
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"

@@ -63,7 +63,7 @@ def _actor(kind: type[Any], **options: object) -> Any:
 
 
 class _Driver:
-    """The owner of all Ray actors of a run; the actors end when its process does."""
+    """The owner of all Ray actors (controllers, nodes and workers) of a run."""
 
     def __init__(self, settings: Settings, report: "Callable[[Status], None]", local_ray: LocalRay) -> None:
         self._settings, self._report, self._local_ray = settings, report, local_ray
@@ -116,7 +116,7 @@ class _Driver:
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder.")
 
     def _look(self) -> None:
-        """Report the progress of the run, and start new nodes or workers that the controller or a user requests."""
+        """Report the run's progress, and start nodes or workers that the controller or the user has requested."""
         import ray
 
         asked: Any = self._controllers[0].status.remote()
@@ -189,7 +189,7 @@ class _Driver:
                 waiting[self._make(*member)] = member
 
     def _wait(self, calls: list[Any], seconds: float) -> list[Any]:
-        """Wait for one of `calls`; return those that are done. Raise WorkerLost if a process of Ray has ended."""
+        """Wait up to `seconds` for one of the Ray calls; return finished ones. Raise WorkerLost if Ray has ended."""
         import ray
 
         deadline = time.monotonic() + seconds

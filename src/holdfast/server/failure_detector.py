@@ -17,7 +17,7 @@ AT_FIRST = 30.0  # seconds for an answer until `settle`: a task may compile code
 
 
 class FailureDetector(Generic[Member]):
-    """A heartbeat-based failure detector: it tracks when each member was last asked and last answered."""
+    """A failure detector by heartbeats: it stores when each member last received a heartbeat and last answered."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first
@@ -35,12 +35,12 @@ class FailureDetector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """Replace the long deadline of a new `member`, which allows for slow first calls, by the usual short one."""
+        """From now on, expect answers of `member` within the short deadline, not the long one for new members."""
         if member in self._heard:
             self._settled.add(member)
 
     def due(self, now: float) -> list[Member]:
-        """Return the members to send a heartbeat to now; members with an unanswered heartbeat are left out."""
+        """Return the members to which a heartbeat should be sent at time `now`."""
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:
@@ -52,7 +52,7 @@ class FailureDetector(Generic[Member]):
             self._asked[member], self._heard[member] = None, now
 
     def silent(self, now: float) -> dict[Member, str]:
-        """Return the members that have not answered a heartbeat in time, with the reasons.
+        """Return the members that did not answer a heartbeat in time, with the reasons.
 
         Time in which the calling process itself was suspended does not count."""
         gap = 0.0 if self._looked is None else now - self._looked - self._interval
@@ -71,7 +71,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Return True unless the raylet (Ray's daemon on this machine) of this process has exited or is stopped."""
+    """Return False if this process's raylet (Ray's daemon on this machine) has exited or is stopped."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

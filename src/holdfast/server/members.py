@@ -48,7 +48,7 @@ def gather(
     *,
     first: bool = False,
 ) -> RemoteResults:
-    """Wait up to `patience` seconds for the results of `calls`, or for one of them if `first`.
+    """Wait up to `patience` seconds for the results of the Ray calls `calls`, or for the first result if `first`.
 
     Members that `given_up()` reports as lost, or that Ray cannot reach, are listed as missing. An exception of an actor
     is raised here, except `BlocksMoved`, which counts as a result."""
@@ -96,7 +96,7 @@ PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer h
 
 
 class ServerMembers:
-    """The nodes and workers that take part in a run, by number, and a heartbeat monitor for them."""
+    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost ones."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}
@@ -117,7 +117,7 @@ class ServerMembers:
                 ray.kill(actor)
 
     def dismiss(self, member: Member) -> "ActorHandle[Any] | None":
-        """Remove a member without killing its process, so that it can be admitted again; return its actor."""
+        """Remove a node or worker without killing its process, so that it can be added again; return its actor."""
         self._detector.forget(member)
         self._suspects.pop(member, None)
         self._beats = {ref: who for ref, who in self._beats.items() if who != member}
@@ -133,7 +133,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> RemoteResults:
-        """Call `method` of each member in `arguments` and wait for the results; lost members are listed as missing."""
+        """Call `method` of all members in `arguments` and wait for the results; lost members are listed as missing."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -141,7 +141,7 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
-        """Wait for the results of `calls` to members of `kind`; those lost or too slow are listed as missing."""
+        """Wait for the results of `calls` to nodes or workers (`kind`); lost or slow ones are listed as missing."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}
@@ -149,10 +149,10 @@ class ServerMembers:
         return gather(calls, given_up, patience)
 
     def look(self) -> dict[Member, str]:
-        """Receive and send heartbeats, and return the members that seem to be lost, with the reasons.
+        """Receive and send heartbeats; return the nodes and workers that seem to be lost, with the reasons.
 
-        Workers are notified of lost nodes, because this controller may be waiting for workers that wait for such a
-        node. A controller whose raylet was stopped or killed kills itself, and another one takes over."""
+        Workers are told about lost nodes, so that they stop waiting for them. If Ray's daemon on this machine was
+        stopped, this controller kills its own process, and another controller takes over."""
         if not raylet_lives():
             os.kill(os.getpid(), signal.SIGKILL)
         if self._beats:
@@ -168,17 +168,17 @@ class ServerMembers:
         return dict(self._suspects)
 
     def announce(self, version: int) -> None:
-        """Tell all workers that partition map `version` exists, so that they abandon requests based on an older map."""
+        """Tell workers that version `version` of the block assignment exists, so that they abandon older requests."""
         self.newest = version
         for worker in self.workers.values():
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return all lost members with the reasons: those `missing` of `kind`, and those without heartbeats."""
+        """Return lost members with the reasons: the `missing` ones of this `kind`, and those without heartbeats."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
-        """Kill the processes of the given members to inject a failure; wait up to `seconds` for their exit."""
+        """Kill the processes of nodes or workers to inject a failure; wait up to `seconds` for them to exit."""
         actors = self._of(kind)
         calls = {number: call(actors[number], "die") for number in numbers if number in actors}
         gather(calls, dict, seconds)

@@ -24,7 +24,7 @@ NEW_WITHIN = 60.0  # seconds for new members to start
 
 
 class RoundPlace(NamedTuple):
-    """The current iteration and round; `version` is the number of the next round, counted over the whole run."""
+    """The current iteration and round (update of the model); `version` counts rounds from the start of the run."""
 
     iteration: int
     round: int
@@ -32,7 +32,7 @@ class RoundPlace(NamedTuple):
 
 
 class ServerRecovery:
-    """The assignment of blocks to nodes and of input parts to workers, repaired when members are lost."""
+    """The assignment of blocks to nodes and of training data to workers, repaired when a node or worker is lost."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ServerRecovery:
 
     @property
     def parts(self) -> dict[int, tuple[int, ...]]:
-        """The input parts of each worker: its own part, and a fair share of the parts of lost workers."""
+        """For each worker, its parts of the training data: its own, and a fair share of those of lost workers."""
         there = sorted(self._members.workers)
         everything = range(self._settings.workers)
         of = {worker: [part for part in everything if part == worker] for worker in there}
@@ -61,7 +61,7 @@ class ServerRecovery:
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
     def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
-        """Remove the `lost` members and reassign their work; return True if the round at `place` must be repeated."""
+        """Remove `lost` nodes and workers and reassign their work; return True if round `place` must be repeated."""
         nodes_lost = False
         while lost:
             for member, why in lost.items():
@@ -73,13 +73,13 @@ class ServerRecovery:
         return nodes_lost
 
     def route(self) -> dict[Member, str]:
-        """Send the partition map to all workers; return the members found to be lost, with the reasons."""
+        """Tell all workers which node holds which blocks; return nodes and workers found lost, with the reasons."""
         self._members.announce(self.map.version)
         arguments = {worker: (self.map, dict(self._members.nodes)) for worker in self._members.workers}
         return self._members.lost("worker", self._members.ask("worker", "route", arguments).missing)
 
     def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
-        """Move an even share of the blocks to the new `node`; return the members that were lost during the move."""
+        """Move an equal share of the blocks to the new `node`; return nodes and workers lost during the move."""
         before = self.map
         self.map = before.with_node(node, np.random.default_rng((self._settings.seed, before.version + 1)))
         given = before.split(self.map.held_by(node))
@@ -94,7 +94,10 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Record moves of blocks that a lost controller left unfinished; return True if two nodes hold a block."""
+        """Record the moves of blocks that a lost controller made but did not record.
+
+        `held` has the blocks of each node, and `recorded` the known moves as (source, target). Return True if two nodes
+        hold the same block."""
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -105,7 +108,7 @@ class ServerRecovery:
         return doubled
 
     def require(self, kind: str) -> None:
-        """Ensure that a member of `kind` exists; if all are lost, request as many as at the start."""
+        """Ensure that a node or worker (`kind`) exists; if all are lost, request as many as at the start."""
         there, count = self._members.workers, self._settings.workers
         if kind == "node":
             there, count = self._members.nodes, self._settings.nodes
@@ -113,7 +116,7 @@ class ServerRecovery:
             raise WorkerLost(f"All {kind}s are lost, and no new {kind} started within {NEW_WITHIN:g} s.")
 
     def remove(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
-        """Record that `member`, and its blocks if `holding`, was lost in the round `place`, and kill its process."""
+        """Record that `member` (and its blocks, if `holding`) was lost in round `place`, and kill its process."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
@@ -143,7 +146,10 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let every node load and drop blocks to match the partition map; return the members lost meanwhile."""
+        """Let nodes load and drop blocks to match the current assignment; return members lost meanwhile.
+
+        With `everything`, nodes reload all their blocks. `lost` are the nodes whose blocks were lost, with the
+        reasons."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -179,13 +185,15 @@ class ServerRecovery:
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:
-    """Return the initial random assignment of `count` blocks to `nodes`, as a partition map with this version."""
+    """Return the random assignment of `count` blocks to `nodes` at the start of a run."""
     drawn = PartitionMap.random(count, nodes, np.random.default_rng((seed, 0)))
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return a map in which nodes own the blocks they `held`, and True if `missing` owns blocks that had no owner."""
+    """Return a partition map by the blocks that each node `held`, and whether a block was held by no node.
+
+    Such blocks are assigned to the node `missing`."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

@@ -25,7 +25,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """A run on the parameter server, as shown in a report; `findings` is None while the run trains."""
+    """A parameter-server run in a report; `findings` are the results of its audit, or None while it trains."""
 
     name: str
     cost: Served
@@ -39,7 +39,7 @@ def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
 
 
 def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return the report page on `runs`; `facts` tell how it was made. A `live` page is served while a run trains."""
+    """Return a report page on `runs`; `facts` say how the page was made. A `live` page changes while a run trains."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs on the parameter server",

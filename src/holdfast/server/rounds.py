@@ -25,7 +25,7 @@ TRIES = 20  # of a round in which no lost member is found
 
 
 class PhaseTimes:
-    """Seconds spent in the phases of an iteration; of parallel workers or nodes, only the slowest counts."""
+    """The seconds that the slowest worker or node spent in each phase of an iteration: pull, compute, push, apply."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -39,7 +39,7 @@ class PhaseTimes:
 
 
 class SynchronousRounds:
-    """The training rounds of a run without staleness: all workers must finish a round before the next one begins."""
+    """Synchronous training: all workers must finish a round (one update of the model) before the next one begins."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class SynchronousRounds:
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> RoundId:
-        """Convert the round `number`, counted from the start of the run, to an iteration and a round within it."""
+        """Convert a round number, counted from the start of the run, to an iteration and a round within it."""
         return RoundId(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
         return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: RoundId, times: PhaseTimes) -> None:
-        """Train the round `when`: workers push updates, then nodes apply them; add the seconds to `times`."""
+        """Do one round: workers push their updates, then nodes apply them. Add the seconds of each phase to `times`."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
@@ -92,7 +92,7 @@ class SynchronousRounds:
         raise WorkerLost(f"{tried}, but no lost member was found.")
 
     def commit(self, when: RoundId) -> float:
-        """Let nodes apply the updates pushed in the round `when`; return the seconds of the slowest node."""
+        """Let nodes apply the updates that workers pushed in round `when`; return the seconds of the slowest node."""
         parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
         self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)
@@ -103,13 +103,13 @@ class SynchronousRounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Start measuring the loss of input parts that are not in `known`; return the calls, by worker."""
+        """Let workers compute the loss on all parts of the data that are not in `known`; return the Ray calls."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait for the calls `asked`, or new ones if None; return the loss and the slowest worker's seconds."""
+        """Wait for `asked`, the calls of `measure` (None starts them); return the loss and the slowest's seconds."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -131,7 +131,7 @@ class SynchronousRounds:
 
 
 class StaleRounds:
-    """The progress of input parts that may be up to `staleness` iterations ahead of the slowest part."""
+    """Asynchronous training: each part of the data may be up to `staleness` iterations ahead of the slowest part."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -145,10 +145,10 @@ class StaleRounds:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> tuple[int, dict[int, WorkerRound]]:
-        """Train until every input part has completed one more iteration; return its number and the turn of each part.
+        """Train until every part of the data has finished one more iteration; return its number and results by part.
 
-        `parts` returns the numbers of the input parts of each worker. `recover` is called with lost members. No part is
-        trained beyond iteration `until - 1`."""
+        `parts` returns each worker's parts of the data, `recover` is called with lost members, and no part goes beyond
+        iteration `until - 1`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
@@ -158,7 +158,7 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration of each idle input part, unless the part is too far ahead of the slowest part."""
+        """Start the next iteration of each idle part of the data, unless it is too far ahead of the slowest part."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:

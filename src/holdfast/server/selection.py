@@ -27,7 +27,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class RankingRange(NamedTuple):
-    """A range of ranking positions. A position is a tuple of three integers by which blocks are sorted for a save.
+    """A range of positions in the order in which blocks are saved; a position is a tuple of three integers.
 
     The range has the positions that begin with `prefix` and continue with a number from `low` to `high`, inclusive."""
 
@@ -40,35 +40,35 @@ class RankingRange(NamedTuple):
         return len(self.prefix)
 
     def shift(self, bins: int) -> int:
-        """Return how many low bits to drop from ranking numbers so that this range has at most `bins` values."""
+        """Return by how many bits to shift numbers right, so that the range has at most `bins` different numbers."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "RankingRange":
-        """Return bin `number` of this range if the range is divided into `bins` histogram bins."""
+        """Divide this range into `bins` equal bins, and return bin `number` as a range."""
         low = self.low + (number << self.shift(bins))
         return RankingRange(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
 class AskTotal(NamedTuple):
-    """A question to each server node: by how much its blocks changed since their last save, summed over the blocks."""
+    """A question to each server node: how far have all its blocks together moved since their last saves?"""
 
 
 class BlockTotal(NamedTuple):
-    """A node's answer to `AskTotal`: its number of blocks, and how far they `moved` together (None if not finite)."""
+    """A node's answer to `AskTotal`: its number of blocks, and the sum of their distances (None if not finite)."""
 
     blocks: int
     moved: Fraction | None
 
 
 class AskSurvey(NamedTuple):
-    """A question to each node: which blocks moved more than `above`? If at most `few` did, the node lists them."""
+    """A question to each node: which blocks moved by more than `above`? They are listed if there are at most `few`."""
 
     above: float
     few: int
 
 
 class Survey(NamedTuple):
-    """A node's answer to `AskSurvey`: the number, sizes (in array elements) and ranking range of its candidates."""
+    """A node's answer to `AskSurvey`: the number, total size and ranking range of the blocks that may be saved."""
 
     values: int
     candidates: int
@@ -79,7 +79,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to each node: the number and size of its blocks in each of `bins` bins of the ranking range `span`."""
+    """A question to each node: how many blocks has it in each of `bins` equal bins of the ranking range `span`?"""
 
     above: float
     span: RankingRange
@@ -94,14 +94,14 @@ class Histogram(NamedTuple):
 
 
 class AskBlocks(NamedTuple):
-    """A question to server nodes: which blocks changed by more than `above` and are in the ranking range `span`?"""
+    """A question to each node: which blocks moved by more than `above` and are in the ranking range `span`?"""
 
     above: float
     span: RankingRange
 
 
 class CandidateBlocks(NamedTuple):
-    """A node's answer: the size and the ranking key (`first`, `saved_at`, `ids`) of each block that may be saved."""
+    """A node's answer: the blocks that may be saved, with their sizes and the three keys by which they are ranked."""
 
     first: Codes
     saved_at: Ids
@@ -110,7 +110,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The controller's decision: save the blocks ranked up to position `last`, if they changed by more than `above`."""
+    """The controller's decision: save the blocks ranked up to position `last` that moved by more than `above`."""
 
     above: float
     last: Place
@@ -125,7 +125,7 @@ FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models
 
 
 class Selection(NamedTuple):
-    """The blocks that a conversation selected for a save, and the unspent budget in array elements."""
+    """The decision which blocks to save, and the part of the budget that remains, in array elements."""
 
     verdict: SaveUpTo
     credit: Fraction
@@ -137,7 +137,7 @@ Cut: TypeAlias = tuple[Place, int]
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Pass each question of `conversation` to `ask`, which asks all nodes; return the blocks selected in the end."""
+    """Pass each question of `conversation` to `ask`, which returns all nodes' answers; return the final decision."""
     try:
         question = next(conversation)
         while True:
@@ -148,9 +148,9 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Choose the blocks to save: yield questions for all nodes, receive their answers by `send`, and return the choice.
+    """Decide which blocks to save: a generator of questions to all nodes, which receives the answers by `send`.
 
-    `credit` is the unspent budget of earlier saves, in array elements. Nodes send histograms of at most `bins` bins."""
+    `credit` is the budget that earlier saves left, in array elements. Nodes send histograms of at most `bins` bins."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)

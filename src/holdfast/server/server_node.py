@@ -40,7 +40,7 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has buffered for a save, their size, and how far its other blocks have moved."""
+    """The blocks that a node has copied for a save, their size, and how far its other blocks have moved."""
 
     blocks: Samples
     bytes: int
@@ -48,7 +48,7 @@ class BufferedSave(NamedTuple):
 
 
 class NodeAccount(NamedTuple):
-    """The blocks of a node and their rounds and saves, as reported to a controller that takes over."""
+    """A node's report to a new controller: its blocks, their next rounds of updates, and its saves."""
 
     ids: Ids
     versions: Ids
@@ -73,7 +73,7 @@ def _exclusive(method: Method) -> Method:
 
 
 class ServerNode:
-    """An actor of the parameter server: it holds blocks of the model, applies workers' updates, and saves blocks."""
+    """A Ray actor of the parameter server: it holds blocks of the model, applies workers' updates, and saves blocks."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._number, self._settings = number, settings
@@ -94,26 +94,26 @@ class ServerNode:
 
     @_exclusive
     def begin(self, ids: Ids, map_version: int) -> None:
-        """Initialise the blocks `ids`, which partition map `map_version` assigns to this node, and hold only these."""
+        """Initialize the blocks `ids` and hold only these; `map_version` is the version of the block assignment."""
         values = cast(Arrays, self._workload.blocks.pack(self._start(), ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), map_version)
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
 
     def pull(self, map_version: int, ids: Ids) -> tuple[Arrays, Arrays]:
-        """Return the values of the blocks `ids`, and the workload's summary of all blocks on this node."""
+        """Return the values of the blocks `ids`, and a summary of all blocks on this node, defined by the workload."""
         if map_version < self._shard.changed:
             raise BlocksMoved(f"the map of version {map_version} is older than node {self._number}'s blocks")
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer the update `push`, computed from input part `part`, until the round `when` is committed."""
+        """Buffer an update computed from part `part` of the training data until round `when` is committed."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
     @_exclusive
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
-        """Apply the updates buffered for the round `when` and the input parts `parts`; return the seconds this took."""
+        """Apply the updates that were pushed for round `when` and these parts of the data; return the seconds."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
@@ -126,7 +126,7 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply the update `push` of input part `part` in round `when` at once; return the number of changed blocks."""
+        """Apply an update from part `part` of the data and round `when` now; return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
@@ -163,13 +163,13 @@ class ServerNode:
 
     @_exclusive
     def keep(self, ids: Ids) -> None:
-        """Buffer the last saved values of the blocks `ids` for the next `write`, because the store may lack them."""
+        """Copy the last saved values of the blocks `ids` to the buffer for `write`, because the store may lack them."""
         given = self._shard.give(ids)
         self._to_write = given.ids, given.saved_at, given.saved
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write the buffered blocks to the store, as this node's part of save `sequence`; return the new segments."""
+        """Write the buffered blocks to the store, as this node's part of save `sequence`; return the new files."""
         if self._to_write is None or not len(self._to_write[0]):
             return []
         if not self._total:

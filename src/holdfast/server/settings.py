@@ -60,7 +60,7 @@ class Settings:
         return store_at(self.store)
 
     def announced(self, life: int, workload: DividedWorkload) -> Serve:
-        """Return the event that records these settings; `life` is the number of earlier controllers of the run."""
+        """Return an event that records these settings; `life` is the number of controllers that were lost before."""
         return Serve(
             attempt=life,
             workload=workload.name,

@@ -21,11 +21,11 @@ MEASURED = ("priority", "relative", "threshold")  # policies that look at how fa
 
 
 class BlocksMoved(Exception):
-    """Raised if a node does not hold the requested blocks or has a newer partition map than the caller."""
+    """Raised if a node does not hold the requested blocks, or knows a newer block assignment than the caller."""
 
 
 class HeldBlocks(NamedTuple):
-    """Blocks of a node with their values, their last saves, and the number of the next round of each block."""
+    """Some blocks of a node: values, last saves, and for each block the number of the next update round."""
 
     ids: Ids
     values: Arrays
@@ -36,13 +36,13 @@ class HeldBlocks(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
-    """Return blocks loaded from a save as `HeldBlocks`; `version` is the number of the next round to apply to them."""
+    """Return blocks loaded from a save; `version` is the number of the next update round for them."""
     copies = {name: array.copy() for name, array in values.items()}
     return HeldBlocks(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
 
 class Shard:
-    """The blocks that one node holds; none until `adopt` is called."""
+    """The blocks of the model that one node holds."""
 
     def __init__(self, workload: DividedWorkload) -> None:
         self._workload = workload
@@ -71,7 +71,7 @@ class Shard:
         return self._saved_at.copy()
 
     def number(self, when: RoundId) -> int:
-        """Return the number of the round `when`, counted from the start of the run."""
+        """Return the number of the update round `when`, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
@@ -83,7 +83,7 @@ class Shard:
         return self._summary
 
     def push(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Buffer the update `push` of a worker until the end of round `when`; return the blocks it will change then."""
+        """Buffer a worker's update until the end of round `when`; return the ids of the blocks that it will change."""
         waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept[1] < map_version):
@@ -94,7 +94,7 @@ class Shard:
         return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: RoundId, workers: Sequence[int], map_version: int) -> Ids:
-        """Apply the updates that `workers` pushed for the round `when` to the blocks that are due; return these."""
+        """Apply the updates that `workers` pushed for round `when`; return the ids of the changed blocks."""
         self._require_recent(map_version)
         number = self.number(when)
         due = self._versions == number
@@ -105,7 +105,7 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def apply(self, when: RoundId, worker: int, push: Push, map_version: int) -> Ids:
-        """Apply the update `push` of a worker at once to the blocks that lack it; return the changed blocks."""
+        """Apply a worker's update to the blocks that do not have it yet; return the ids of these blocks."""
         position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
@@ -115,7 +115,7 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: HeldBlocks, map_version: int) -> None:
-        """Hold the blocks in `holding` by partition map `map_version`; a repeated call changes nothing."""
+        """Take over the blocks `holding`, assigned by partition map `map_version`; repeated calls change nothing."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)
@@ -126,10 +126,10 @@ class Shard:
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
     def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
-        """Return a copy of the blocks `ids`, with their last saved values and the number of the next round to apply.
+        """Return a copy of the blocks `ids`, with their last saved values and the number of the next update round.
 
-        Pass `map_version`, the version of the partition map, if the blocks move to another node. Requests that use
-        older maps are then refused."""
+        If the blocks move to another node, pass the new `map_version`: requests with an older version are then
+        refused."""
         if map_version is not None:
             self._require_recent(map_version)
             self.changed = map_version
@@ -144,13 +144,13 @@ class Shard:
             self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, map_version)
 
     def distances(self, others: Arrays | None = None) -> Floats:
-        """Return the distance of each block from its value in `others`, by default from its last saved value."""
+        """Return how far each block is from its value in `others`, by default from its last saved value."""
         if not len(self.ids):
             return np.zeros(0)
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return the properties of this node's blocks that the save policy `ranking` needs; the others are set to 0."""
+        """Return the properties of this node's blocks that the policy `ranking` needs; unneeded ones are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if is_file(ranking) or ranking in MEASURED else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}
@@ -158,7 +158,7 @@ class Shard:
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
-        """Store the current values of the blocks `ids` as saved at `iteration`, and return them as packed arrays."""
+        """Remember the current values of the blocks `ids` as saved after `iteration`, and return these values."""
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
         places = self._layout.places(new)

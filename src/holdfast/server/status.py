@@ -11,7 +11,7 @@ from holdfast.history.log import read_history
 
 
 class Status(NamedTuple):
-    """The progress of a run, from its controller; `wanted` requests new members: (kind, count, request number)."""
+    """The progress of a run; `wanted` is the controller's request for new members: (kind, count, request number)."""
 
     iteration: int = 0
     loss: float | None = None
@@ -28,7 +28,7 @@ class ServerOutcome(NamedTuple):
 
 
 class JoinRequest:
-    """A file in the run's folder by which a user requests more nodes; there is at most one at a time."""
+    """A file in the run's folder by which the user requests more server nodes for a running training."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / "join"

@@ -13,7 +13,7 @@ Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # iteration, kind and
 
 
 class ControllerPast:
-    """The events that earlier controllers of a run recorded; every method reads the history file again."""
+    """The events recorded by earlier controllers of a run; every method reads the history file again."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._settings = path, settings
@@ -22,13 +22,13 @@ class ControllerPast:
         return {Member(what.kind, what.number) for what in self._all(events.Lost)}
 
     def joined(self) -> set[Member]:
-        """Return every node and worker that ever took part: the initial ones, and those recorded as joined."""
+        """Return every node and worker that ever took part in the run."""
         joined = {Member(what.kind, what.number) for what in self._all(events.Joined)}
         nodes = {Member("node", number) for number in range(self._settings.nodes)}
         return joined | nodes | {Member("worker", number) for number in range(self._settings.workers)}
 
     def moves(self) -> set[tuple[int, int]]:
-        """Return the recorded moves of blocks between nodes, as pairs of source and target node."""
+        """Return all recorded moves of blocks, as pairs (source node, target node)."""
         return {(what.source, what.target) for what in self._all(events.Moved)}
 
     def strikes(self) -> set[Strike]:

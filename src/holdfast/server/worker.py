@@ -30,7 +30,7 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """The result of a worker's round: seconds per phase, losses by input part and, if it failed, the lost nodes."""
+    """A worker's result for a round: seconds per phase, loss for each part of the data, and lost nodes if it failed."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -44,7 +44,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon a round, because `nodes` are lost or, if `nodes` is empty, blocks have moved."""
+    """Raised to abandon a round because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -52,14 +52,14 @@ class _BrokenOff(Exception):
 
 
 class _Routes(NamedTuple):
-    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and their places in the layout."""
+    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and their array rows."""
 
     layout: BlockLayout
     nodes: list[tuple[int, Ids, Places]]
 
 
 class Worker:
-    """A Ray actor that computes updates of the model's blocks from its parts of the training data."""
+    """A Ray actor that computes updates of the model from its part of the training data."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._settings = settings
@@ -83,11 +83,11 @@ class Worker:
         self._routes.clear()
 
     def compute(self, when: RoundId, parts: Sequence[int]) -> WorkerRound:
-        """Pull blocks, compute updates and push them in the round `when`, for each of the input parts `parts`."""
+        """For each of its `parts` of the training data, pull blocks, compute an update and push it, in round `when`."""
         return self._do_rounds([(when, part) for part in parts], "push")
 
     def advance(self, iteration: int, part: int) -> WorkerRound:
-        """Do all rounds of an iteration for one input part without waiting for other workers, then measure the loss."""
+        """Do all rounds of an iteration on one part of the data without waiting for other workers; measure the loss."""
         rounds = [RoundId(iteration, round, self._settings.seed) for round in range(self._workload.rounds)]
         turn = self._do_rounds([(when, part) for when in rounds], "apply")
         if turn.broken is not None:
@@ -121,9 +121,9 @@ class Worker:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _do_rounds(self, rounds: Sequence[tuple[RoundId, int]], method: str) -> WorkerRound:
-        """Pull blocks, compute an update and push it, for each round and input part in `rounds`.
+        """Pull blocks, compute an update and push it, for each round and part of the training data in `rounds`.
 
-        `method` is the name of the node method that receives the update."""
+        `method` is the name of the node's method that receives the update."""
         pull = compute = push = 0.0
         try:
             for when, part in rounds:

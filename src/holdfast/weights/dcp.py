@@ -36,7 +36,9 @@ _ALLOWED = {
 
 
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a DCP folder by name, unsharded; raise Corrupt if the folder is incomplete or unsafe."""
+    """Return all tensors of a torch.distributed.checkpoint (DCP) folder by name, unsharded.
+
+    Raise Corrupt if the folder is incomplete, or if unpickling its index would be unsafe."""
     try:
         index = _index(folder)
         entries = index.state_dict_metadata.items()
@@ -59,7 +61,7 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class _Reader(FileSystemReader):
-    """Torch's checkpoint reader, with an index that was already read and checked."""
+    """PyTorch's DCP reader for a checkpoint folder whose index was already read and checked."""
 
     def __init__(self, folder: Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -70,7 +72,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that accepts only the classes that a DCP index consists of."""
+    """An unpickler that accepts only the classes in the index of a distributed checkpoint (DCP)."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):

@@ -33,7 +33,7 @@ _INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContent:
-    """The loaded source of initial weights: a file's content or, if `of_a_run`, the states in a run's snapshot."""
+    """The content of a weights file or, if `of_a_run`, the states in the snapshot of a run."""
 
     content: Any
     of_a_run: bool
@@ -111,7 +111,7 @@ class Match:
 
     @property
     def differences(self) -> list[str]:
-        """A message for every missing key, wrong shape and unexpected key."""
+        """A message for each key that is missing, is unexpected, or has a different shape."""
         missing = [f"{key} is missing" for key in self.missing]
         return [*missing, *self.misshapen, *(f"{key} is unexpected" for key in self.unexpected)]
 

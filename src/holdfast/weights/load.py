@@ -17,7 +17,7 @@ from holdfast.weights.locate import store_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedStates:
-    """The protected states of a run by name, the step of their snapshot, and damaged snapshots that were skipped."""
+    """The state_dicts saved by a run, by name; the step of the snapshot; and damaged snapshots that were skipped."""
 
     step: int
     states: Mapping[str, Any]
@@ -28,7 +28,6 @@ class LoadedStates:
         return [name for name, state in self.states.items() if is_model(state)]
 
     def state(self, name: str) -> Any:
-        """Return the state called `name`; raise BadInput if the run has none."""
         if name not in self.states:
             raise BadInput(f"this run has no state named {name!r}: it protects {', '.join(self.states)}.")
         return self.states[name]
@@ -46,7 +45,7 @@ def load(run: str | os.PathLike[str], step: int | None = None, name: str | None 
 
 
 def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
-    """Return all states in the snapshot of `step`, by default in the newest snapshot that is intact."""
+    """Return all state_dicts in the snapshot of `step`, by default in the newest intact snapshot of `run`."""
     store = store_of(run)
     if step is not None:
         loaded = snapshot.load(store, step)

@@ -12,7 +12,7 @@ from holdfast.runs.config import RUN, read_config
 
 
 def missing_commit(run: Path, store: Store) -> int | None:
-    """Return the step of the run's last committed snapshot if `store` lacks this snapshot, otherwise None."""
+    """Return the step of the last snapshot that the run recorded as committed, if `store` lacks it, else None."""
     try:
         step = last_commit(run / "history")
     except (HoldfastError, OSError):  # the audit reports a damaged history
@@ -23,7 +23,6 @@ def missing_commit(run: Path, store: Store) -> int | None:
 
 
 def looks_like_run(folder: Path) -> bool:
-    """Return True if `folder` contains a run.json or a history."""
     return (folder / RUN).is_file() or (folder / "history").is_dir()
 
 
@@ -44,7 +43,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Return the step of the last committed snapshot of the run in `place` if the store lacks it, otherwise None."""
+    """Return the step of the last snapshot that the run in `place` committed, if its store lacks it, else None."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

@@ -14,7 +14,6 @@ from holdfast.errors import BadInput, Corrupt
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the tensors of a safetensors file by name."""
     memory.require(str(path), path.stat().st_size)
     return payload.decode(np.fromfile(path, np.uint8), str(path))
 

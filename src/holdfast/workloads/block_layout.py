@@ -23,7 +23,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """The positions of the blocks `ids` in packed arrays, which contain only these blocks in ascending order."""
+    """The positions of the blocks `ids` in packed arrays, which hold only these blocks, in ascending order."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)
@@ -35,14 +35,14 @@ class BlockLayout:
         return len(self.ids)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return the index of each of the blocks `ids` in this layout, or -1 for a block that is not in it."""
+        """Return the index of each of the blocks `ids` in this layout, or -1 for blocks that the layout lacks."""
         positions = np.searchsorted(self.ids, ids)
         present = positions < len(self)
         present[present] = self.ids[positions[present]] == np.asarray(ids)[present]
         return np.where(present, positions, -1)
 
     def places(self, positions: Ids) -> Places:
-        """Return the array rows of the blocks at the given indices of this layout; `positions` must be ascending."""
+        """Return the array rows of the blocks at the indices `positions` (ascending) of this layout."""
         if np.any(np.diff(positions) <= 0):
             raise BadInput("blocks are asked for in rising order of their numbers, each once: sort them")
         if len(positions) == len(self):
@@ -58,7 +58,7 @@ class BlockLayout:
 
 
 class Layouts:
-    """A small cache of `BlockLayout` objects, because workers request the same blocks in every iteration."""
+    """A small cache of `BlockLayout` objects."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -90,7 +90,7 @@ def put(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def merged(layout: BlockLayout, pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
-    """Return packed arrays for all blocks of `layout`, each of which is in one of `pieces`."""
+    """Combine `pieces` (array rows and their values) into packed arrays for all blocks of `layout`."""
     if len(pieces) == 1:
         return pieces[0][1]
     values = _room(layout, [part for _, part in pieces])
@@ -100,7 +100,7 @@ def merged(layout: BlockLayout, pieces: Sequence[tuple[Places, Arrays]]) -> Arra
 
 
 def summed(layouts: Layouts, ids: Ids, pushes: Sequence[Push]) -> Arrays:
-    """Return the sum of `pushes` for each of the blocks `ids`, in packed arrays; other blocks are left out."""
+    """Sum the workers' updates `pushes` and return the sums of the blocks `ids` in packed arrays."""
     layout = layouts.of(ids)
     total = _room(layout, [push.values for push in pushes])
     for push in pushes:
@@ -117,7 +117,7 @@ def summed(layouts: Layouts, ids: Ids, pushes: Sequence[Push]) -> Arrays:
 
 
 def require_fit(layout: BlockLayout, values: Arrays) -> None:
-    """Raise BadInput if the arrays in `values` do not have the shapes for the blocks of `layout`."""
+    """Raise BadInput if the shapes of the arrays `values` do not fit the blocks of `layout`."""
     shapes = {name: family for family in layout.blocks.families for name in family.members}
     for name, array in values.items():
         if name not in shapes:
@@ -135,7 +135,7 @@ def _index(family: Family, rows: Ids | slice) -> Any:
 
 
 def _room(layout: BlockLayout, parts: Sequence[Arrays]) -> Arrays:
-    """Return arrays for all blocks of `layout`, with the dtypes of `parts`, filled with -0.0 (neutral in a sum)."""
+    """Return new arrays for all blocks of `layout`, with the dtypes of `parts`, filled with -0.0 (neutral in a sum)."""
     like = {name: array for part in parts for name, array in part.items()}
     room = {}
     for family in layout.blocks.families:

@@ -29,7 +29,9 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division does not test for zero, so the loop can be vectorised
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do one step of Adam in place for rows `bounds[i]:bounds[i+1]`, and add the new parameters to `total`."""
+    """Do an Adam step in place, and add the new parameters to `total`.
+
+    Row i has the elements `bounds[i]:bounds[i+1]` and has had `counts[i]` steps before."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -53,7 +55,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """A small convolutional network trained by Adam; its blocks are whole arrays ("layer") or rows ("shard")."""
+    """A small convolutional network trained by Adam; a block is a whole array ("layer") or one row ("shard")."""
 
     data: LabeledData
     architecture: Architecture
@@ -90,7 +92,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Return the images of an iteration, drawn without repetition with seed `stream`; each row is a batch."""
+        """Draw the images of an iteration with seed `stream`; return their numbers, one row per batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
@@ -201,7 +203,7 @@ class ConvolutionalNetwork(DividedDefaults):
 
 
 class _Part:
-    """A worker's part of the input: its slice of every batch, and the images on which it measures the loss."""
+    """A worker's part of the training data: its slice of every batch, and the images on which it measures the loss."""
 
     def __init__(self, workload: ConvolutionalNetwork, places: slice, evaluated: Ids) -> None:
         self.evaluated = evaluated
@@ -217,7 +219,7 @@ class _Part:
 
     @contextmanager
     def network(self, batch: int) -> Iterator["Network"]:
-        """Provide a cached network for batches of size `batch`, with PyTorch limited to one thread."""
+        """Yield a cached network for batches of size `batch`, with PyTorch limited to one thread."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -237,7 +239,7 @@ PARTITIONS = ("layer", "shard")
 
 
 def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
-    """Return the workload for `dataset`; blocks are whole weights and biases ("layer") or rows of them ("shard")."""
+    """Return the workload for `dataset`; a block is a whole weight or bias ("layer") or a row of one ("shard")."""
     if partition not in PARTITIONS:
         raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
     if dataset not in SETTINGS:

@@ -53,7 +53,7 @@ Reals: TypeAlias = npt.NDArray[np.float32]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread inside the context, so that results are the same to the last bit."""
+    """Limit PyTorch to one thread in this context, which makes results reproducible to the last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -106,7 +106,7 @@ class Convolution:
         _pool(self._sums, self._bias, self.output, self._winner)
 
     def backward(self, slope: Reals, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        """Write the gradients of the parameters to `weight` and `bias`; `slope` is the gradient of `output`."""
+        """Compute the gradients of `weight` and `bias` into these tensors; `slope` is the gradient of `output`."""
         _unpool(slope, self._winner, self._sums, bias.numpy())
         if len(self._weight) < 16:
             torch.mm(self._sum_rows, self._patch_rows.T, out=weight.flatten(1))
@@ -114,7 +114,7 @@ class Convolution:
             weight.flatten(1).copy_(torch.mm(self._patch_rows, self._sum_rows.T).T)
 
     def backward_to(self, slope: Reals) -> None:
-        """Write the gradient of `input` to `slope`. Call this after `backward`; it overwrites the image patches."""
+        """Write the gradient of `input` to `slope`. Call this after `backward`, whose data it overwrites."""
         torch.mm(self._weight.T, self._sum_rows, out=self._patch_rows)
         _fold(self._patches, slope, self._stride, self._pad)
 
@@ -167,7 +167,7 @@ class Network:
 
 
 def _room(*shape: int) -> Reals:
-    """Return zeros allocated by PyTorch, aligned to a cache line: alignment may change the last bits of results."""
+    """Return zeros, aligned to a cache line because alignment may change the last bits of results."""
     room: Reals = torch.zeros(shape).numpy()
     return room
 
@@ -229,7 +229,7 @@ def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
 
 @njit(cache=True)
 def _pool(sums: Any, bias: Any, output: Any, winner: Any) -> None:
-    """Compute 2×2 max pooling, bias and ReLU; store in `winner` which value was largest, or 4 if ReLU gives 0."""
+    """Compute 2×2 max pooling, bias and ReLU. `winner` gets the index of each maximum, or 4 where ReLU gives 0."""
     for c in range(len(sums)):
         a, b, d, e = sums[c, 0], sums[c, 1], sums[c, 2], sums[c, 3]
         shift, out, won = bias[c], output[c], winner[c]

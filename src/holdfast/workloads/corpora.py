@@ -24,7 +24,7 @@ Locate = Callable[["CorpusSource"], Path]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """A text of numbered words: document d is `words[bounds[d]:bounds[d + 1]]`, and word 0 is the most frequent."""
+    """Documents as word numbers: document d is `words[bounds[d]:bounds[d+1]]`, and word 0 is the most frequent word."""
 
     name: str
     words: NDArray[np.int32]
@@ -129,7 +129,7 @@ _DOCUMENTS = 5  # a word in fewer documents than this says little about topics
 
 
 def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
-    """Return the corpus of all words in `texts` except stop words and rare words; `path` is named in errors."""
+    """Return the corpus of all words in `texts` except stop words and rare words; error messages name `path`."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # here, because the import takes a second
 
     number: defaultdict[str, int] = defaultdict(itertools.count().__next__)
@@ -159,7 +159,7 @@ _QUOTING = ("writes in", "writes:", "wrote:", "says:", "said:")
 
 
 def own_words(post: str) -> str:
-    """Return the text of a post without header, footer and quotations, by scikit-learn's rules."""
+    """Return the text of a newsgroup post without header, footer and quotations, by scikit-learn's rules."""
     body = post.partition("\n\n")[2]
     lines = body.strip().split("\n")
     # The footer is what follows the last line that is blank or of hyphens.

@@ -14,7 +14,7 @@ from holdfast.workloads.workload import Clock, Workload, stacked
 
 @dataclass(frozen=True, slots=True)
 class LossAt:
-    """A convergence criterion: the loss after `iteration` iterations without failures, with random seed 0."""
+    """A convergence criterion: the loss of a run without failures, with random seed 0, after `iteration` iterations."""
 
     iteration: int
 
@@ -23,7 +23,7 @@ class LossAt:
             raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
     def evaluate(self, workload: Workload) -> float:
-        """Train `workload` without failures, and return the smallest number above its loss after `iteration`."""
+        """Train `workload` without failures; return the smallest number above its loss after `iteration`."""
         stack = stacked([workload.start(0)] * workload.lanes)
         with threadpool_limits(1):  # the number of threads would show in the last bits
             for iteration in range(self.iteration):
@@ -37,7 +37,7 @@ class LossAt:
 
 
 class EvaluatedCriterion:
-    """A workload whose criterion `LossAt` is replaced by a number, computed when it is first used."""
+    """A wrapper of a workload that replaces the criterion `LossAt` by the loss itself, computed when first used."""
 
     def __init__(self, workload: Any) -> None:
         self._workload = workload
@@ -58,5 +58,5 @@ class EvaluatedCriterion:
 
 
 def with_number(workload: Any) -> Any:
-    """Return `workload`, or a wrapper whose criterion is a number if the criterion of `workload` is a `LossAt`."""
+    """Return `workload`, wrapped if its criterion is a `LossAt`, so that the criterion becomes a number."""
     return EvaluatedCriterion(workload) if isinstance(workload.criterion, LossAt) else workload

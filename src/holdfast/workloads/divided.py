@@ -18,7 +18,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class RoundId(NamedTuple):
-    """The identity of a round: its iteration, its index in the iteration, and the random seed of the run (`stream`)."""
+    """A round (one update of the model): its iteration, its index in the iteration, and the run's seed (`stream`)."""
 
     iteration: int
     round: int
@@ -26,47 +26,47 @@ class RoundId(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's update of the blocks `ids`, in ascending order; the workload defines the meaning of the values."""
+    """A worker's update of the blocks `ids`, in ascending order; the workload defines what the values mean."""
 
     ids: Ids
     values: Arrays
 
 
 class DividedWorkload(Workload, Protocol):
-    """A workload for the parameter server, which divides an iteration into rounds of workers and nodes."""
+    """A workload for the parameter server: in each round, workers compute updates and server nodes apply them."""
 
     @property
     def rounds(self) -> int:
         """The number of rounds (updates of the model) in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """Return the part of the input for worker number `worker` of `workers`; called in the worker's process."""
+        """Return the part of the training data for worker `worker` of `workers`; called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the numbers of the blocks that a worker must pull for its input `part` in `round`, in ascending order.
+        """Return the sorted ids of the blocks that a worker needs for `part`, its part of the data, in `round`.
 
         If `round` equals `rounds`, return the blocks needed to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of its blocks, such as counts; it may be empty. Workers get the sum of all nodes."""
+        """Return a node's summary of its blocks, such as counts. Workers get the sum of the summaries of all nodes."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
-        """Return a worker's update in the round `when`, computed from its input `part`.
+        """Return a worker's update for the round `when`, computed from `part`, its part of the training data.
 
         `pulled` has the blocks that the worker pulled, and `summed` the sum of all nodes' summaries."""
 
     def apply(self, when: RoundId, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """Change the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
+        """Update the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss on `part`, a worker's part of the input; `summed` is the sum of the nodes' summaries."""
+        """Return the loss on `part`, a worker's part of the data; `summed` is the sum of the nodes' summaries."""
 
     def total(self, measures: Sequence[float]) -> float:
-        """Combine the losses of all workers, in the order of the workers, into the total loss."""
+        """Combine the losses of all workers, in order, into the total loss."""
 
 
 class DividedDefaults:
-    """Defaults for `DividedWorkload`: nodes compute no summary, and the loss is the sum of the losses of all workers."""
+    """Defaults for `DividedWorkload`: no summaries, and the total loss is the sum of the workers' losses."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         return {}
@@ -76,12 +76,12 @@ class DividedDefaults:
 
 
 def share(length: int, worker: int, workers: int) -> slice:
-    """Return the slice of `length` items for one worker; all slices have equal length, to within one item."""
+    """Return the slice of `length` items that belongs to one worker; the slices differ by at most one item."""
     return slice(length * worker // workers, length * (worker + 1) // workers)
 
 
 def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slice:
-    """Return the slice of items for one worker, so that all workers get about the same total weight."""
+    """Return the slice of items that belongs to one worker; all slices have about the same total weight."""
     ends = np.cumsum(weights)
     targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
     cuts = np.searchsorted(ends - weights / 2, targets)  # an item belongs to the worker in whose range its middle lies
@@ -90,5 +90,5 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a contiguous, writable array, because numba compiles its functions again for read-only arrays."""
+    """Return a contiguous, writable array; numba would compile its functions again for read-only arrays."""
     return np.require(array, requirements=["C", "W"])

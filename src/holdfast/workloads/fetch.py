@@ -31,7 +31,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of a data set: its checksum and URLs, and the folders and names under which it may be stored."""
+    """A file of a data set: its checksum, its URLs, and the folders and names under which it may be stored."""
 
     dataset: str
     folders: tuple[str, ...]  # below a data folder; "." is the data folder itself
@@ -153,7 +153,7 @@ WORTH = 1 << 20  # bytes; a smaller file is not worth caching
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """Return the arrays that `make` reads from the file `source`, cached by the contents of `source` and `code`."""
+    """Return the arrays that `make` reads from the file `source`; cached until the file `source` or `code` changes."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
     digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))

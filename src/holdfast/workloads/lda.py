@@ -30,7 +30,7 @@ def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 class _Part(NamedTuple):
-    """A worker's documents with their words, and a slice of the vocabulary on which it measures the loss."""
+    """A worker's documents, and a slice of the vocabulary for which it computes its part of the loss."""
 
     worker: int
     documents: Ids
@@ -201,7 +201,6 @@ SETTINGS: dict[str, tuple[str, float, int]] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    """Return the LDA workload called `name` in SETTINGS, which define its corpus, criterion and number of topics."""
     if name not in SETTINGS:
         raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     corpus, criterion, topics = SETTINGS[name]

@@ -17,7 +17,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class SimulatedServer:
-    """A workload on a parameter server that is simulated in one process; `owners` has the node of each block."""
+    """A parameter server simulated in one process, which trains `workload`; `owners` has the node of each block."""
 
     def __init__(self, workload: DividedWorkload, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:

@@ -23,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """A worker's users and items, as block numbers, with their ratings; `square` is the sum of the squared ratings."""
+    """A worker's users and items, as block ids, and their ratings; `square` is the sum of the squared ratings."""
 
     users: Ids
     items: Ids
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFactorization(DividedDefaults):
-    """The factorization ratings ≈ L·Rᵀ; the loss is the Frobenius norm of the difference over all cells."""
+    """Matrix factorization, ratings ≈ L·Rᵀ; the loss is the Frobenius norm of the difference over all cells."""
 
     data: Ratings
     factors: int
@@ -53,7 +53,7 @@ class MatrixFactorization(DividedDefaults):
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """Return how far each block moved, times the norm of the other factor: the effect on the product LR."""
+        """Return for each block how much its change from `a` to `b` changes the product L·Rᵀ, approximately."""
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
@@ -129,7 +129,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """The factors by which `norm` multiplies distances in L and R: the other matrix's norm divided by √factors."""
+        """For L and R, the weight of distances in `norm`: the norm of the other matrix divided by √factors."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
@@ -152,7 +152,6 @@ SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:
-    """Return the matrix factorization with the settings of the data set called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no MF settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     factors, criterion = SETTINGS[name]
@@ -175,7 +174,7 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """Return `x` after a Gauss-Seidel sweep for x·gram = target; columns with a 0 on gram's diagonal are unchanged."""
+    """Improve the solution `x` of x·gram = target by one Gauss-Seidel sweep; skip columns with a zero diagonal."""
     rows, factors, trials = x.shape
     out = x.copy()
     step = np.empty(trials)

@@ -24,7 +24,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples `x` of a batch and their classes `y`, with only the `features` that are nonzero in one of them."""
+    """Some samples of a batch: their classes `y`, and in `x` only those `features` that are not zero in all samples."""
 
     features: Ids
     x: npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch and its nonzero features (`pulls`); the last entries are for all its samples."""
+    """A worker's slice of each batch and the features it needs (`pulls`); the last entries are for all its samples."""
 
     batches: list[_Batch]
     pulls: list[Ids]
@@ -139,7 +139,7 @@ class LogisticRegression(DividedDefaults):
         return [np.arange(first, min(first + self.batch, len(self.data.y))) for first in starts]
 
     def _chunks(self, samples: Ids) -> _Batch:
-        """Split samples into chunks sorted by class, so that many features are zero for all samples of a chunk."""
+        """Split samples into chunks of similar classes, so that many features are zero in a whole chunk."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
         chunks = []
         for first in range(0, len(samples), _ROWS):
@@ -159,7 +159,6 @@ SETTINGS: dict[str, tuple[int, float, float]] = {
 
 
 def mlr(name: str, data: Path | None = None) -> LogisticRegression:
-    """Return the model with the settings of the data set called `name`."""
     if name not in SETTINGS:
         raise BadInput(f"There are no MLR settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     batch, rate, criterion = SETTINGS[name]

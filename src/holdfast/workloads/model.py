@@ -17,9 +17,9 @@ from holdfast.workloads.workload import Clock, Stack, stacked, unstacked
 class Model(DividedDefaults):
     """A base class for your own workload; subclasses define the criterion, the initial arrays, updates and the loss.
 
-    By default, every row of every array is a block, workers pull all blocks, and an iteration is one round. `lanes` is
-    the number of trials that are simulated at once. Set `stochastic` if runs with different seeds differ, and `steady`
-    if the loss falls ever more slowly."""
+    By default, every row of every array is a block, workers pull all blocks, and each iteration has one update. `lanes`
+    is the number of independent runs that are simulated together. Set `stochastic` if runs with different seeds differ,
+    and `steady` if the loss falls ever more slowly."""
 
     rounds: int = 1
     lanes: int = 1

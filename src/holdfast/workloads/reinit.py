@@ -14,13 +14,13 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class Reinitializable(Protocol):
-    """A workload that can compute new values for lost blocks that were never saved."""
+    """A workload that can compute new values for lost blocks that no checkpoint contains."""
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a summary of the surviving blocks `ids` with values `held`; summaries of all nodes are added up."""
+        """Summarize a node's surviving blocks `ids` with values `held`; the summaries of all nodes are then added."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`, packed; `summary` is the sum of all nodes' `survivors`."""
+        """Return new values for the lost blocks `ids`; `summary` is the sum of `survivors` over all nodes."""
 
 
 def has_rule(workload: Workload) -> bool:
@@ -28,7 +28,7 @@ def has_rule(workload: Workload) -> bool:
 
 
 def rule_of(workload: Workload) -> Reinitializable:
-    """Return `workload` if it can compute new values for blocks that were never saved, otherwise raise BadInput."""
+    """Return `workload` if it is `Reinitializable`, otherwise raise BadInput."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "
@@ -38,7 +38,7 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values for the blocks `ids`, computed from the blocks of the state `live` that are not `lost`."""
+    """Return new values for the blocks `ids`, computed from those blocks of the state `live` that are not `lost`."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})
@@ -46,6 +46,5 @@ def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: in
 
 
 def added(summaries: list[Arrays]) -> Arrays:
-    """Return the sum of the summaries of all nodes, array by array."""
     filled = [summary for summary in summaries if summary]
     return {name: np.sum([summary[name] for summary in filled], axis=0) for name in (filled[0] if filled else ())}

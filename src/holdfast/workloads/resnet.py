@@ -36,7 +36,7 @@ class ResNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    """A residual block of two 3×3 convolutions, or of 1×1, 3×3 and four times as wide 1×1 if `bottleneck`."""
+    """A residual block of two 3×3 convolutions or, if `bottleneck`, of 1×1, 3×3 and 1×1 with four times the width."""
 
     def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ ASKED = ("start", "step", "loss", "criterion")
 
 
 class OneState(Protocol):
-    """The interface of a model that trains one run at a time; `OneStateAdapter` turns it into a workload."""
+    """The interface of a model that trains a single run; `OneStateAdapter` makes it a `Workload`."""
 
     @property
     def criterion(self) -> float | LossAt:
@@ -30,12 +30,11 @@ class OneState(Protocol):
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
         """Return the arrays after one more iteration; `state` may be modified."""
 
-    def loss(self, state: Arrays) -> float:
-        """Return the loss of a state."""
+    def loss(self, state: Arrays) -> float: ...
 
 
 class OneStateAdapter:
-    """An adapter from `OneState`, a model of a single state, to `Workload`; it advances trials one after the other."""
+    """An adapter that makes a `OneState` model a `Workload`; several runs are trained one after the other."""
 
     def __init__(self, model: OneState) -> None:
         self._model = model

@@ -27,7 +27,7 @@ class Sparse:
         return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
 
     def times(self, x: Floats) -> Floats:
-        """Return the products of this matrix with the matrices `x[:, :, i]`, one for each trial (independent run) i."""
+        """Return the products of this matrix with the matrices `x[:, :, i]`, one for each independent run i."""
         out = np.zeros((self.shape[0], *x.shape[1:]))
         onto = _gather if self.tall else _scatter
         onto(self.starts, self.others, self.values, _flat(x), _flat(out))

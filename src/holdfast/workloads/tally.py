@@ -17,7 +17,7 @@ _INT = ir.IntType(32)
 
 @intrinsic
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
-    """Prefetch the cache line of the element at index `at`, which will be changed soon."""
+    """Load the cache line of `array[at]` into the CPU cache ahead of a write."""
 
     def generate(context: Any, build: Any, signature: Any, values: Any) -> Any:
         pointer = _BYTE.as_pointer()
@@ -46,7 +46,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Add to `counts[g]` the number of tokens of each topic in group g, `tokens[groups[g]:groups[g+1]]`."""
+    """Add to `counts[g]` how often each topic occurs in group g, the tokens `tokens[groups[g]:groups[g+1]]`."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)

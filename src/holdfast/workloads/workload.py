@@ -19,7 +19,7 @@ Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
-    """For each trial (independent run), its next iteration and its random seed, on which all its draws depend."""
+    """The next iteration and the random seed of each of several independent runs."""
 
     iteration: Ids
     stream: Ids
@@ -46,7 +46,7 @@ class Workload(Protocol):
 
     @property
     def lanes(self) -> int:
-        """The number of trials (independent runs) in a stack; it is fixed, because rounding may depend on it."""
+        """The number of independent runs computed together; it is fixed, because rounding may depend on it."""
 
     @property
     def blocks(self) -> Blocks:
@@ -54,28 +54,28 @@ class Workload(Protocol):
 
     @property
     def norm(self) -> Norm:
-        """The function that returns the distance of each block between two states."""
+        """The function that returns, for each block, its distance between two states."""
 
     def start(self, stream: int = 0) -> Arrays:
         """Return the initial state of a run with the random seed `stream`."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """Do one iteration of every trial (independent run) in `stack`; trials must not influence each other."""
+        """Do one iteration of every independent run in `stack`; runs must not influence each other."""
 
     def loss(self, stack: Stack) -> Floats:
-        """Return the loss of every trial (independent run) in `stack`."""
+        """Return the loss of each independent run in `stack`."""
 
 
 def norm_order(workload: Workload) -> float:
-    """Return the order of the norm that combines the distances of blocks: the workload's `order`, or 2 by default."""
+    """Return the order of the norm that combines block distances to one distance: `workload.order`, by default 2."""
     return float(getattr(workload, "order", 2))
 
 
 def stacked(states: Sequence[Arrays]) -> Stack:
-    """Combine the states of several trials (independent runs) into arrays whose last axis is the trial."""
+    """Combine the states of several independent runs; the last axis of each array is the run."""
     return {name: np.stack([state[name] for state in states], axis=-1) for name in states[0]}
 
 
 def unstacked(stack: Stack, lane: int) -> Arrays:
-    """Return a copy of the state of trial (independent run) number `lane` in `stack`."""
+    """Return a copy of the state of run number `lane` in `stack`."""
     return {name: values[..., lane].copy() for name, values in stack.items()}

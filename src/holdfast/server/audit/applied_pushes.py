@@ -13,9 +13,9 @@ from holdfast.server.audit.stale_rounds import applied_as_they_came, pushed_as_t
 
 
 def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied the updates of every round to all its blocks, unless recorded as dropped.
+    """Check that nodes applied each round of updates to all their blocks, except updates recorded as dropped.
 
-    The last iteration of a run that was interrupted is not judged, because its history is incomplete."""
+    The last iteration of an interrupted run is not checked."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -38,7 +38,7 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Return the nodes that own blocks but did not record that they applied the updates of round `number`."""
+    """Return the nodes that own blocks in the period `tenure` but recorded no updates for the round `number`."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
     if absent := [node for node in silent if not ledger.events_of("node", node)]:
@@ -92,7 +92,7 @@ def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure) -> str 
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that each node applied every push (worker's update) sent to it exactly once, unless recorded as dropped."""
+    """Check that nodes applied each update pushed by a worker exactly once, except updates recorded as dropped."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("no blocks have been dealt out yet")
@@ -115,7 +115,7 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that part i of the input was processed by worker i, or by another worker after worker i was lost."""
+    """Check that worker i processed part i of the training data, or another worker did after worker i was lost."""
     taken: set[int] = set()
     for (number, part), pushes in ledger.pushed.items():
         if part >= ledger.plan.workers:

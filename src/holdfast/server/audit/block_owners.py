@@ -17,14 +17,17 @@ NOBODY = -1
 
 
 class Tenure:
-    """A period in which blocks do not change owners; it begins with round `start` and partition map `version`."""
+    """A period in which blocks keep their owners; `start` is its first round (update of the model).
+
+    `version` is that of the partition map (the assignment of blocks to nodes), and `owners` has the node of each
+    block."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """For each node, the number of blocks that it owns and a digest of their ids."""
+        """For each node, the number and a digest of the ids of its blocks."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
@@ -36,7 +39,7 @@ class Tenure:
 
 
 class Ownership:
-    """The node that owns each block while a history is replayed; `close` begins a new period of ownership."""
+    """The node that owns each block at the current point of a replayed history, and all earlier owners."""
 
     def __init__(self, blocks: int) -> None:
         self.tenures: list[Tenure] = []
@@ -52,27 +55,29 @@ class Ownership:
         return int(np.count_nonzero(self.owners == NOBODY)) if self.tenures else 0
 
     def deal(self, nodes: Iterable[int], seed: int) -> None:
-        """Assign every block to its first owner among `nodes`, at random with `seed`, exactly as the controller did."""
+        """Assign all blocks to `nodes` at random with `seed`, exactly as the controller did at the start of the run."""
         drawn = PartitionMap.random(len(self.owners), sorted(nodes), np.random.default_rng((seed, 0)))
         self.owners = drawn.owners.astype(np.int64)
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
     def restore(self, node: int, ids: Blocks, version: int) -> None:
-        """Make `node` the owner of the blocks `ids`, which it has restored, from partition map `version` on."""
+        """Make `node`, which has restored the blocks `ids`, their owner from partition map `version` on."""
         self.owners[ids] = node
         self.is_declared_lost[ids] = False
         self.has_come_back[ids] = True
         self.version, self._changed = max(version, self.version), True
 
     def move(self, node: int, ids: Blocks, version: int, open_round: int) -> None:
-        """Make `node` the owner of the blocks `ids` in partition map `version`, from round `open_round` on."""
+        """Make `node` the owner of the blocks `ids` in version `version` of the partition map.
+
+        `open_round` is the first round (update of the model) with the new owner."""
         self.owners[ids] = node
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """End the current tenure (a period in which blocks keep their owners) and begin the next if owners changed.
+        """If owners have changed, begin a new `Tenure`, a period in which blocks keep their owners.
 
-        If the current tenure contains no round, the new one replaces it, unless `keep_all`."""
+        The new period replaces the last one if that one contains no round (update of the model), unless `keep_all`."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -98,7 +103,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all digests in `always` plus those of some subset of `perhaps`."""
+    """Return True if `total` is the sum of all digests in `always` and of some digests in `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

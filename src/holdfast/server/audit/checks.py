@@ -8,7 +8,7 @@ from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
 def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that iterations are recorded without gaps, and that none is recorded after the end of the run."""
+    """Check that no iteration is missing from the history, and that none is recorded after the end of the run."""
     replay = ledger.replay
     if wrong := replay.wrong["ends"]:
         return "fail", wrong[0]
@@ -16,7 +16,7 @@ def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that the run ended with a loss below the criterion, or after all allowed iterations."""
+    """Check that the run ended because the loss fell below the criterion, or after the last allowed iteration."""
     replay, plan = ledger.replay, ledger.plan
     if replay.done is None:
         return "unknown", f"the run is not done: {counted(replay.iterations, 'iteration')} recorded"
@@ -32,7 +32,7 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every block has one owner: recorded restores and moves of blocks agree with the recorded owners."""
+    """Check that every block always has exactly one owner, by the recorded restores and moves of blocks."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)
@@ -42,7 +42,7 @@ def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that lost blocks were restored before the run continued; full recovery must restore all blocks."""
+    """Check that lost blocks (with full recovery, all blocks) were restored before training continued."""
     replay = ledger.replay
     if wrong := replay.wrong["losses"]:
         return "fail", _first(wrong)
@@ -54,7 +54,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes chose blocks at every due save, and that the blocks chosen by surviving nodes were saved."""
+    """Check that nodes chose blocks for every save that was due, and that these blocks, if not lost, were saved."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
@@ -65,7 +65,7 @@ def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check, in the histories of controller and nodes, that blocks were restored from their newest committed save."""
+    """Check that blocks were restored only from their newest committed saves."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["restores"]:
@@ -84,7 +84,7 @@ def _first(wrong: list[str]) -> str:
 
 
 def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every event has the required fields, and that its process may write events of this kind."""
+    """Check that every event has the required fields and was written by a process that may write such events."""
     if wrong := ledger.wrong:
         more = ["and more"] if len(wrong) > SHOWN else []
         return "fail", f"{counted(len(wrong), 'wrong line')}: {'; '.join([*wrong[:SHOWN], *more])}"
@@ -94,7 +94,7 @@ def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that the controller and every node and worker that took part have a history."""
+    """Check that there is a history file of the controller and of every node and worker that took part."""
     plan, present = ledger.plan, set(ledger.writers)
     nodes = {*range(plan.nodes), *(node for tenure in ledger.replay.tenures for node in tenure.held)}
     needed = {ServerWriter("node", n) for n in nodes} | {ServerWriter("worker", n) for n in range(plan.workers)}
@@ -110,7 +110,7 @@ def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def one_plan(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that all controllers of the run trained the same workload in the same way."""
+    """Check that all successive controllers of the run recorded the same workload and settings."""
     first, *others = ledger.plans or [ledger.plan]
     for other in others:
         fields = [name for name in first._fields if name != "attempt"]

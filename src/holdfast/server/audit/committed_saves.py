@@ -12,14 +12,14 @@ from holdfast.server.audit.block_owners import NOBODY, Blocks, Owners
 
 
 class SaveChoice(NamedTuple):
-    """The blocks that each node chose to save after an iteration, and the owners of all blocks at that time."""
+    """The blocks that each node chose for a save (`by_node`), and the node of every block at that time (`owners`)."""
 
     owners: Owners
     by_node: Mapping[int, Samples]
 
 
 class RecordedChoices:
-    """The blocks chosen to be saved, and the blocks restored, as recorded by the controller and by each node."""
+    """The blocks that were chosen for saves and that were restored, as recorded by the controller and each node."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
         self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}
@@ -35,7 +35,7 @@ class RecordedChoices:
 
 
 class CommittedSaves:
-    """The newest committed save of every block, as the controller's history describes it."""
+    """The iteration of the newest committed save of every block, computed by replaying the controller's history."""
 
     def __init__(self, count: int) -> None:
         self.saved_at = np.full(count, NOBODY)
@@ -46,7 +46,7 @@ class CommittedSaves:
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
     def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
-        """Record the blocks chosen to be saved after `iteration`. No commit is expected for blocks of `lost` nodes."""
+        """Record the blocks chosen for the save after `iteration`; those of `lost` nodes need not be committed."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 
@@ -55,11 +55,11 @@ class CommittedSaves:
             waiting.discard(node)
 
     def waiting(self) -> tuple[int, int] | None:
-        """Return (iteration, node) of a save whose chosen blocks were never committed, or None if there is none."""
+        """Return the iteration and node of a save that was chosen but not committed, or None if there is none."""
         return next(((iteration, min(nodes)) for iteration, nodes in self._waiting.items() if nodes), None)
 
     def commit(self, iteration: int, ids: Blocks) -> str | None:
-        """Record a save of the blocks `ids` after `iteration`; return a message if nodes chose other blocks."""
+        """Record a save of the blocks `ids` after `iteration`; return an error message if other blocks were chosen."""
         choice = self.choices.get(iteration)
         self.committed.add(iteration)
         if choice is None:

@@ -23,7 +23,7 @@ Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
 class ReplayedMembers:
-    """The nodes and workers that take part at the current point of a replay, and those killed by injected failures."""
+    """The nodes and workers that take part at the current point of a replayed history, and those killed on purpose."""
 
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
@@ -36,7 +36,7 @@ class ReplayedMembers:
 
 
 class Replay:
-    """The state of a run after the history lines replayed so far, and the contradictions found in them."""
+    """The state of a run at the current point of its replayed history, and the contradictions found in the history."""
 
     def __init__(self, plan: Serve, policy: Policy, recorded: RecordedChoices) -> None:
         self.plan, self._policy, self._recorded = plan, policy, recorded
@@ -65,7 +65,7 @@ class Replay:
         return self.loss is not None and self.loss < self.plan.criterion
 
     def take(self, what: What, lost_soon: set[int]) -> None:
-        """Replay one event of the controller; `lost_soon` are nodes that are lost before the current iteration ends."""
+        """Replay the controller's event `what`; the nodes `lost_soon` are lost before the current iteration ends."""
         if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):
@@ -337,7 +337,7 @@ HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
 
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
-    """Replay the controller's events `lines` of a run with this `plan`, and compare them with the nodes' events."""
+    """Replay the controller's events `lines` of a run with settings `plan`, and compare them with the nodes' events."""
     try:
         fraction = Fraction(plan.fraction)
         policy = Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)

@@ -41,7 +41,7 @@ class ServerWriter(NamedTuple):
 
 @cache
 def writer_of(who: str) -> ServerWriter | None:
-    """Return the process whose history has the name `who`, such as "node-3"; None if the name is invalid."""
+    """Return the process named `who` in events, such as "node-3"; None if the name is invalid."""
     if who == "controller":
         return ServerWriter("controller", 0)
     match = re.fullmatch(r"(node|worker)-(0|[1-9][0-9]{0,8})", who)
@@ -59,7 +59,7 @@ class ServedLedger:
         self._events: defaultdict[ServerWriter, list[events.What]] = defaultdict(list)
 
     def take(self, event: events.Event, file: str | None = None) -> None:
-        """Add an event; `file` is the name of the history file that contained it, if known."""
+        """Add an event that was read from the history file called `file`."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):
@@ -80,7 +80,7 @@ class ServedLedger:
         return sorted(self._events)
 
     def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
-        """Return the events that one process, such as ("node", 2), wrote to its history, in order."""
+        """Return all events that one process wrote, in order; ("node", 2) is node 2."""
         return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property
@@ -101,7 +101,7 @@ class ServedLedger:
 
     @cached_property
     def applied(self) -> Mapping[int, Mapping[int, Sequence[events.Applied]]]:
-        """The recorded events of nodes that applied updates, by round number and node number."""
+        """The events in which nodes recorded that they applied updates, by round number and node number."""
         applied: defaultdict[int, defaultdict[int, list[events.Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
             for what in self._events[writer]:
@@ -111,7 +111,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """All recorded pushes of updates: for each round number and input part, pairs of worker number and event."""
+        """By round number and part of the training data, the pushed updates as pairs of worker number and event."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
@@ -125,7 +125,7 @@ class ServedLedger:
             raise CannotTell(f"there is no history of node-{min(absent)}")
 
     def number(self, what: events.Applied | events.Pushed | events.Dropped) -> int:
-        """Return the number of the round that an event belongs to, counted from the start of the run."""
+        """Return the round (update of the model) of the event `what`, counted from the start of the run."""
         return what.iteration * self.plan.rounds + what.round
 
     @cached_property

@@ -14,7 +14,7 @@ Applications: TypeAlias = Sequence[tuple[int, Applied]]
 
 
 def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that no part of the input was ahead of another by more iterations than `staleness` allows."""
+    """Check that no part of the training data was ahead of another by more iterations than `staleness` allows."""
     plan, replay = ledger.plan, ledger.replay
     if not plan.staleness:
         return "pass", "workers wait for each other after every round"
@@ -44,7 +44,7 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes applied every push (a worker's update) separately, and only to blocks that they held."""
+    """Check that nodes applied every worker's update on its own, and only to blocks that the node held."""
     rounds, count = ledger.plan.rounds, 0
     finished = ledger.replay.iterations * rounds
     for number, by_node in sorted(ledger.applied.items()):
@@ -70,7 +70,7 @@ def _misplaced(ledger: ServedLedger, node: int, what: Applied) -> str | None:
 
 
 def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every push was applied once to each of its blocks, and again only after the block was restored."""
+    """Check that each worker's update was applied once to each block, and again only after the block was restored."""
     replay, rounds, count = ledger.replay, ledger.plan.rounds, 0
     ledger.require_nodes()
     applied: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
