@@ -9,7 +9,7 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError):
-    """The request is invalid; correct it and try again."""
+    """Raised for an invalid request; correct it and try again."""
 
 
 class Interrupted(HoldfastError):
@@ -17,11 +17,11 @@ class Interrupted(HoldfastError):
 
 
 class DataMissing(HoldfastError):
-    """A data set is neither in the data folder nor available for download; name its folder."""
+    """A data set is neither in the data folder nor available for download; pass the folder that contains it."""
 
 
 class NotAStore(HoldfastError):
-    """The given path or address is not a checkpoint store; name another."""
+    """The given path or address is not a checkpoint store; pass another one."""
 
 
 class NoSnapshot(HoldfastError):
@@ -33,11 +33,11 @@ class Corrupt(HoldfastError):
 
 
 class FutureVersion(HoldfastError):
-    """A manifest or history was written by a newer version of holdfast; upgrade."""
+    """A manifest or history was written by a newer version of holdfast; upgrade holdfast."""
 
 
 class CommitConflict(HoldfastError):
-    """Another writer has already committed this name, which can be committed only once; give each run its own store."""
+    """Another run has already written to this checkpoint store; give each run its own store."""
 
 
 class StorageFailed(HoldfastError):

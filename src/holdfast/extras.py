@@ -11,7 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def require(extra: str, what: str) -> None:
-    """Raise BadInput if a module of `extra` is not installed; `what` names the feature that needs it."""
+    """Raise BadInput if a module of the optional dependencies `extra` is missing; `what` names the feature for it."""
     if modules := missing(extra):
         raise BadInput(
             f"{what} needs packages that are not installed ({', '.join(modules)}): pip install 'holdfast[{extra}]'."
@@ -19,5 +19,5 @@ def require(extra: str, what: str) -> None:
 
 
 def missing(extra: str) -> list[str]:
-    """Return the modules in the group of optional dependencies `extra` that are not installed."""
+    """Return the modules of the optional dependency group `extra` that are not installed."""
     return [module for module in EXTRAS[extra] if find_spec(module) is None]

@@ -19,5 +19,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def where(what: "Malformed", file: str | None) -> str:
-    """Return the file and line of a malformed event in parentheses, or an empty string if they are not known."""
+    """Return the file and line of a malformed event in parentheses, or "" if they are not known."""
     return f" ({file}.jsonl, line {what.line})" if file is not None and what.line is not None else ""

@@ -20,7 +20,7 @@ def require(name: str, length: int) -> None:
 
 
 def available() -> int:
-    """Return the bytes of memory and swap that are available to this process, in its container if it has a limit."""
+    """Return the bytes of memory and swap that this process can still use, within the limit of its container."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         free = {words[0]: int(words[1]) * 1024 for words in lines}

@@ -12,7 +12,7 @@ _contents: dict[Path, bytes] = {}  # the files that were imported here, and what
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import and return the Python file `path`, with its folder first on `sys.path`; changed files are loaded again."""
+    """Import and return the Python file `path`, with its folder first on `sys.path`; reload files that have changed."""
     given, path = path, path.absolute()
     name = f"holdfast_own_{path.stem}"
     spec = spec_from_file_location(name, path)
@@ -35,7 +35,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def _forget_other_versions(files: dict[Path, bytes]) -> None:
-    """Remove modules from `sys.modules` that came from older versions of `files`, or other files of the same names."""
+    """Remove modules from `sys.modules` that are older versions of `files`, or other files with equal module names."""
     changed = any(_contents.get(file, content) != content for file, content in files.items())
     stems = {file.stem for file in files}
     for name, module in list(sys.modules.items()):

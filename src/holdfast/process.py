@@ -37,7 +37,7 @@ requested = StopFlag()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Block stop signals inside this context, so that a child forked in it never runs its parent's handlers."""
+    """Block stop signals inside this context, so that a process forked in it cannot run the handlers of its parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -58,7 +58,7 @@ def set_title(title: str) -> None:
 
 
 def lower_priority() -> None:
-    """Give this process less CPU time than others get, if `regain_priority` may undo that."""
+    """Lower the CPU priority of this process, if the system would allow `regain_priority` to raise it again."""
     is_allowed: list[bool] = []
 
     def try_out() -> None:  # in a thread, which on Linux has a priority of its own
@@ -75,7 +75,7 @@ def lower_priority() -> None:
 
 
 def regain_priority(child: int) -> None:
-    """Give all threads of the process `child` the priority of this process, its parent."""
+    """Raise the priority of all threads of the process `child` to that of this process, its parent."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(OSError):  # it has ended meanwhile
         for thread in Path(f"/proc/{child}/task").iterdir():

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Phase(IntEnum):
-    """The current activity of a worker. How long the supervisor waits for progress depends on it."""
+    """The current activity of a worker, which determines how long its supervisor waits for progress."""
 
     STARTING = 0
     RESTORING = 1
@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 class _Number(Generic[T]):
-    """A descriptor that reads the number at `index` in the shared memory and passes it to `convert`."""
+    """A descriptor that reads the number at `index` in shared memory and returns `convert(number)`."""
 
     def __init__(self, index: int, convert: Callable[[int], T]) -> None:
         self._index, self._convert = index, convert
@@ -49,7 +49,7 @@ def _unless_zero(number: int) -> int | None:
 
 
 class Progress:
-    """Shared memory with numbers about the progress of one worker, which writes them for its supervisor to read."""
+    """Shared memory in which a worker writes numbers about its progress, for its supervisor to read."""
 
     boundaries = _Number(0, int)
     """The number of step boundaries that this process has passed."""
@@ -97,29 +97,29 @@ class Progress:
 
     @property
     def last_words(self) -> str:
-        """The worker's last message about its failure, which arrives even if the disk is full."""
+        """The worker's last message about its failure. It needs no file, so it arrives even if the disk is full."""
         return bytes(self._memory[8 * _NUMBERS :]).rstrip(b"\0").decode(errors="replace")
 
     def pass_boundary(self, step: int) -> None:
-        """Report that `step` begins: this worker has passed the boundary (point between two steps) before it."""
+        """Report that this worker begins `step`."""
         self.numbers[2] = 0  # first: to appear behind for a moment does no harm
         self.numbers[0] += 1
         self.numbers[1] = step + 1
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of begun steps and collectives to those of the peer that sent its state to this worker."""
+        """Set the counts of begun steps and collectives to those of the worker from which this one copied its state."""
         self.numbers[0], self.numbers[2] = boundaries, posted
 
     def set_membership(self, number: int) -> None:
         self.numbers[6] = number
 
     def assign(self, rank: int) -> None:
-        """Tell the worker the rank that it has for life. Called by the supervisor."""
+        """Tell the worker its rank, which it keeps until it ends. Called by the supervisor."""
         self.numbers[13] = rank + 1
 
     @contextmanager
     def asking_for_rank(self) -> Iterator[None]:
-        """Report in this context that the worker waits to be told its rank."""
+        """Report, inside this context, that the worker waits for a rank from its supervisor."""
         self.numbers[14] = 1
         try:
             yield
@@ -127,18 +127,18 @@ class Progress:
             self.numbers[14] = 0
 
     def set_standby(self, is_standby: bool) -> None:
-        """Make a new worker wait in `run.protect`, or end its wait. Called by the supervisor."""
+        """Make a new worker wait in `run.protect` (True), or let it continue (False). Called by the supervisor."""
         self.numbers[16] = is_standby
 
     def suspect(self, number: int) -> None:
-        """Report that a connection inside the group of workers with membership number `number` broke."""
+        """Report that a connection between workers broke, in the group of workers with the number `number`."""
         self.numbers[7] = number + 1
 
     def fall_back(self) -> None:
         self.numbers[8] = 1
 
     def count_evaluation(self) -> None:
-        """Report that an evaluation makes progress. Data-loading processes of the worker may call this too."""
+        """Report that an evaluation makes progress. The worker's data-loading processes may call this too."""
         self.numbers[9] += 1
 
     def set_checked(self) -> None:
@@ -154,7 +154,7 @@ class Progress:
         self.numbers[15] = 1
 
     def count_post(self) -> None:
-        """Count one more collective operation begun by this worker, in which it may have to wait for its peers."""
+        """Count one more collective operation that this worker has begun; in it, the worker may wait for others."""
         self.numbers[2] += 1
 
     def add_moved(self, count: int) -> None:
@@ -190,7 +190,7 @@ def during(phase: Phase) -> Iterator[None]:
 
 
 def adopt(progress: Progress) -> None:
-    """From now on, write this worker's progress into `progress`, whose memory the supervisor shares."""
+    """Write the progress of this worker into `progress` from now on; the supervisor shares its memory."""
     global here
     here = progress
 

@@ -37,7 +37,7 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each restarted process begins a new attempt or joins a running one, and writes its events in order."""
+    """Check that each worker process begins a new attempt or joins a running one, and that its events are in order."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
@@ -154,7 +154,7 @@ def _leftover(phase: SamplePlan) -> str:
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks ended at the last step of the plan, or where the script stopped, and saved that step."""
+    """Check that all ranks trained and saved the last planned step, or the step at which the script stopped the run."""
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:

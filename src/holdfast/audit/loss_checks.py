@@ -19,7 +19,7 @@ from holdfast.finding import SHOWN, Verdict, counted
 
 
 def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the survivors declared every lost worker, and exactly the samples that were therefore not trained."""
+    """Check that surviving workers recorded each lost worker, and exactly the samples that its loss left untrained."""
     for memberships in record.live_attempts:
         if error := next(_wrong_declarations(record, memberships), None):
             return "fail", error
@@ -114,13 +114,10 @@ def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]
 
 @dataclass(slots=True)
 class _DeclaredSamples:
-    """The samples that one session declared missing from a step, in one or more `regroup` events.
+    """Counts of the samples of a step that a worker process recorded as untrained, merged from its `regroup` events."""
 
-    A sampler may return a sample twice, so samples are counted. Under `forward` each event declares the shares of the
-    members that were lost last, so their `sum` counts; under `skip` each declares the whole step, so the `union` does."""
-
-    union: Counter[int] = field(default_factory=Counter)
-    sum: Counter[int] = field(default_factory=Counter)
+    union: Counter[int] = field(default_factory=Counter)  # valid under `skip`: each event lists the whole step
+    sum: Counter[int] = field(default_factory=Counter)  # valid under `forward`: each lists only its own losses
 
     def add(self, missing: Iterable[int]) -> None:
         samples = Counter(missing)
@@ -208,9 +205,9 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Report steps near a worker's loss that changed nothing, though they are not declared skipped.
+    """Yield (verdict, message) for steps near a worker's loss that changed no state, but are not recorded as skipped.
 
-    With gradient accumulation many steps change nothing, so only a pause longer than all others is reported."""
+    Gradient accumulation changes no state either, so only a longer series of such steps than all others is reported."""
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
         return
@@ -228,7 +225,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return all steps that ranks recorded in an attempt, and those in which something changed or that were skipped."""
+    """Return the recorded steps of an attempt, and the subset that changed the state or was recorded as skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -265,7 +262,7 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 
 
 def undeclared_death(record: RunRecord) -> str | None:
-    """Return an error text if a supervisor saw a worker die in a step, but the others did not declare it lost there."""
+    """Return an error text if a supervisor saw a worker die in a step, but other workers did not record its loss."""
     if not record.supervisor_counts_attempts:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)

@@ -25,9 +25,10 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, in which a process records that members were lost or joined.
+    """A `regroup` event, which a worker process writes when workers were lost or joined.
 
-    `session` has the events of that process, and `rows` are the indices of its steps until its next `regroup` event."""
+    `session` has all events of that process. `rows` are the indices of its steps from this `regroup` event to the next.
+    """
 
     session: RankSession
     regroup: Regroup
@@ -35,14 +36,14 @@ class Declaration(NamedTuple):
 
 
 class MemberExit(NamedTuple):
-    """A member that was lost or suspended; `session` holds its events, or is None if they are not known."""
+    """A worker that was lost or suspended, and the events of its process (`session`; None if they are not known)."""
 
     member: int
     session: RankSession | None
 
 
 class Join(NamedTuple):
-    """A member that joined a running attempt, its session (None if not found), and the first step that it trained."""
+    """A worker that joined while others trained, the events of its process (None if not known), and its first step."""
 
     member: int
     session: RankSession | None
@@ -50,12 +51,11 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members (training workers) of an attempt, built from `regroup` events of ranks that agree.
+    """A change of the members of an attempt, which are the workers that train together.
 
-    `number` is that of the new membership, whose members are `members`. The change happened during `step` if `within`
-    is True, else just before `step`. The gradients of the members in `lacking` are missing from the result of `step`.
-    Those of the members in `kept` are included, although these members were lost. Members in `asleep` were suspended.
-    """
+    `number` is the number of the new group of members. The change happened during `step` if `within` is True, else just
+    before `step`. The result of `step` lacks the gradients of the members in `lacking`, and includes those of the lost
+    members in `kept`. Members in `asleep` were suspended."""
 
     number: int
     step: int
@@ -75,9 +75,9 @@ class MemberChange(NamedTuple):
 
 
 class Memberships:
-    """The members of one attempt, that is, the ranks that took part in each of its steps.
+    """The ranks that took part in each step of an attempt, reconstructed from the recorded `regroup` events.
 
-    They are reconstructed from the changes that ranks recorded; `errors` lists records that contradict each other."""
+    `errors` lists events that contradict each other."""
 
     def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: RunPlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
@@ -96,12 +96,12 @@ class Memberships:
 
     @cached_property
     def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
-        """Every lost member, together with the change of members in which it was lost, in the order of the changes."""
+        """Every lost worker, together with the change of members in which it was lost, in the order of the changes."""
         return [(change, loss) for change in self.changes for loss in change.lost]
 
     @cached_property
     def missing(self) -> Mapping[int, frozenset[int]]:
-        """The samples that were declared missing from each step; steps without any are left out."""
+        """The samples that are recorded as not trained, by step; steps without such samples are left out."""
         missing: dict[int, frozenset[int]] = {}
         for change in self.changes:
             if change.missing:
@@ -110,21 +110,21 @@ class Memberships:
 
     @cached_property
     def skipped(self) -> frozenset[int]:
-        """The steps that were declared skipped, so that their gradients were not used."""
+        """The steps that are recorded as skipped, so that their gradients were not used."""
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
 
     def split(self, step: int) -> Sequence[int]:
-        """Return the members among which the samples of `step` were divided."""
+        """Return the ranks among which the samples of `step` were divided."""
         return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
 
     def one_step_per_split(self, steps: Numbers) -> list[int]:
-        """Return the first of `steps` in each range of steps in which the members did not change."""
+        """Return the first of `steps` in each range of steps whose samples were divided among the same ranks."""
         first_steps = [first for first, _ in self._splits]
         _, rows = np.unique(np.searchsorted(first_steps, steps, side="right"), return_index=True)
         return [int(steps[row]) for row in rows]
 
     def due(self, member: int, steps: Numbers) -> Numbers:
-        """Return the subset of `steps` for which the history must contain a step event of `member`."""
+        """Return the subset of `steps` for which the history must contain a step event of the rank `member`."""
         if not self.is_live:
             return steps if member in self.members else steps[:0]
         takes_part = np.array([member in members for _, members in self._splits])
@@ -134,12 +134,12 @@ class Memberships:
         return left
 
     def is_excused(self, member: int, step: int) -> bool:
-        """Return True if `member` was lost before it could report `step`."""
+        """Return True if the rank `member` was lost before it could write its event for `step`."""
         return step in self._excused.get(member, ())
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """The steps of lost members whose events may be absent, because an event is written during the next step."""
+        """The steps of each lost rank whose events may be absent, because an event is written during the next step."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:
@@ -154,7 +154,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Return how many step events are absent because their member was lost, although its gradients were used."""
+        """Return how many events of `steps` are absent because a worker was lost, although its gradients were used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -164,11 +164,11 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """The pairs (member, step) where the result of the step lacks that member's gradients, except skipped steps."""
+        """The pairs (rank, step) for which the result of the step lacks the rank's gradients, without skipped steps."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that a lost process recorded, but that the others finished without it, or None."""
+        """Return the step that a lost process recorded, but other workers finished without its gradients, or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -189,11 +189,9 @@ class Memberships:
         return {before[-1], *(size for at, size in sizes if at == step)}
 
     def variations(self) -> Iterator[tuple[int, object]]:
-        """Yield (first step, key) for each range of steps with the same members and missing samples.
+        """Yield (first step, key) for each range of steps with the same members and the same untrained samples.
 
-        A range ends where the next one begins. Two trainings of a step can be compared bit by bit only if their keys
-        are equal.
-        """
+        Two trainings of one step can be compared bit by bit only if the keys of their ranges are equal."""
         values: dict[int, object] = {}
         for first, members in self._splits:
             is_whole = len(members) == self.world
@@ -293,7 +291,7 @@ class Memberships:
 
 
 def missing_samples(plan: RunPlan, change: MemberChange) -> list[int]:
-    """Return the samples that the step of `change` did not train, computed from the members in `change.lacking`."""
+    """Return the samples that were not trained in the step of `change`: those of the workers in `change.lacking`."""
     if change.strategy == "skip" and change.lacking:
         return [*map(int, plan.window(change.step))]
     if len(change.split) > plan.batch(change.step):
@@ -306,7 +304,7 @@ def missing_samples(plan: RunPlan, change: MemberChange) -> list[int]:
 
 
 def names(members: Sequence[int]) -> str:
-    """Return the first eight of `members` as text, for example "members 0, 3"."""
+    """Return the ranks `members` as text, for example "members 0, 3"; at most the first eight are named."""
     some = [str(member) for member in islice(members, 8)]
     if not some:
         return "no member"
@@ -330,9 +328,9 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the first of a member's `sessions` if it joined in membership `number`, otherwise None.
+    """Remove and return the first of a rank's `sessions` if its process joined at the change `number`, otherwise None.
 
-    `departures` are the memberships that began without the member."""
+    `departures` are the numbers of the changes at which the rank was lost or suspended."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as
@@ -344,7 +342,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if members changed within a step, after its samples were divided among the members `split`."""
+    """Return True if the members changed during a step, after its samples were divided among the ranks `split`."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

@@ -46,7 +46,7 @@ def shared_part(state: str) -> int:
 
 
 class _Column:
-    """A column of `StepColumns`: a descriptor for `step` returns the `array` stored in `_step` as a NumPy array."""
+    """A descriptor that returns a column as a NumPy array: the attribute `step` reads the `array.array` in `_step`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._array = f"_{name}"
@@ -58,8 +58,7 @@ class _Column:
 class StepColumns:
     """The step events of one worker process, stored as one array for each field, because there may be millions.
 
-    The row of a step is its index in these arrays. Fingerprints of the state are kept as hashes, or 0 if not recorded.
-    """
+    A row is the index of a step in these arrays. State fingerprints are kept as hashes, or 0 if not recorded."""
 
     step, epoch, cursor = _Column(), _Column(), _Column()
     count = _Column()  # samples
@@ -74,7 +73,6 @@ class StepColumns:
         self._reduced, self._worked = array("q"), bytearray()
 
     def add(self, step: Step) -> None:
-        """Append a step event as a new row."""
         self._step.append(step.step)
         self._epoch.append(step.epoch)
         self._cursor.append(step.cursor)
@@ -97,12 +95,12 @@ class StepColumns:
 
     @cached_property
     def is_consecutive(self) -> bool:
-        """True if the step numbers increase by 1 from row to row. Computed once, so read it after the last `add`."""
+        """True if step numbers increase by 1 from row to row. The result is cached, so read it after the last `add`."""
         return bool((np.diff(self.step) == 1).all())
 
     @property
     def digest(self) -> NDArray[np.uint64]:
-        """The 128-bit digests of the sample numbers of each step, as an array of shape (steps, 2)."""
+        """The 128-bit digest of the sample ids of each step, as an array of shape (steps, 2)."""
         return np.frombuffer(self._digest, ">u8").reshape(-1, 2).astype(np.uint64)
 
     @property
@@ -122,7 +120,6 @@ class StepColumns:
 
     @property
     def stepped(self) -> NDArray[np.bool_]:
-        """Mask of the steps in which an optimizer stepped."""
         return np.frombuffer(self._worked, np.uint8) > 1
 
     def samples(self, row: int) -> Samples:
@@ -131,9 +128,9 @@ class StepColumns:
 
 
 class RankSession:
-    """The events that one process of a rank recorded in one attempt.
+    """The events that one worker process recorded in one attempt.
 
-    `error` describes the first event that contradicts the events before it; it is None if there is none."""
+    `error` describes the first event that contradicts earlier events; it is None if there is none."""
 
     def __init__(self, who: str, rank: int, opened: Open | None) -> None:
         self.who, self.rank = who, rank
@@ -157,7 +154,7 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this session had to train: that of the restored snapshot, or 0 if none was restored."""
+        """The first step that this process had to train: the number of steps in its restored snapshot, or 0."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
@@ -181,7 +178,7 @@ class RankSession:
         return self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1][1:]
 
     def add(self, what: What) -> None:
-        """Append the next event of this session, and set `error` if the event is not valid at this point."""
+        """Append the next event of this process, and set `error` if the event is not valid at this point."""
         if type(what) is Step:
             if (what.attempt, what.rank, what.world) != self._checked:
                 self._check_step(what)

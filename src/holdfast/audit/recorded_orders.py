@@ -13,10 +13,10 @@ from holdfast.sampler import orders
 
 
 class RecordedOrders:
-    """The order of samples that a sampler returned for each epoch, as the ranks recorded it.
+    """The sample orders that a sampler returned for the epochs of one training phase, as the ranks recorded them.
 
-    `errors` lists epochs with two different orders, and damaged orders. `digest` comes from the run's plan, and the
-    order of the first of `epochs`, those of one phase, must match it."""
+    `digest` is the planned digest of the order of the first of `epochs`. `errors` lists the epochs whose recorded
+    orders differ from each other or from `digest`."""
 
     def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str, epochs: range) -> None:
         self.digest, self._first = digest, epochs.start
@@ -29,11 +29,11 @@ class RecordedOrders:
 
     @property
     def epochs(self) -> frozenset[int]:
-        """The epochs of the phase, counted from 0, whose order is recorded."""
+        """The epochs with a recorded order, counted from 0 at the start of the phase."""
         return frozenset(epoch - self._first for epoch in self._orders)
 
     def of(self, epoch: int) -> Numbers:
-        """Return the ids of all samples of `epoch` in their order; raise CannotTell if no rank recorded them."""
+        """Return all sample ids of `epoch` in training order; raise CannotTell if no rank recorded them."""
         if (recorded := self._orders.get(self._first + epoch)) is None:
             raise CannotTell(f"the history does not hold the order that the sampler returned for epoch {epoch}")
         return recorded[1]
@@ -53,7 +53,7 @@ class RecordedOrders:
 
 
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
-    """Yield (epoch, sample ids in training order), without orders that a kill left incomplete."""
+    """Yield (epoch, sample ids in training order) for each order of `samples` ids that a process recorded in full."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Numbers] = []
         for piece in group:

@@ -59,7 +59,7 @@ def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
 
 
 def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the state that each rank had in memory after a restore has the digest of the committed snapshot."""
+    """Check that the state of each rank after a restore has the digest that the commit of the snapshot recorded."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     restores = [(restore, restore.commit) for restore in record.restores if restore.commit]
@@ -145,7 +145,7 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that random generators were restored with the snapshot, or seeded again (keyed) for another world size."""
+    """Check that each rank restored its random generators, or seeded them if the snapshot has none for this rank."""
     if not record.trained:
         return "unknown", "no step was trained that counts"
     for restore in record.restores:

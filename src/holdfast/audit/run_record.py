@@ -49,7 +49,7 @@ _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
 
 
 class ShareReport(NamedTuple):
-    """The samples that one rank recorded for one step: their number and digest."""
+    """The number and the digest of the samples that one rank recorded for one step."""
 
     who: str
     rank: int
@@ -59,10 +59,10 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """A restore by a session, and the commit of the restored snapshot (None if it was not committed by then).
+    """A restore by a worker process, and the commit of the restored snapshot (None if it was not committed by then).
 
-    `trainer` is the attempt that trained the last step of the snapshot. `is_abandoned` means that the snapshot was
-    committed, but that a later restore rolled it back."""
+    `trainer` is the attempt that trained the last step of the snapshot. If `commit` is None, `is_abandoned` is True if
+    the snapshot was once committed, but then rolled back by another restore."""
 
     session: RankSession
     recover: Recover
@@ -84,7 +84,7 @@ class CommittedSave(NamedTuple):
 
 
 class RunRecord:
-    """The history of a run. Add the events of each writer in file order; events of several writers may be mixed."""
+    """All events of a run, collected for an audit. The events of each writing process must be added in file order."""
 
     def __init__(
         self, history: Iterable[Event] = (), torn: Sequence[TornLine] = (), facts: RunFacts | None = None
@@ -142,9 +142,9 @@ class RunRecord:
 
     @property
     def supervisor_counts_attempts(self) -> bool:
-        """True if the supervisor's attempt numbers are those of the ranks.
+        """True if supervisor and ranks number the attempts alike.
 
-        They may differ with several nodes, or if a supervisor was killed before it recorded a start."""
+        The numbers may differ with several nodes, or if a supervisor was killed before it recorded a start."""
         names = {who for who, _ in self.launches}
         last = max((launch.attempt for _, launch in self.launches), default=0)
         return names == {"supervisor"} and not self._supervisor_was_killed and last >= max(self.attempts, default=0)
@@ -156,7 +156,7 @@ class RunRecord:
 
     @cached_property
     def attempts(self) -> Mapping[int, Sequence[RankSession]]:
-        """The sessions of each attempt, by attempt number. A session has the events of one worker process of a rank."""
+        """The `RankSession` of every worker process in each attempt, by attempt number."""
         attempts: defaultdict[int, list[RankSession]] = defaultdict(list)
         for sessions in self.sessions.values():
             for session in sessions:
@@ -177,7 +177,7 @@ class RunRecord:
 
     @cached_property
     def sample_plan(self) -> RunPlan:
-        """The plan that assigns samples to steps: the first recorded plan, made longer if the user extended the run."""
+        """The plan that assigns samples to steps: the first recorded plan, lengthened if the user extended the run."""
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]
@@ -207,7 +207,7 @@ class RunRecord:
 
     @property
     def orders(self) -> list[RecordedOrders]:
-        """The orders that samplers of the script returned, one for each phase that has a sampler."""
+        """The recorded sample orders of each training phase for which the script has a sampler of its own."""
         return [phase.orders for phase in self.sample_plan.phases if isinstance(phase.orders, RecordedOrders)]
 
     def position(self, step: int) -> Position:
@@ -215,7 +215,7 @@ class RunRecord:
         return self.sample_plan.position(step)
 
     def step_name(self, step: int) -> str:
-        """Return text for messages that names `step` with its epoch and its index in that epoch."""
+        """Return `step` as text for messages, with its epoch and its index in that epoch."""
         return f"{self.position(step)} (step {step})"
 
     @property
@@ -255,14 +255,14 @@ class RunRecord:
 
     @cache  # noqa: B019  # a record is used by one audit
     def memberships(self, attempt: int) -> Memberships:
-        """Return which ranks were members (took part in training) in each step of `attempt`."""
+        """Return which ranks took part in each step of `attempt`."""
         sessions = self.attempts.get(attempt, ())
         plan = self.sample_plan if any(session.regroups for session in sessions) else None
         return Memberships(attempt, self.world(attempt), sessions, plan)
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The members of each step, for every attempt in which ranks were lost or joined while the others continued."""
+        """The `Memberships` of every attempt in which workers were lost or joined while others continued to train."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property
@@ -272,11 +272,11 @@ class RunRecord:
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 
     def has_joined(self, session: RankSession) -> bool:
-        """Return True if `session` joined a running attempt and received its state from the members."""
+        """Return True if this process joined while others trained, and received its state from them."""
         return id(session) in self.joins
 
     def never_joined(self, session: RankSession) -> bool:
-        """Return True if `session` is a process that was started to replace a lost one but ended before it joined."""
+        """Return True if this process was started to replace a lost worker, but ended before it joined."""
         is_live = any(memberships.attempt == session.attempt for memberships in self.live_attempts)
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
@@ -309,7 +309,7 @@ class RunRecord:
 
     @cached_property
     def absent_nodes(self) -> list[int]:
-        """The nodes whose supervisor has no event file, at most `SHOWN` + 1 of them."""
+        """The nodes without an event file of their supervisor, shortened to `SHOWN` + 1 nodes."""
         nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
         absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
         return list(islice(absent, SHOWN + 1))

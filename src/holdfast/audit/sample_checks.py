@@ -100,7 +100,7 @@ def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
 
 
 def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
-    """Return the steps of `attempt` that every rank taking part has recorded, except steps that were rolled back."""
+    """Return the steps of `attempt` that all participating ranks have recorded, without steps that were rolled back."""
     reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
     steps = record.trained[attempt]
     if len(reported) < record.world(attempt):
@@ -147,7 +147,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that differ from the plan, the number of compared steps, and of steps that are not finished yet."""
+    """The steps that were not trained as planned, and the numbers of compared and of unfinished steps."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
@@ -211,7 +211,7 @@ def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
 
 
 class _ReportedShares:
-    """The samples that one session (process of a rank) recorded for the steps in its `rows`, sorted by step."""
+    """The samples that one worker process recorded for the steps at the indices `rows`, sorted by step."""
 
     def __init__(self, session: RankSession, rows: Numbers) -> None:
         order = rows[np.argsort(session.steps.step[rows], kind="stable")]
@@ -222,7 +222,7 @@ class _ReportedShares:
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Numbers) -> Iterator[int]:
         """Yield the steps of `chunk` in which this process trained other samples than those planned for its rank.
 
-        Row i of `windows` has the ids of all samples of step `chunk[i]`."""
+        Row i of `windows` has the planned sample ids of all ranks in step `chunk[i]`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
@@ -238,7 +238,7 @@ class _ReportedShares:
 
 
 def _windows(plan: RunPlan, steps: Numbers) -> Iterator[tuple[SamplePlan, Numbers, Numbers]]:
-    """Yield (phase, chunk of `steps`, windows), where row i of the windows has the samples planned for the ith step."""
+    """Yield `steps` in chunks, as (phase, chunk, sample ids), where row i has the samples planned for `chunk[i]`."""
     for first, phase in zip(plan.first_steps, plan.phases, strict=True):
         own = steps[(steps >= first) & (steps < first + phase.steps)]
         size = max(1, _IDS_AT_ONCE // phase.batch)
@@ -266,7 +266,7 @@ def _describe(record: RunRecord, defects: _Defects) -> str:
 
 
 class _Share(NamedTuple):
-    """The samples that a rank recorded as its share of a step, with its rank and world size."""
+    """The samples that one rank recorded for a step, with its rank and world size."""
 
     rank: int
     world: int
@@ -299,7 +299,7 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
 
 
 def _same_cursor(plan: RunPlan, step: int) -> list[int]:
-    """Return the steps at the same place of the other epochs of a phase, as far as their samples are known."""
+    """Return the steps with the same index in their epoch as `step`, in all epochs of its phase with known samples."""
     phase, local = plan.phase(step)
     cursor = local % phase.steps_per_epoch
     known = (
@@ -320,7 +320,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Return where in `steps` the plan has each of the `wanted` shares (the samples of one rank in a step)."""
+    """Find the `wanted` shares (one rank's samples in a step) in the plan of `steps`, and return their positions."""
     parts = {share[:2] for share in wanted}
     found: dict[_Share, Position] = {}
     for phase, chunk, windows in _windows(plan, steps):

@@ -48,7 +48,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks of the steps of `session` that were not rolled back: surely trained, and surely not trained."""
+    """Return two masks of the steps of `session` that were not rolled back: known as trained, known as not trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -59,7 +59,7 @@ def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[
 
 
 def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:
-    """Return a mask of the steps of `session` that changed the fingerprint of the state."""
+    """Return a mask of the steps of `session` after which the fingerprint of the state differs from the one before."""
     state, before = session.steps.shared, states_before(record, session)
     mask: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
     return mask
@@ -121,9 +121,9 @@ def _different_work(record: RunRecord, attempt: int) -> str | None:
 
 
 def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
-    """Yield pairs of rank sessions that trained the same steps in `attempt`, with the rows of these steps in each.
+    """Yield pairs of processes that trained the same steps in `attempt`, with the indices of these steps in each.
 
-    If the members never changed, the session with the most steps is paired with every other session."""
+    If no worker was lost or joined, the process with the most steps is paired with every other process."""
     sessions, memberships = record.attempts[attempt], record.memberships(attempt)
     if not memberships.is_live:
         longest = max(sessions, key=lambda session: len(session.steps))
@@ -157,7 +157,9 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """A repeated step with another result in attempt `again` than in `first`; `is_first` if none before was equal."""
+    """The first step that has another result in attempt `again` than in attempt `first`.
+
+    `is_first` is True if it is also the first step that both attempts trained."""
 
     step: int
     who: str
@@ -168,7 +170,7 @@ class _Difference(NamedTuple):
 
 
 class _StepRange(NamedTuple):
-    """The steps of a session from `first` up to, but not including, `end`."""
+    """The steps of a worker process from `first` up to, but not including, `end`."""
 
     session: RankSession
     first: int
@@ -177,7 +179,7 @@ class _StepRange(NamedTuple):
 
 @dataclass(slots=True)
 class _Comparison:
-    """The steps that were trained more than once, by the outcome of their comparison."""
+    """The steps that were trained more than once, grouped by whether their results were the same."""
 
     same: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)  # without a fingerprint
@@ -219,10 +221,9 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
-    """Return the ranks that had other buffers than rank 0 when a snapshot was saved, and restored those of rank 0.
+    """Return the ranks whose buffers differed from those of rank 0 at a save, and were replaced by them at a restore.
 
-    A snapshot holds the buffers of rank 0. Buffers that no forward pass copies from rank 0, such as an average of
-    BatchNorm's, therefore change on the other ranks, while everything that is saved again stays the same."""
+    A snapshot has only the buffers of rank 0, such as the running averages of BatchNorm."""
     fingerprints = {r.recover.attempt: r.recover.fingerprint for r in record.restores if r.session.rank == 0}
     ranks: set[str] = set()
     for restore in record.restores:
@@ -237,7 +238,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare every step that was trained again with its results in earlier attempts with the same past."""
+    """Compare the results of steps that were trained again after the same earlier steps, ranks and script arguments."""
     found = _Comparison()
     earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
     numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session
@@ -291,7 +292,7 @@ def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRan
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the results of the steps that both sessions trained, and return these steps."""
+    """Compare the results of the steps in both ranges, add the outcome to `found`, and return the compared steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()

@@ -58,12 +58,12 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Return the findings on a run, from events that are in the order of writing for each writer."""
+    """Check a run and return the finding of each check; the events of each writing process must be in their order."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
 def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit the run whose event files are at `path`; `facts` are read from its run.json if not given."""
+    """Audit the run whose event files are at `path`; its settings (`facts`) are read from its run.json if not given."""
     with no_collection():
         torn: list[TornLine] = []
         return audit_files(stream_history(path, torn), torn, facts or read_facts(path))
@@ -99,7 +99,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable Python's garbage collector inside a `with` block, where millions of live events would make it slow."""
+    """Disable Python's garbage collector in a `with` block, because it is slow with millions of events in memory."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -110,7 +110,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:
-    """Return `findings`, with failures that the histories of `absent` nodes may explain as unknown."""
+    """Return `findings`, but as unknown where the missing histories of the nodes `absent` may explain a failure."""
     if not absent:
         return findings
     nodes = ", ".join(map(str, absent[:SHOWN])) + (", ..." if len(absent) > SHOWN else "")
@@ -130,7 +130,9 @@ def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Find
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a run with a parameter server, or () if no parameter server wrote the events `lines`."""
+    """Return the findings on a parameter-server run, or () if no parameter server wrote `lines` (file name, event).
+
+    `torn` lists incomplete lines, and `others` has the events of other processes."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

@@ -51,7 +51,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # the usage error of the parse
 
 
 def main() -> None:
-    """Run the command and exit; print expected errors as one line on stderr."""
+    """Run the `holdfast` command line and exit with its status; print expected errors as one line on stderr."""
     try:
         if (code := app(standalone_mode=False)) == INTERRUPTED:  # typer returns this after Ctrl-C
             raise KeyboardInterrupt
@@ -82,5 +82,5 @@ def _command(error: Any) -> str:
 
 
 def _close_stdout() -> None:
-    """Redirect stdout to /dev/null, so that Python does not report a closed pipe once more when it exits."""
+    """Redirect stdout to /dev/null, so that Python does not report a closed pipe again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

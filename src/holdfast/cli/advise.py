@@ -166,7 +166,7 @@ def _write(advice: "AnyAdvice", question: "Question", out: Path) -> None:
 
 
 def figure(advice: "AnyAdvice", question: "Question") -> "Figure":
-    """Return a figure of the cost of a failure for each recovery strategy, and the training time by save interval."""
+    """Plot the cost of a failure for each recovery strategy, and the training time for each save interval."""
     from matplotlib.figure import Figure
 
     from holdfast.advice.advice import Advice

@@ -28,7 +28,7 @@ def audit(
         ),
     ] = None,
 ) -> None:
-    """Prove from its history that a run trained every sample (or push) exactly once. Example: holdfast audit runs/train"""
+    """Check in its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 
@@ -39,7 +39,6 @@ def audit(
 
 
 def print_findings(findings: Sequence["Finding"]) -> None:
-    """Print the finding of each check, and the overall verdict."""
     from holdfast.audit.verdicts import worst
 
     table = Table("check", "verdict", "because", box=None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
-    """Return a hint with the corrected command if `option` follows a script without `--`; otherwise an empty text."""
+    """Return a hint to put `--` before `option`, if it follows the script in `argv` without that; otherwise ""."""
     index = next((i for i, word in enumerate(argv) if option and word.partition("=")[0] == option), None)
     if index is None or argv[:1] != ["run"] or not any(word.endswith(".py") for word in argv[1:index]):
         return ""
@@ -25,7 +25,7 @@ def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
 
 
 def complain(line: str, code: int = 2) -> int:
-    """Print `line` on stderr, and return the exit status `code`."""
+    """Print the error message `line` on stderr, and return `code`, the exit status of the command."""
     text = f"holdfast: {printable(' '.join(line.split()))}"
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return code
@@ -38,7 +38,6 @@ def say(text: str) -> None:
 
 
 def cell(text: object) -> Text:
-    """Return a table cell that shows `text` literally, without markup."""
     return Text(printable(str(text)))
 
 
@@ -49,7 +48,7 @@ def size(count: int) -> str:
 
 @contextmanager
 def meter() -> "Iterator[Meter]":
-    """Yield a function that starts a progress bar on stderr; nothing is shown if stderr is not a terminal."""
+    """Yield a function that adds a progress bar on stderr; nothing is shown if stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 

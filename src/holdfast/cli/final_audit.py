@@ -24,10 +24,10 @@ class FinalAudit(NamedTuple):
 
 
 def final_audit(folder: Path, config: "RunConfig", nnodes: int, say: Callable[[str], object]) -> FinalAudit:
-    """Audit the completed run in `folder`, unless its history is too long for the end of a run or a signal arrives.
+    """Audit the completed run in `folder`, unless its history is too long or a signal arrives.
 
-    With several nodes nothing is audited, because the histories of the others are complete only when they have ended.
-    `say` is called with a line before an audit that takes more than about a second."""
+    A run of several nodes is not audited, because the other nodes may not have completed their histories yet. `say` is
+    called with a line of text before an audit that takes more than about a second."""
     from holdfast.supervise.stop_signals import StopRequested, stop_signals
 
     command = f"holdfast audit {shlex.quote(str(folder))}"

@@ -38,9 +38,10 @@ def report(
 
 
 def page_of(paths: Sequence[Path], command: str, now: datetime | None = None, *, live: bool = False) -> "Page":
-    """Return a report page on the runs or lab results at `paths`, or in the subfolders of a path that is neither.
+    """Return a report page on the runs or lab results at `paths`; other folders are searched for them.
 
-    A run that still trains is not audited. A `live` page reloads itself."""
+    The page shows `command` and the time `now`, and reloads itself if `live`. A run that still trains is not audited.
+    """
     from holdfast.lab import result_page
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page

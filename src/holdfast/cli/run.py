@@ -191,7 +191,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _fill_standard_files() -> None:
-    """Open /dev/null if stdin, stdout or stderr is closed, so that no other file gets its descriptor."""
+    """Open /dev/null for each of stdin, stdout and stderr that is closed, so that no other file gets its descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

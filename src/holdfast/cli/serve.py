@@ -125,7 +125,7 @@ def status(run: Run) -> None:
 
 @serve.command("join")
 def join(run: Run, nodes: Annotated[int, typer.Option(help="Number of nodes that join.")] = 1) -> None:
-    """Add nodes to a running run; they take over a share of the blocks. Example: holdfast serve join runs/digits"""
+    """Add nodes to a running run; parts of the model move to them. Example: holdfast serve join runs/digits"""
     from holdfast.server.status import JoinRequest, require_running
 
     require_running(run)

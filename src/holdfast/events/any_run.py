@@ -8,7 +8,7 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 
 class Open(NamedTuple):
-    """Event: a writer opened its history file in format `version`, and cut `torn` bytes of an unfinished line."""
+    """Event: a process opened its history file in format `version`, and removed an unfinished line of `torn` bytes."""
 
     version: int
     torn: int = 0
@@ -17,9 +17,8 @@ class Open(NamedTuple):
 class Commit(NamedTuple):
     """Event: the snapshot of `step` was committed; `state` is a digest of its contents.
 
-    `found` is True if an earlier attempt committed it, and `stops` if the script stopped the run at this step. On the
-    parameter server, `blocks` (parts of the model) were saved as they were after iteration `step`.
-    """
+    `found` is True if an earlier attempt committed it, and `stops` if the script stopped the run at `step`. On a
+    parameter server, `blocks` are the parts of the model that were saved as they were after iteration `step`."""
 
     attempt: int
     step: int
@@ -46,7 +45,7 @@ class Other(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """An event with a missing field or a field of the wrong type, the reason, and its line number."""
+    """An invalid event: a field is missing or has the wrong type; with the reason and the line number."""
 
     kind: str
     fields: Mapping[str, JSON]

@@ -26,12 +26,12 @@ LONGEST = 1e11
 
 
 def kind_name(what: What) -> str:
-    """Return the name under which histories record this kind of event."""
+    """Return the name of this type of event in history files."""
     return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
 
 
 def to_plain(value: Any) -> JSON:
-    """Return the value of an event's field as JSON values."""
+    """Convert the value of an event's field to JSON values."""
     if isinstance(value, Samples):
         return value.to_json()
     if isinstance(value, Seconds):

@@ -46,7 +46,7 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
-    """Return a step event as a line of a history, faster than `line`; None if only `line` can encode the event."""
+    """Encode a step event as a line of a history file, faster than `line`; return None if only `line` can encode it."""
     attempt, world, rank, epoch, cursor, number, samples, seconds, state, reduced, held, stepped, loss = step
     data, compute, stall, device = seconds
     try:
@@ -73,7 +73,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Event(NamedTuple):
-    """One event of a history: its time in seconds since 1970, its writer, and its contents."""
+    """One event of a history: its time in seconds since 1970, the name of its writer, and its contents."""
 
     time: float
     who: str
@@ -81,7 +81,7 @@ class Event(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of this kind of event, as histories record it."""
+        """The name of this type of event in history files."""
         return kind_name(self.what)
 
 
@@ -105,7 +105,7 @@ def to_json(what: What) -> dict[str, JSON]:
 
 
 def from_json(kind: str, data: Mapping[str, JSON]) -> What:
-    """Return the event of `kind` with the fields `data`; `Other` for an unknown kind, `Malformed` for wrong fields."""
+    """Return an event of type `kind` from its fields; `Other` if the type is unknown, `Malformed` for wrong fields."""
     if kind not in KINDS:
         return Other(kind, data)
     known = KINDS[kind]
@@ -118,7 +118,7 @@ def from_json(kind: str, data: Mapping[str, JSON]) -> What:
 
 
 def line(time: float, who: str, what: What) -> bytes:
-    """Return the event `what`, written by the process `who`, as a line of a history; NaN and infinity become null."""
+    """Encode event `what`, written by the process `who`, as a line of a history file; NaN and infinity become null."""
     if type(what) is Step and (text := step_line(time, who, what)):
         return text
     kind = kind_name(what)
@@ -132,7 +132,7 @@ def line(time: float, who: str, what: What) -> bytes:
 
 
 def parse(text: bytes) -> Event:
-    """Return the event in a line of a history; raise ValueError with the reason if it is not an event."""
+    """Return the event in a line of a history file; raise ValueError with the reason if there is none."""
     data = _decoded(text, _DECODER)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
@@ -186,7 +186,7 @@ def _refuse(constant: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; raise _Refused if a name is repeated, since parsers disagree on its value."""
+    """Return the (name, value) pairs of a JSON object as a dict; raise _Refused if a name is repeated."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]

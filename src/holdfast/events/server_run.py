@@ -11,10 +11,10 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a controller began or continued to train, until the loss is below `criterion`, at most for `iterations`.
+    """Event: a parameter server began or continued to train, until the loss is below `criterion`, at most `iterations`.
 
-    The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses which blocks to save, a
-    `fraction` of them in each save. The saves of `interval` iterations add up to the size of the model."""
+    The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses the blocks of each save, a
+    `fraction` of the model. The saves of `interval` iterations add up to the size of the model."""
 
     attempt: int
     workload: str
@@ -34,7 +34,7 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """Event: an iteration ended, with its loss and, for each phase such as `pull`, the slowest process's seconds."""
+    """Event: an iteration ended, with its loss and the seconds of the slowest process in each phase, such as `pull`."""
 
     iteration: int
     loss: float | None
@@ -47,7 +47,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """Event: a worker sent `nodes` the update that it computed from `part` of the input, in `round` of an iteration."""
+    """Event: a worker sent an update, computed from one `part` of the input, to `nodes` in `round` of an iteration."""
 
     iteration: int
     round: int
@@ -58,9 +58,9 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Event: a node applied the updates that were computed from the input `parts` to its blocks (parts of the model).
+    """Event: a node updated its blocks (parts of the model) with the updates computed from the input `parts`.
 
-    Each update was applied once; `again` counts repeated updates in this round, which were ignored."""
+    Each update was applied once; `again` counts the repeated updates that were ignored."""
 
     iteration: int
     round: int
@@ -83,7 +83,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Event: an injected failure is about to kill the processes of `kind` (such as node) numbered `targets`."""
+    """Event: an injected failure is about to kill processes: those of `kind` (such as "node") numbered `targets`."""
 
     iteration: int
     kind: str
@@ -92,10 +92,9 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: a process of the run was lost in `round`; `kind` and `number` identify it, such as "node" and 2.
+    """Event: a process was lost in `round`; `kind` and `number` identify it, such as "node" and 2.
 
-    `blocks` are the parts of the model that it held. `version` is the number of the next round, counted over the run.
-    """
+    `blocks` are the parts of the model that the process held. `version` is the number of the next round in the run."""
 
     iteration: int
     round: int
@@ -107,7 +106,7 @@ class Lost(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Event: blocks (parts of the model) were restored to a node, as saved at the iterations in `saved_at`.
+    """Event: blocks (parts of the model) were restored to a node, with their values at the iterations `saved_at`.
 
     `size` is the distance between the lost and the restored values, if it is known."""
 
@@ -122,7 +121,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Event: updates from the input `parts` for `blocks` were lost before they were applied, and are not repeated."""
+    """Event: updates of `blocks`, computed from the input `parts`, were lost before they were applied."""
 
     iteration: int
     round: int
@@ -131,7 +130,7 @@ class Dropped(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Event: a node or worker joined the run, which now uses `version` of the map from blocks to nodes."""
+    """Event: a node or worker joined the run; `version` is the new version of the map from blocks to nodes."""
 
     iteration: int
     kind: str
@@ -140,9 +139,9 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Event: blocks of the model moved from node `source` to node `target` without a change of their values.
+    """Event: blocks of the model moved from node `source` to node `target`, with unchanged values.
 
-    `version` is the version of the partition map after the move."""
+    `version` is the new version of the map from blocks to nodes."""
 
     iteration: int
     source: int

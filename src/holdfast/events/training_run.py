@@ -14,7 +14,7 @@ SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 # Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """Event: a worker process began its part of an attempt, the time from one start of all workers to the next.
+    """Event: a worker process started in an attempt, which lasts from one start of all workers to the next.
 
     `seed` is the seed of the run."""
 
@@ -64,7 +64,7 @@ def _steps(phase: Mapping[str, Any]) -> int:
 
 
 class Order(NamedTuple):
-    """Event: a piece of the order that the script's sampler returned for `epoch`, from its index `first` on.
+    """Event: a piece of the sample order that the script's sampler returned for `epoch`, beginning at index `first`.
 
     `indices` are sample ids of `width` bytes each, as base64."""
 
@@ -76,7 +76,7 @@ class Order(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins to train at position `cursor` of `epoch`, from the snapshot of step `restored` if not None.
+    """Event: a rank begins to train at batch `cursor` of `epoch`, from the snapshot of step `restored` if not None.
 
     `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
     snapshot has none for this rank. `state` is a digest of the protected state before the first step. `fingerprint` is
@@ -98,9 +98,9 @@ class Recover(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """The seconds of a step: waiting for its batch (`data`), training (`compute`), and waiting for a save (`stall`).
+    """The seconds that a step waited for its batch (`data`), trained (`compute`), and waited for a save (`stall`).
 
-    `compute` is measured with events on the GPU if `device`, otherwise with the clock of the process."""
+    If `device` is True, `compute` is measured with CUDA events, otherwise with the clock of the process."""
 
     data: float
     compute: float
@@ -131,7 +131,7 @@ class Step(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Event: the cost of a save: the seconds that training waited, and the number of retried storage operations."""
+    """Event: a snapshot was saved, with the seconds that training waited and the number of storage retries."""
 
     attempt: int
     step: int
@@ -152,14 +152,14 @@ class Strike(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """Event: a rank saved its state and stopped, because it was asked to."""
+    """Event: a rank saved its state and stopped, because its supervisor asked it to."""
 
     attempt: int
     step: int
 
 
 class Stopped(NamedTuple):
-    """Event: the script ended the run before its planned end, by `run.stop()` or, if `left`, by leaving its loop."""
+    """Event: the script ended the run before its planned end: by `run.stop()`, or (`left`) by leaving its loop."""
 
     attempt: int
     step: int
@@ -192,7 +192,8 @@ class Launch(NamedTuple):
     """Event: the supervisor of a new command started the workers of its node; `nodes` is the number of all nodes.
 
     If the command `extends` the run, its plan may be longer than before. `changed` lists the script's arguments that
-    differ from the previous command. `source` is the place of the initial weights, and `weights` their digest."""
+    differ from the previous command. `source` tells where the initial weights are from, and `weights` is their digest.
+    """
 
     attempt: int
     workers: int
@@ -205,7 +206,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Event: a supervisor restarted its workers; `newest` is the newest snapshot's step, `left` the restarts left."""
+    """Event: a supervisor restarted its workers from the `newest` snapshot; `left` is the number of restarts left."""
 
     attempt: int
     workers: int
@@ -227,9 +228,9 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: a scale request took effect, after `seconds`: `workers` workers train, and the others are suspended.
+    """Event: the number of training workers was changed to `workers` on request; all other workers are suspended.
 
-    `number` is the number of the new group of workers."""
+    The change took `seconds`, and `number` is the number of the new group of training workers."""
 
     attempt: int
     workers: int
@@ -244,7 +245,7 @@ class Preempt(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Event: the run ended, with its supervisor's verdict, the number of attempts, and the reason."""
+    """Event: the run ended; with the supervisor's verdict, the reason for it, and the number of attempts."""
 
     verdict: str
     attempts: int

@@ -13,7 +13,7 @@ MOST = 1 << 22  # bytes that are read at once
 
 
 class GrowingFile:
-    """A reader of a growing history file; it skips what the file already contains, unless `from_start`."""
+    """A reader of a growing history file. It skips the lines that the file has at first, unless `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
@@ -29,7 +29,7 @@ class GrowingFile:
                 yield parse(line)
 
     def lines(self) -> list[bytes]:
-        """Return the complete lines that are new since the last call, some 4 MiB of them at most."""
+        """Return the complete lines that are new since the last call, but at most about 4 MiB of them."""
         lines: list[bytes] = []
         with suppress(OSError), open(self._path, "rb", opener=open_without_waiting) as file:
             status = os.fstat(file.fileno())

@@ -28,7 +28,7 @@ _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.AS
 
 
 def send(history: Path, store: "Store") -> None:
-    """Upload every history file in the folder `history` to the store, sending only what is new."""
+    """Upload every history file in the folder `history` to the store; only new lines are sent."""
     sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
     for name, first_line, piece in _list_pieces(store):
         sent[name, first_line].append(piece)
@@ -62,9 +62,9 @@ def last_attempt(store: "Store") -> int:
 
 @contextmanager
 def gather_files(paths: Sequence[Path], store: "Store | None" = None) -> Iterator[list[Path]]:
-    """Yield the files of one history, at `paths` and in `store`, merged into one file for each writer.
+    """Yield the files of a run's history, one for each process that writes, merged from `paths` and `store`.
 
-    Files that are fetched or merged are put into a temporary folder, which is removed afterwards."""
+    Fetched and merged files are in a temporary folder, which is removed afterwards."""
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
         if store:
@@ -124,7 +124,7 @@ def _first_line_digest(path: Path) -> str | None:
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Merge the history files of one writer into one file, sorted by attempt, and return its path.
+    """Merge the history files of one process into one file in `folder`, sorted by attempt, and return its path.
 
     Unfinished last lines go to further files, whose paths are also returned. A single file is returned unchanged."""
     if len(files) == 1:

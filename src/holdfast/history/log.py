@@ -29,7 +29,7 @@ LONGEST = 16 << 20  # bytes of a line: no event is this long, and a damaged file
 
 @dataclass(frozen=True, slots=True)
 class TornLine:
-    """An unfinished line that a killed writer left: its file, line number, and size in bytes."""
+    """An unfinished line that a killed process left: its file, line number, and size in bytes."""
 
     path: Path
     line: int
@@ -45,7 +45,7 @@ class History:
 
 
 class HistoryWriter:
-    """A writer of the history file `<folder>/<who>.jsonl`; events are written only by `flush`."""
+    """A writer of the history file `<folder>/<who>.jsonl`. Appended events are written to the file by `flush`."""
 
     def __init__(self, folder: Path, who: str, clock: Callable[[], float] = time.time) -> None:
         if not re.fullmatch(r"\w[\w.-]*", who, re.ASCII):
@@ -94,7 +94,7 @@ class HistoryWriter:
         self._lines.clear()
 
     def sync(self) -> None:
-        """Wait until all flushed lines are on the disk; any thread may call this."""
+        """Wait until all flushed lines are on the disk. Thread-safe."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -130,7 +130,7 @@ def open_without_waiting(path: str, flags: int) -> int:
 
 
 def require_files(folder: Path) -> None:
-    """Raise StorageFailed if an entry of `folder` is named like a history (`*.jsonl`) but is not a regular file."""
+    """Raise StorageFailed if `folder` has an entry named like a history (`*.jsonl`) that is not a regular file."""
     for path in sorted(folder.glob("*.jsonl")):
         require_file(path)
 
@@ -179,7 +179,7 @@ def stream_history(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Eve
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:
-    """Yield the events of the given `kinds` in one history file, if it exists; other lines are not parsed."""
+    """Yield the events of the given `kinds` in one history file, without parsing other lines."""
     if not file.exists():
         return
     require_file(file)

@@ -19,7 +19,7 @@ Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The number of the last attempt to run the script, and the injected failures that have happened so far."""
+    """The number of the last attempt, and all injected failures so far."""
 
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()
@@ -36,9 +36,9 @@ def read_past(folder: Path) -> PastAttempts:
 
 
 def first_seed(folder: Path, *, has_trained: bool = False) -> int | None:
-    """Return the seed that rank 0 first trained with, or None if it has not trained yet.
+    """Return the seed that rank 0 first trained with, or None if rank 0 has not trained yet.
 
-    `has_trained` is True if it is known to have trained, although its steps may not be in the history yet."""
+    Pass `has_trained` if rank 0 has trained, but its steps may not be in the history yet."""
     file, seed = folder / RANK_0, None
     if file.exists():
         require_file(file)
@@ -52,7 +52,7 @@ def first_seed(folder: Path, *, has_trained: bool = False) -> int | None:
 
 
 def following(attempt: int, where: Path) -> int:
-    """Return the attempt number after `attempt`; raise Corrupt, naming the folder `where`, if it is absurdly large."""
+    """Return `attempt` + 1; raise Corrupt if the number, read from the history in folder `where`, is absurdly large."""
     if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "
@@ -62,7 +62,7 @@ def following(attempt: int, where: Path) -> int:
 
 
 def has_commit(folder: Path, step: int) -> bool:
-    """Return True if rank 0 committed `step`, and no later restore went back to an earlier step."""
+    """Return True if rank 0 committed the snapshot of `step`, and no restore has gone back to an earlier step since."""
     for event in backwards(folder / RANK_0):
         match event.what:
             case Commit(step=committed) if committed == step:
@@ -75,7 +75,7 @@ def has_commit(folder: Path, step: int) -> bool:
 
 
 def committed_state(folder: Path, step: int) -> str | None:
-    """Return the digest of the state that rank 0 committed last for `step`; None if no digest is recorded."""
+    """Return the digest of the snapshot of `step` that rank 0 committed last; None if no digest is recorded."""
     for event in backwards(folder / RANK_0):
         match event.what:
             case Commit(step=committed, state=state) if committed == step:
@@ -88,7 +88,7 @@ def committed_state(folder: Path, step: int) -> str | None:
 
 
 def furthest_step(folder: Path) -> int | None:
-    """Return the number of steps that the last attempt of the most advanced rank trained; None without histories."""
+    """Return how many steps the most advanced rank has trained, in its last attempt; None if there are no histories."""
     reached: list[int] = []
     for file in folder.glob("rank-*.jsonl"):
         for event in backwards(file):

@@ -11,7 +11,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause of a divergence: a short name, an explanation, what to do instead, and the evidence."""
+    """The likely cause of a difference: a short name, an explanation, what to do instead, and the evidence."""
 
     word: str
     why: str
@@ -21,7 +21,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A divergence of `run` from `reference`; `unstable` has the paths of values that differ even without a kill."""
+    """A difference between two runs of a script, `reference` without kills and `run`, with the observations of both.
+
+    `unstable` has the paths of values outside `run.protect` that differ between any two runs, even without a kill."""
 
     divergence: Divergence
     reference: Sequence[Observed]
@@ -30,13 +32,13 @@ class DivergenceCase:
 
     @property
     def first(self) -> Window:
-        """The first window (one step of one rank) in the attempt that diverged."""
+        """The first step that the differing rank trained after its last start, as observed in `run`."""
         run = self.divergence.run
         return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """The unprotected values that were lost in the kill: (value in `reference`, value in `run`) by path."""
+        """The values outside `run.protect` that the kill lost, by path, as (value in `reference`, value in `run`)."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
 
@@ -44,13 +46,14 @@ class DivergenceCase:
         """Return the observations of `step` and `rank` in the reference run, or None if there are none."""
         return by_step(self.reference).get((step, rank))
 
-    def is_a_habit(self, path: str) -> bool:
-        """Return True if, in most steps, the script changes the value at `path` before it computes a gradient."""
+    def usually_changes(self, path: str) -> bool:
+        """Return True if, in most steps, the script changes the value at `path` before the first gradient of the step.
+        """
         later = [window for window in windows(self.reference) if window.step]
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 
-    def moves(self, path: str) -> bool:
-        """Return True if the reference run changed the value at `path` in the step that diverged."""
+    def changed_in_reference(self, path: str) -> bool:
+        """Return True if the reference run changed the value at `path` in the step whose results differ."""
         now = self.divergence.reference
         before = self.reference_window(now.step - 1, now.rank)
         was = before.kept.get(path) if before else now.held.get(path)
@@ -58,19 +61,19 @@ class DivergenceCase:
 
 
 def listed(paths: Sequence[str]) -> str:
-    """Return the first few paths in one line, and how many more there are."""
+    """Return the first few paths in one line, followed by the number of further paths."""
     rest = len(paths) - SHOWN
     return ", ".join(paths[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...]:
-    """Return a line of evidence that names further values by path, without the first `skip`; empty if there are none."""
+    """Return a line that names other values with differences, without the first `skip`; () if there are none."""
     named = [f"{path} ({value.type})" for path, value in values.items()][skip:]
     return (f"these differ from the reference as well: {listed(named)}",) if named else ()
 
 
 def described(value: UnprotectedValue) -> str:
-    """Return the kind of an unprotected value in words, such as "an int"."""
+    """Return the type of a value that is not passed to `run.protect` in words, such as "an int"."""
     if value.kind in ("buffer", "module"):
         return (
             "a tensor of a module that is not protected"
@@ -81,7 +84,7 @@ def described(value: UnprotectedValue) -> str:
 
 
 def protection(path: str, value: UnprotectedValue) -> str:
-    """Return what to write in the script so that the value at `path` comes back after a kill."""
+    """Return advice on how to change the script so that the value at `path` is restored after a kill."""
     return _TRAINING if path.endswith(".training") else _PROTECT[value.kind]
 
 

@@ -10,12 +10,12 @@ from holdfast.train.observe.observations import Ending, differing, is_tensor
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
-    """Return the likely cause of a divergence that began after a kill."""
+    """Return the likely cause of a difference that appeared after a kill."""
     return next(cause for check in CHECKS if (cause := check(case)))
 
 
 def of_unkilled_runs(case: DivergenceCase) -> Cause:
-    """Return the likely cause of a divergence that no kill has caused."""
+    """Return the likely cause of a difference between two runs without kills."""
     return next(cause for check in UNKILLED_CHECKS if (cause := check(case)))
 
 
@@ -53,7 +53,11 @@ def _not_put_back(case: DivergenceCase) -> Cause | None:
 
 
 def _own_generator(case: DivergenceCase) -> Cause | None:
-    values = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
+    values = {
+        path: pair[0]
+        for path, pair in case.lost.items()
+        if pair[0].kind == "generator" and case.changed_in_reference(path)
+    }
     if not values:
         return None
     path, generator = next(iter(values.items()))
@@ -100,12 +104,12 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if only the reference run changed values between the start of the step and its first gradient."""
+    """Return a Cause if values changed before a step's first gradient in the reference run, but not after the kill."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None
     missing = sorted(changed(reference.begun, reference.midway) - changed(first.begun, first.midway))
-    missing = [path for path in missing if not case.is_a_habit(path)]
+    missing = [path for path in missing if not case.usually_changes(path)]
     if not missing:
         return None
     return Cause(
@@ -155,7 +159,7 @@ def _entropy(case: DivergenceCase) -> Cause | None:
     values = {
         path: value
         for path, value in reference.held.items()
-        if value.kind == "generator" and run.held.get(path) != value and case.moves(path)
+        if value.kind == "generator" and run.held.get(path) != value and case.changed_in_reference(path)
     }
     if not values:
         return None

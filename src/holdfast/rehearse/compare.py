@@ -8,10 +8,10 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first observed step of a rank after which the protected state of `run` differs from that of `reference`.
+    """The first step of a rank whose results in `run` and in `reference` differ, as observed in both.
 
-    `began` is the first step that the workers trained after their last start. That start follows a kill, which happened
-    just before the step `before`; None if there was no kill yet."""
+    `began` is the first step after the last start of the workers, and `before` the step at which a kill caused that
+    start; None if there was no kill yet."""
 
     reference: Window
     run: Window
@@ -20,7 +20,8 @@ class Divergence:
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the protected state differs, such as `model/0.weight`, with tensors first."""
+        """The paths of the differing values in the state passed to `run.protect`, such as `model/0.weight`, tensors
+        first."""
         run, reference = self.run.after, self.reference.after
         return sorted(differing(reference, run), key=lambda path: not is_tensor(reference.get(path)))
 
@@ -29,12 +30,12 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the windows (observations of a step) by (step, rank); for a step trained twice, the last window."""
+    """Return the observations of each step by (step, rank); for a step that was trained twice, the last ones."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
 def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Divergence | None:
-    """Return the divergence at the first step whose results in `run` and `reference` differ, or None if none does."""
+    """Compare two runs, and return the first step of `run` whose results differ from `reference`, or None."""
     expected, trained = by_step(reference), windows(run)
     for window in trained:
         other = expected.get((window.step, window.rank))
@@ -49,9 +50,9 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kills: Iterable[int]) -> Divergence | None:
-    """Return the divergence at the first step in which a rank of `run`, a run with live recovery, had another result.
+    """Compare a run in which killed workers were replaced with `reference`; return the first different step, or None.
 
-    `kills` are the steps before which a worker was killed. If a replacement diverged in that step, it is named."""
+    `kills` are the steps before which a worker was killed. If several ranks differ, a replaced worker is returned."""
     expected = by_step(reference)
     wrong = [
         (other, window)
@@ -66,7 +67,7 @@ def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kill
 
 
 def first_steps(run: Iterable[Observed]) -> tuple[int, ...]:
-    """Return the first step that each attempt of `run` trained, where every restart begins a new attempt."""
+    """Return the first step of each attempt of `run`; every restart begins a new attempt."""
     first: dict[int, int] = {}
     for window in windows(run):
         first.setdefault(window.attempt, window.step)
@@ -79,7 +80,7 @@ def unmatched(reference: Iterable[Observed], run: Iterable[Observed]) -> list[in
 
 
 def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
-    """Return the paths of unprotected values, such as a stored time, that differ between two runs without kills."""
+    """Return the paths of values outside `run.protect`, such as a time, that differ between two runs without kills."""
     expected = by_step(one)
     paths: set[str] = set()
     for key, window in by_step(other).items():
@@ -92,9 +93,9 @@ def unstable(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
 def lost(
     reference: Window, run: Window, apart_from: Iterable[str] = ()
 ) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-    """Return the unprotected values that differ between `reference` and `run` both when a step begins and when it ends.
+    """Return the values outside `run.protect` that differ between two runs both at the start and at the end of a step.
 
-    Each path maps to the values (in `reference`, in `run`). The paths in `apart_from` are left out."""
+    Each path maps to (value in `reference`, value in `run`). The paths in `apart_from` are left out."""
     ignored = set(apart_from)
     return {
         path: (value, run.held[path])
@@ -109,7 +110,7 @@ def lost(
 def left_behind(
     reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
 ) -> dict[str, UnprotectedValue]:
-    """Return the unprotected values of `reference` that `run` lost by a kill, by path, except for `apart_from`."""
+    """Return the values outside `run.protect` that kills made `run` lose, by path, except those in `apart_from`."""
     expected = by_step(reference)
     values: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}
@@ -122,5 +123,5 @@ def left_behind(
 
 
 def changed(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> set[str]:
-    """Return the paths at which two states differ; empty if one of the states is unknown."""
+    """Return the paths whose values differ between two states; empty if one of the states is None."""
     return set(differing(before, after)) if before is not None and after is not None else set()

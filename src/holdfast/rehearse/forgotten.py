@@ -18,7 +18,7 @@ _ONE_VALUE = re.compile(r"tensor (numpy )?\w+\[1?\] ")
 def cause_of(
     forgotten: Mapping[str, UnprotectedValue], reference: Sequence[Observed], run: Sequence[Observed]
 ) -> Cause | None:
-    """Return a Cause if the script reads one of the `forgotten` values again, otherwise None."""
+    """Return a Cause if the script computes one of the `forgotten` values, lost in a kill, from its old value."""
     read = {path: forgotten[path] for path in _read_again(forgotten, reference, run) if _is_state(forgotten[path])}
     if not read:
         return None
@@ -33,7 +33,7 @@ def cause_of(
 
 
 def _read_again(paths: Iterable[str], reference: Sequence[Observed], run: Sequence[Observed]) -> list[str]:
-    """Return the paths of values that a step after a kill changed to another value than in the reference."""
+    """Return the subset of `paths` whose values a step after a kill changed to other values than in the reference."""
     expected = by_step(reference)
     pairs = [(expected.get((window.step, window.rank)), window) for window in windows(run) if window.attempt > 1]
     return [

@@ -10,7 +10,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def loop_counter(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if a variable of the loop was less than in the reference by the batches trained before the kill."""
+    """Return a Cause if a counter of the training loop started again after a kill, unlike in the reference."""
     counters = _counters(case)
     if not counters:
         return None
@@ -19,19 +19,23 @@ def loop_counter(case: DivergenceCase) -> Cause | None:
         word="loop counter",
         why=f"{name} counts the batches since the last start, so after the kill the loop did something else in step "
         f"{case.divergence.run.step} than without it",
-        instead=f"write {_way(case, name)}, or use batch.step and batch.epoch",
+        instead=f"write {_enumerate_advice(case, name)}, or use batch.step and batch.epoch",
         evidence=(*_values(case, counters), *_only_statistics(case.divergence.paths)),
     )
 
 
 def moved_counters(case: DivergenceCase) -> tuple[str, ...]:
-    """Return lines of evidence about counters of the loop that started again, for a divergence with another cause."""
+    """Return lines of text about loop counters that started again after a kill, as evidence beside another cause."""
     counters = _counters(case)
-    return (*_values(case, counters), f"to continue such a count, write {_way(case, counters[0])}") if counters else ()
+    return (
+        (*_values(case, counters), f"to continue such a count, write {_enumerate_advice(case, counters[0])}")
+        if counters
+        else ()
+    )
 
 
 def _counters(case: DivergenceCase) -> list[str]:
-    """Return the whole numbers that the loop sets in every step and that lag by the batches trained before the kill."""
+    """Return the paths of loop counters that are too low in `run`, by the number of batches trained before the kill."""
     reference, run, began = case.divergence.reference, case.divergence.run, case.divergence.began
     if case.divergence.before is None:
         return []
@@ -65,8 +69,8 @@ def _only_statistics(paths: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _way(case: DivergenceCase, counter: str) -> str:
-    """Return how to write `enumerate` so that the counter continues, by whether it starts again in every epoch."""
+def _enumerate_advice(case: DivergenceCase, counter: str) -> str:
+    """Return how to write `enumerate` in the script so that `counter` has the right value after a restart."""
     later = [window for window in by_step(case.reference).values() if window.epoch]
     restarts = [_starts_again(window, counter) for window in later]
     epoch, batches = "enumerate(epoch, epoch.initial)", "enumerate(batches, batches.initial)"

@@ -49,10 +49,10 @@ def rehearse(
     preload: tuple[str, ...] = (),
     print_line: Print = lambda line: None,
 ) -> Rehearsed:
-    """Run the script twice without and once with kills, and compare the protected state after every step.
+    """Run the script twice without and once with kills, and compare the state passed to `run.protect` after every step.
 
-    Train `steps` steps, or a default number. The script is killed at ends of epochs, at saves, and at `at_random` more
-    steps, which are drawn with `seed`."""
+    Each run trains `steps` steps, or a default number. Kills happen at ends of epochs, at saves, and at `at_random`
+    more steps, drawn with `seed`. `preload` names modules to import before workers start."""
     if config.recovery not in ("restart", "replay"):
         raise BadInput(f"--recovery {config.recovery} does not keep the bits: rehearse restart or replay.")
     runner = _Runner(replace(config, writer="blocking"), out, steps, preload, print_line)
@@ -72,7 +72,7 @@ def rehearse(
 def _compare_killed(
     runner: "_Runner", reference: list[Observed], again: list[Observed], at_random: int, seed: int
 ) -> Rehearsed:
-    """Run the script with kills and compare it with `reference`; `again` shows which values vary without kills, too."""
+    """Run the script with kills and compare it with `reference`; the run `again` shows what varies without kills."""
     history = read_history(runner.out / REFERENCE)
     plan = next(event.what for event in history.events if isinstance(event.what, Plan))
     per_epoch = plan.samples // plan.batch
@@ -113,7 +113,7 @@ def _compare_killed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runner:
-    """A runner of the script for a rehearsal. Every run is stored in a folder of its own below `out`."""
+    """The settings with which a rehearsal runs the script. Every run has a folder of its own in `out`."""
 
     config: RunConfig
     out: Path
@@ -159,7 +159,7 @@ class _Runner:
 
 
 class _Log:
-    """A text file for the supervisor's output. If a run takes long, `write` also prints its progress."""
+    """A text file for the supervisor's output, which also prints the progress of a long run."""
 
     def __init__(self, file: IO[str], name: str, print_line: Print) -> None:
         self._file, self._name, self._print_line = file, name, print_line

@@ -15,7 +15,8 @@ class Rehearsed:
     """The result of a rehearsal; if `cause` is None, the script resumes exactly.
 
     `run` is the folder of the run that differs, or of the last run. `began` has the first step after each kill.
-    `forgotten` has unprotected values that were lost without effect. `unseen` tells why the rehearsal was too short."""
+    `forgotten` has values outside `run.protect` that kills lost without effect. `unseen` tells why the rehearsal was
+    too short."""
 
     run: str
     steps: int = 0

@@ -22,7 +22,7 @@ class Metric(NamedTuple):
 
 
 def text(run: RunState, now: CurrentState) -> str:
-    """Return all metrics of the run in the Prometheus text format, with their help texts."""
+    """Return the metrics of a run in the Prometheus text format."""
     label = _label("run", str(now.folder))
     return "".join(line for metric in _metrics(run, now) for line in _lines(metric, label))
 

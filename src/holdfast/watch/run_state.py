@@ -62,13 +62,12 @@ class CurrentState(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """True if the run trains now."""
         return self.state == "trains"
 
 
 @dataclass(slots=True)
 class RunState:
-    """The progress, speed, failures, saves and latest events of a run, from all of its events so far."""
+    """The progress, speed, failures, saves and latest events of a run, collected from its events."""
 
     lineage: Lineage = field(default_factory=Lineage)
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -103,12 +102,12 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The number of steps in the last committed state, from which the run would resume after a failure."""
+        """The number of steps in the newest snapshot, from which the run would resume after a failure."""
         return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property
     def speed(self) -> float | None:
-        """The steps per second in the latest steps of the most advanced rank; None if unknown."""
+        """The steps per second of the most advanced rank in its latest steps; None if unknown."""
         lead = self._controller if self.served else max(self.ranks.values(), key=lambda rank: rank.step, default=Rank())
         if len(lead.latest) < 2:
             return None
@@ -124,7 +123,7 @@ class RunState:
 
     @property
     def goodput(self) -> float | None:
-        """The committed steps per second of wall clock, up to the last event."""
+        """The saved steps per second of wall-clock time, from the start to the last event; None if unknown."""
         lead = next((who for who in sorted(self._stamps) if who.startswith(LEADS)), "rank-0")
         stamps = self._stamps.get(lead, [])
         if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
@@ -133,7 +132,6 @@ class RunState:
         return self.committed / seconds if seconds > 0 and self.committed else None
 
     def add(self, event: Event) -> None:
-        """Update the state with one event."""
         what = event.what
         self.lineage.add(what)
         self._last = event if self._last is None or event.time >= self._last.time else self._last
@@ -216,7 +214,7 @@ def _description(what: What) -> str:
 
 
 class RunWatcher:
-    """A reader of the histories of one run, which may still grow."""
+    """A reader of the history files of one run, which may still be training."""
 
     def __init__(self, folder: Path) -> None:
         if not is_run(folder):
@@ -226,7 +224,7 @@ class RunWatcher:
         self._files: dict[Path, GrowingFile] = {}
 
     def look(self) -> tuple[RunState, CurrentState]:
-        """Read the new events, and return the totals and the present state of the run."""
+        """Read the new events of the run, and return its totals and its present state."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
             if path not in self._files and path.stem.startswith(WRITERS):
                 self._files[path] = GrowingFile(path, from_start=True)

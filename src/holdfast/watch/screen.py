@@ -27,7 +27,7 @@ def line(run: RunState, now: CurrentState) -> str:
 
 
 def screen(run: RunState, now: CurrentState, clock: float) -> RenderableType:
-    """Return the state of the run for a terminal; `clock` is the present time in seconds since 1970."""
+    """Return the state of the run for display in a terminal; `clock` is the present time in seconds since 1970."""
     share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
     head = Text.assemble((printable(str(now.folder)), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")

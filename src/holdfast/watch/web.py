@@ -34,7 +34,7 @@ ENDS_WITHIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page ready to be sent, its ETag, and the state of its run."""
+    """A page ready to be sent, its ETag, and the state of the run that it shows."""
 
     body: bytes
     tag: str
@@ -42,7 +42,7 @@ class RenderedPage:
 
 
 class Site:
-    """The report page and the metrics of the run in `folder`."""
+    """The live report page and the metrics of the run in `folder`."""
 
     def __init__(self, folder: Path, make_page: Callable[[], Page]) -> None:
         self._watcher = RunWatcher(folder)
@@ -67,7 +67,6 @@ class Site:
         return self.ready.state == "trains" and not is_training(self._folder)
 
     def metrics(self) -> bytes:
-        """Return the metrics of the run in the Prometheus text format."""
         with self._lock:  # requests come in several threads
             return metrics.text(*self._watcher.look()).encode()
 
@@ -152,7 +151,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(site: Site, port: int = 0) -> Iterator[str]:
-    """Serve `site` on this machine during the block, and yield its URL; port 0 stands for any free port."""
+    """Serve `site` on this machine inside this context, and yield its URL; port 0 stands for any free port."""
     try:
         server = _Server(port, site)
     except (OSError, OverflowError) as error:
