@@ -49,7 +49,6 @@ class Advice:
 
     @property
     def line(self) -> str:
-        """The advice as one line, with the options to pass to holdfast."""
         return f"advice: --recovery {self.recovery} --save-every {self.save_every}"
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """Return the mean seconds between failures: as given, as measured if the run failed often, or as published."""
+    """Return the mean seconds between failures: from `question`, or measured if the run failed often, or published."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -91,7 +90,7 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery with the largest share of time spent on training; one that loses samples must gain 1 %."""
+    """Return the recovery strategy that spends most of the time on training. One that loses samples must be 1 % better."""
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:

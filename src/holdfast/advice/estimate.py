@@ -27,7 +27,7 @@ WORTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An uncertain number: the expected `value`, the 90 % interval from `low` to `high`, and its source `basis`."""
+    """An uncertain number: its expected `value`, its 90 % interval from `low` to `high`, and how it is known (`basis`)."""
 
     value: float
     low: float
@@ -36,7 +36,7 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float, basis: str) -> "Estimate":
-        """Return an estimate without uncertainty, whose interval is only `value`; `basis` names its source."""
+        """Return an estimate whose interval is only `value`; `basis` tells how the value is known, such as "measured"."""
         return cls(value, value, value, basis)
 
     @property
@@ -51,7 +51,7 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """Return the sum of two independent estimates; its basis is the less reliable basis of the two."""
+        """Return the sum of two independent estimates; its `basis` is the less reliable one of the two."""
         value = self.value + other.value
         below = math.hypot(self.value - self.low, other.value - other.low)
         above = math.hypot(self.high - self.value, other.high - other.value)
@@ -59,7 +59,7 @@ class Estimate:
 
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Predict the next value of a log-normal sample; a prior widens its 90 % interval if there are few values."""
+    """Predict the next value of the log-normal sample `values`, with a 90 % interval that is wider for few values."""
     logs = np.log(np.maximum(np.asarray(values, dtype=np.float64), 1e-6))
     count, middle = len(logs), float(logs.mean())
     freedom = WORTH + count - 1
@@ -69,7 +69,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of `values` with its 90 % confidence interval; for one value, half of it to twice of it."""
+    """Estimate the mean of `values` with a 90 % interval. For one value, the interval is from half to twice the value."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:
@@ -79,13 +79,13 @@ def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Return the median of `values`, with the interval from their 5th to their 95th percentile."""
+    """Return the median of `values`, and as interval their 5th to 95th percentile."""
     low, middle, high = (float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
     return Estimate(middle, low, high, basis)
 
 
 def student(freedom: int) -> float:
-    """Approximate the 95 % quantile of Student's t distribution; the error is below 1 % if `freedom` is at least 4."""
+    """Approximate the 95 % quantile of Student's t distribution with `freedom` degrees of freedom."""
     z = NORMAL
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 

@@ -26,7 +26,7 @@ MOST = 20_000  # failures in a replication; a longer job is cut to this many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The parameters of a simulated job, with all times in seconds."""
+    """The parameters of a simulated training job: length, failures, and the seconds that saves and restarts take."""
 
     mtbf: float  # mean time between failures
     length: float
@@ -45,12 +45,12 @@ class Job:
 
     @property
     def simulated(self) -> float:
-        """The seconds to simulate: the length of the job, at most `MOST` times its mean time between failures."""
+        """The seconds to simulate: the length of the job, limited to `MOST` times its mean time between failures."""
         return min(self.length, MOST * self.mtbf)
 
 
 def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
-    """Simulate the job `replications` times; return the fraction of the wall clock spent on training each time."""
+    """Simulate the job `replications` times, and return for each time the fraction of wall-clock time spent training."""
     rng = np.random.default_rng(seed)
     stall, restart, live = (_draw(estimate, replications, rng) for estimate in (job.stall, job.restart, job.live))
     cycle, end = job.work + stall, job.simulated
@@ -73,7 +73,7 @@ def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -
 
 
 def summary(shares: Floats, basis: str) -> Estimate:
-    """Return the mean, 5th and 95th percentile of the simulated `shares`, as an estimate with the given `basis`."""
+    """Return the mean of the simulated `shares`, and their 5th to 95th percentile as interval."""
     low, high = (float(share) for share in np.percentile(shares, (5, 95)))
     return Estimate(float(shares.mean()), low, high, basis)
 
@@ -89,7 +89,7 @@ def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LargeJob:
-    """The results of simulating a job of `workers` workers under each recovery strategy."""
+    """The result of simulating a job of `workers` workers under each recovery strategy."""
 
     workers: int
     shares: Mapping[str, Estimate]  # of the wall clock that is spent on training
@@ -98,7 +98,7 @@ class LargeJob:
 
 
 def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
-    """Simulate a job of the size in `question` with each recovery strategy, saving at the best interval for `mtbf`."""
+    """Simulate the job in `question` under each recovery strategy with its best save interval; `mtbf` is in seconds."""
     price_of = prices(costs, question)
     every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in price_of}
     shares = {
@@ -109,7 +109,7 @@ def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> Larg
 
 
 def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every: int) -> Job:
-    """Return the parameters to simulate a job with the recovery strategy of `price` and `every` steps between saves."""
+    """Return the parameters to simulate a job that recovers by `price.recovery` and saves every `every` steps."""
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
     restart = restart_time(costs, question)
@@ -156,7 +156,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A large training job described in a publication, which the simulation is compared with."""
+    """A large training job from a publication, with which a simulation of the same job is compared."""
 
     name: str
     source: str
@@ -169,7 +169,7 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return a simulated job that saves at the best interval. `save` is the stall by a save; see `Job` for the rest."""
+    """Return the parameters of a job that saves at the best interval; a save delays training by `save` seconds."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

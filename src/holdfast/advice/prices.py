@@ -29,7 +29,7 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of one failure under the strategy `recovery`."""
+    """The estimated cost of one failure under a recovery strategy: its pause, its delay and its lost iterations."""
 
     recovery: str
     stands: Estimate  # seconds for which training pauses
@@ -39,7 +39,7 @@ class Price:
 
 
 def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
-    """Return the cost of a failure by recovery strategy, with `every` steps between saves (default: as in the run)."""
+    """Return the cost of one failure for each recovery strategy, if the job saves every `every` steps."""
     workers, lost = question.workers or costs.workers, lost_part(costs, question)
     restart = restart_time(costs, question)
     live = live_recovery_time(costs, question)
@@ -75,7 +75,7 @@ def lost_part(costs: RunCosts, question: Question) -> Fraction:
 
 
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds from a failure to the next step: as given, as measured, or from the start of the run."""
+    """Estimate the seconds from a failure to the next step if all workers restart."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
     if costs.restart is not None:
@@ -88,7 +88,7 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds for which training pauses until the surviving workers have formed a new group."""
+    """Estimate how many seconds training pauses while the surviving workers form a new process group."""
     live = costs.live.get("forward") or costs.live.get("skip")
     if live is None:
         live = REGROUP
@@ -100,7 +100,7 @@ def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def replay_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the seconds until training continues with a replacement; never less than a live recovery without one."""
+    """Estimate how many seconds training pauses until a new worker has replaced the lost one."""
     if (seen := costs.live.get("replay")) is not None:
         return _at_scale(seen, LIVE_AT_SCALE, costs, question)
     live, new = live_recovery_time(costs, question), _replacement_time(costs, question)
@@ -110,12 +110,11 @@ def replay_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def is_larger(costs: RunCosts, question: Question) -> bool:
-    """Return True if `question` is about a job with more workers than the run had."""
     return question.workers is not None and question.workers > costs.workers
 
 
 def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Question) -> Estimate:
-    """Return `time`, plus the share of the `published` time that a larger job has by its number of workers."""
+    """Return `time`; for a job larger than the run, add the `published` seconds in proportion to the number of workers."""
     if not is_larger(costs, question):
         return time
     return time + published.times((question.workers or 0) / PUBLISHED_WORKERS)
@@ -128,7 +127,7 @@ def save_delay(costs: RunCosts, question: Question) -> Estimate:
 
 
 def repeated_steps(costs: RunCosts, every: int) -> Estimate:
-    """Estimate how many steps a restart at a random time repeats, with `every` steps between saves."""
+    """Estimate how many steps are repeated after a failure at a random time, if the run saves every `every` steps."""
     behind = costs.durable.value / costs.step.value if costs.durable else 0.0
     whole = every - 1
     return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
@@ -139,7 +138,7 @@ LONGEST = 700.0  # mean times between failures; exp() of more overflows
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A recovery strategy with its best save interval, and the fraction of the wall clock spent on training."""
+    """The best save interval for a recovery strategy, and the fraction of wall-clock time then spent on training."""
 
     recovery: str
     interval: SaveInterval
@@ -148,7 +147,7 @@ class Outlook:
 
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
-    """Return the costs that determine the best save interval for the strategy `recovery`; `mtbf` is in seconds."""
+    """Return the costs that determine the best save interval under the strategy `recovery`; `mtbf` is in seconds."""
     share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
     return SaveCosts(
         step=costs.step.value,
@@ -160,7 +159,7 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return each recovery strategy's best save interval and fraction of time spent training; `mtbf` is in seconds."""
+    """Return the best save interval and the fraction of time spent training for each recovery strategy in `price_of`."""
     found = {}
     for recovery, price in price_of.items():
         saving = saving_of(costs, question, mtbf, recovery)

@@ -23,7 +23,7 @@ def seconds_of(text: str, what: str) -> float:
 
 
 def fraction_of(text: str, what: str) -> Fraction:
-    """Parse a fraction greater than 0 and at most 1; `what` is the option name for error messages."""
+    """Parse a fraction above 0 and up to 1, such as "1/2"; `what` is the option name for error messages."""
     try:
         part = Fraction(text.strip())
     except (ValueError, ZeroDivisionError) as error:
@@ -45,7 +45,7 @@ def in_words(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The job for which advice is wanted, with times in seconds. None stands for the run's own or a published value."""
+    """The job to give advice for. A value of None is taken from the measured run or from publications."""
 
     mtbf: float | None = None  # mean time between failures of the job
     mtbf_per_worker: float | None = None

@@ -31,7 +31,7 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run, as its losses show it."""
+    """The convergence of a run, estimated from its losses: the rate, the final loss and the gain of the next step."""
 
     rate: Estimate  # the factor by which the distance to the optimum shrinks in a step
     limit: float  # the loss that the run approaches
@@ -41,7 +41,7 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """The costs of a training run, in seconds, measured from its events. A cost that the events do not show is None."""
+    """The durations of steps, saves and recoveries in a run, measured from its events; None where unknown."""
 
     workers: int
     batch: int
@@ -66,7 +66,7 @@ class RunCosts:
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
-    """Measure the costs of a training run from its events; raise BadInput if it has too few steps."""
+    """Measure what steps, saves and recoveries cost in a run from its events; raise BadInput if it has too few steps."""
     cost = cost_breakdown(history)
     timelines = attempts(timeline(history).stretches, history)
     steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up
@@ -113,12 +113,12 @@ def _planned_steps(plan: Plan) -> int | None:
 
 
 def restart_seconds(failure: FailureCost) -> float | None:
-    """Return the seconds from a failure to the first step of the restarted workers, or None without a restart."""
+    """Return the seconds from a failure to the first step of the restarted workers, or None if they did not restart."""
     return failure.recovery if failure.ended_attempt and failure.restart is not None else None
 
 
 def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
-    """Return the seconds from the launch of each attempt to its first step, minus the time to restore a snapshot."""
+    """Return for each attempt the seconds from its launch to its first step, without the time to load a snapshot."""
     seconds = []
     for attempt in timelines:
         began = [moment for kind in (Launch, Restart, events.Attempt) for moment in attempt.stretch.moments_of(kind)]
@@ -129,10 +129,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the pause in seconds; `step` is the usual duration of a step.
-
-    A pause without a restart lasts until the next step ends, less `step`, plus a share of the waiting for new workers.
-    """
+    """Return every failure that paused training, with the pause in seconds; a usual step takes `step` seconds."""
     regroups = _regroups(history)
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     joins = joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
@@ -151,7 +148,7 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return the pauses of training after losses that other workers survived, by recovery strategy."""
+    """Return, by recovery strategy, the seconds that training paused after failures that did not restart all workers."""
     lost: dict[tuple[int, int, int | None], str] = {
         (regroup.attempt, regroup.step, rank): regroup.strategy
         for regroup in _regroups(history)
@@ -171,7 +168,7 @@ def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTime
 
 
 def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None:
-    """Estimate by how many seconds a save delays training: the wait, and slower steps until the save is durable."""
+    """Estimate how many seconds a save delays training; `step` is the usual duration of a step."""
     saves = _usual_saves(timelines)
     if not saves:
         return None

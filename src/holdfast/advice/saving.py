@@ -22,7 +22,7 @@ FINE = 2000  # intervals of the coarse search, and of the fine one around its mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """The costs that determine the best save interval, in seconds."""
+    """The seconds that determine the best save interval: of a step, a save, a restart and between failures."""
 
     step: float
     stall: float  # delay of training by a save
@@ -42,7 +42,7 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The best number of steps between saves, and those of Young's and Daly's formulas."""
+    """The best number of steps between saves, and for comparison the results of Young's and Daly's formulas."""
 
     best: int
     young: int
@@ -53,7 +53,7 @@ class SaveInterval:
 
 
 def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
-    """Return the expected wall-clock seconds per second of useful training, with `every` steps between saves."""
+    """Return the expected wall-clock seconds per second of useful training, if the job saves every `every` steps."""
     work = np.asarray(every, dtype=np.float64) * saving.step
     if not np.all(work > 0):
         raise BadInput("the steps between two saves must be 1 or more.")
@@ -87,9 +87,7 @@ def young_interval(dump: float, mtbf: float) -> float:
 
 
 def daly_interval(dump: float, mtbf: float) -> float:
-    """Return Daly's (2006) optimal seconds of work between saves, a refinement of `young_interval`.
-
-    A save takes `dump` seconds. If `dump` is at least twice `mtbf`, the result is `mtbf`."""
+    """Return Daly's (2006) optimal seconds of work between saves of `dump` seconds, a refinement of `young_interval`."""
     if dump >= 2 * mtbf:
         return mtbf
     ratio = dump / (2 * mtbf)

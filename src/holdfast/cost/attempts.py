@@ -19,7 +19,7 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0; `begin` and `end` are in seconds since the run began."""
+    """A training step of rank 0 and its duration; `begin` and `end` are in seconds since the run began."""
 
     number: int
     begin: float
@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The end of a live recovery, in which the surviving workers continue without a restart."""
+    """The end of a live recovery: the surviving workers continue after a failure, without a restart."""
 
     at: float  # seconds since the run began
     time: float  # Unix time
@@ -45,7 +45,7 @@ class LiveRecoveryEnd(NamedTuple):
 
 
 class StruckFailure(NamedTuple):
-    """An injected failure (a strike), and the event that recorded it."""
+    """A failure that was injected on purpose (a strike), and the event that recorded it."""
 
     strike: Strike
     event: Event
@@ -53,7 +53,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """The cost of saving the state at `step`. `durable_after` is None if the save never became durable."""
+    """The time that saving a snapshot at `step` took; `durable_after` is None if the save never completed."""
 
     attempt: int
     step: int
@@ -71,7 +71,7 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """One attempt, the time from a start of all workers to the next, with its steps, live recoveries and saves."""
+    """The steps, live recoveries and saves of one attempt, which lasts from one start of all workers to the next."""
 
     stretch: AttemptStretch
     steps: Sequence[StepCost]
@@ -89,7 +89,7 @@ class AttemptTimeline:
 
     @property
     def first(self) -> float:
-        """The time at which the first step began, or at which the attempt ended if it trained no step."""
+        """The time at which the first step began, or the attempt's end if it trained no step."""
         if self.steps:
             return self.steps[0].begin
         ends = (moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))
@@ -97,7 +97,7 @@ class AttemptTimeline:
 
 
 def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> list[AttemptTimeline]:
-    """Return the timeline of each attempt. A stretch has the events that determined the duration of one attempt."""
+    """Return the timeline of each attempt, given the events of each attempt and the `history` of the whole run."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
@@ -128,12 +128,11 @@ def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> l
 
 
 def strikes(history: Iterable[Event]) -> list[StruckFailure]:
-    """Return all injected failures in `history`, in the order of their events."""
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the seconds from the start of the run to `event`, which follows the last step of the attempt `stretch`."""
+    """Return the seconds since the run began at which `event` happened, which must follow the last step of the attempt."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
@@ -174,7 +173,7 @@ def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
 
 
 def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
-    """Return the detections of failures that ended the attempt; losses that the other workers survived are left out."""
+    """Return the detections of the failures that ended the attempt, without those that the run survived."""
     survived = _survived(stretch)
     moments: list[TimedEvent] = []
     for moment in stretch.moments_of(Detect):
@@ -209,10 +208,7 @@ def _saves(stretch: AttemptStretch) -> list[SaveCost]:
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """Return the injected failure that ended the attempt, or None.
-
-    A failure between two steps ended it if the next step was not trained; one inside a step or save, if it killed
-    the process. `survived` counts the losses of each rank after which others continued."""
+    """Return the injected failure that ended the attempt, if any; `survived` counts the survived failures of each rank."""
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike
@@ -237,7 +233,7 @@ def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: AttemptStretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Estimate when the failure began, in seconds since the run began: after the last step, before its detection."""
+    """Estimate the seconds since the run began at which the failure that ended the attempt happened."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

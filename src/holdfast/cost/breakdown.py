@@ -25,7 +25,7 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """The cost of one attempt, by cause."""
+    """The wall-clock time of one attempt, divided by cause, and the numbers of its steps."""
 
     attempt: int
     world: int | None
@@ -45,10 +45,10 @@ class AttemptCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of them.
+    """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of the waiting.
 
-    The rank that computes for the shortest time in a step is taken as late: the others wait for it in their first
-    collective. `compute` and `rework` include these seconds."""
+    The rank that computes for the shortest time is taken as late: the other ranks wait for it in the first collective.
+    """
 
     seconds: float
     share: float
@@ -58,7 +58,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """The cost of a run. `seconds` has the seconds of each cause, which add up to `wall`."""
+    """The wall-clock time of a run, divided by cause (`seconds`), with the numbers of its steps, saves and failures."""
 
     ended: str | None
     wall: float
@@ -83,12 +83,12 @@ class CostBreakdown:
 
     @property
     def share(self) -> Seconds:
-        """The fraction of the wall clock that each cause of time took; the fractions add up to 1."""
+        """The fraction of the wall-clock time for each cause; the fractions add up to 1."""
         return {cause: _share(seconds, self.wall) for cause, seconds in self.seconds.items()}
 
     @property
     def stall_per_save(self) -> float:
-        """The mean seconds that training waited for a save, or 0 without saves."""
+        """The mean seconds that training waited for one save; 0 if there were no saves."""
         return self.stall.waited / len(self.saves) if self.saves else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class CostBreakdown:
 
 
 def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
-    """Compute the cost of the run with the events `history`, up to the last event."""
+    """Divide the wall-clock time of a run by cause, from its events."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     costs = tuple(_attempt_cost(attempt) for attempt in timelines)
@@ -184,7 +184,7 @@ def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
 
 
 def _stall(attempt: AttemptTimeline) -> Stall:
-    """Return the total stall of the saves of an attempt, including saves that it never finished."""
+    """Return how long an attempt waited for its saves in total, including saves that never completed."""
     total = sum((save.stall for save in attempt.saves), Stall())
     if not attempt.steps:
         return total

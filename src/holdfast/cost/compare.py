@@ -32,7 +32,7 @@ def by_cause(spent: CostBreakdown) -> list[dict[str, Any]]:
 
 
 def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
-    """Return one row for each run, with its goodput, steps, stalls and the share of each cause in the wall clock."""
+    """Return a table row for each run: goodput, steps, waiting for saves, and the fraction of time for each cause."""
     return [
         {
             "run": name,
@@ -58,7 +58,7 @@ def _typical(spent: CostBreakdown) -> float | None:
 
 
 def stacked_bars(axes: "Axes", rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> dict[str, float]:
-    """Draw one bar for each row, with a segment for each part in `colours`; return the ends of the bars."""
+    """Draw a stacked bar for each row, with the parts and colours in `colours`; return the length of each bar."""
     ends = dict.fromkeys(rows, 0.0)
     for part, colour in colours.items():
         # Time that was measured twice is negative; a table shows it, a bar cannot.
@@ -71,7 +71,7 @@ def stacked_bars(axes: "Axes", rows: Mapping[str, Mapping[str, float]], colours:
 
 
 def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
-    """Return a chart with a stacked bar for each run: its wall clock by cause, labelled with the run's goodput."""
+    """Draw a stacked bar for each run: its wall-clock time by cause, labelled with its goodput."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")

@@ -12,7 +12,7 @@ from holdfast.events import Detect, Event, Recover, Strike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """The cost of one failure; all times are in seconds."""
+    """One failure, and the seconds that its detection, the restart and the repeated steps took."""
 
     attempt: int
     step: int
@@ -57,7 +57,9 @@ def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Event]
 
 
 def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the cost of the failure that ended `attempt`. `elsewhere` has the detections by other nodes."""
+    """Return the cost of the failure that ended `attempt`; `after` is the next attempt.
+
+    `elsewhere` has the events with which other nodes recorded that they detected the failure."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -85,7 +87,7 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 def _restart_parts(
     attempt: AttemptTimeline, seen_at: float, after: AttemptTimeline, first: StepCost
 ) -> dict[str, float]:
-    """Return the seconds of each part of a restart on rank 0, from the failure of `attempt` to its `first` new step."""
+    """Return the seconds of each part of a restart, from the failure of `attempt` to the `first` step of `after`."""
     began = next((moment.at for moment in after.stretch.moments_of(Began)), None)
     recover = next(iter(after.stretch.events_of(Recover)), None)
     if began is None or recover is None or recover.built is None:
@@ -114,7 +116,6 @@ def _merge_failed_recovery(ending: FailureCost, survived: list[FailureCost]) -> 
 
 
 def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Return the cost of each loss that others survived; add the `id()` of failures that caused one to `known`."""
     costs: list[FailureCost] = []
     detects = list(attempt.stretch.moments_of(Detect))
     for recovery in attempt.regroups:
@@ -160,7 +161,7 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the first detection of the failure that ended `attempt`, and its seconds since the run began, if any."""
+    """Return the first detection of the failure that ended `attempt`, and its time in seconds since the run began."""
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]

@@ -21,7 +21,7 @@ Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
 def leading(history: Sequence[Event]) -> list[Event]:
-    """Return the events of the leading rank, sorted by time: rank 0, or the lowest surviving rank once 0 is lost."""
+    """Return the events of rank 0, sorted by time; after rank 0 is lost, those of the lowest surviving rank."""
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
@@ -41,7 +41,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield each event of a rank with its attempt and membership number; None before a replacement has joined."""
+    """Yield each event of a rank with its attempt and the number of its process group; None if it is in no group yet."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(file):
@@ -58,7 +58,7 @@ def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the steps of other leading ranks that `path` lacks, because its rank was killed before it wrote them."""
+    """Yield steps that only other ranks recorded: the rank of `path` was killed before it wrote them."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -84,10 +84,7 @@ class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
 
 @dataclass(frozen=True, slots=True)
 class AttemptStretch:
-    """The events of one attempt, from a start of all workers to the next, in order of time.
-
-    `moments` has the events of the supervisor and of rank 0, or of the lowest surviving rank once rank 0 is lost.
-    `kinds` has the same events by type. `end` is in seconds since the run began."""
+    """The events of the supervisor and of rank 0 during one attempt (from a start of all workers to the next)."""
 
     number: int
     moments: Sequence[TimedEvent]
@@ -100,7 +97,7 @@ class AttemptStretch:
 
     @property
     def verdict(self) -> str | None:
-        """The verdict of the supervisor, such as "completed", if the run ended in this attempt."""
+        """The supervisor's verdict on the run, such as "completed", or None if the run did not end in this attempt."""
         return next((judged.verdict for judged in self.events_of(events.Judged)), None)
 
     def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
@@ -108,13 +105,13 @@ class AttemptStretch:
         return self.kinds.get(kind, ())
 
     def events_of(self, kind: type[T]) -> list[T]:
-        """Return the payloads of the events of type `kind`, sorted by time."""
+        """Return the contents of all events of type `kind`, sorted by time."""
         return [moment.event.what for moment in self.kinds.get(kind, ()) if isinstance(moment.event.what, kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of a run, with one stretch of events for each attempt."""
+    """The events of the supervisor and of rank 0 in a run, divided by attempt, on one clock."""
 
     stretches: tuple[AttemptStretch, ...]
     away: float  # seconds between a clean end and a continuation; no other time includes them
@@ -126,7 +123,7 @@ class Timeline:
 
 
 def timeline(history: Sequence[Event]) -> Timeline:
-    """Return the critical path of a run: the events of the supervisor and of rank 0 in `history`, on one clock."""
+    """Put the events of the supervisor and of rank 0 in `history` on one clock, and divide them by attempt."""
     writers = {event.who for event in history}
     first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
     path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))
@@ -148,7 +145,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
-    """Return the events of a file, with each step event, which is written late, moved to the end of its step."""
+    """Return the events of a file with each step event, which may be written late, moved to the time the step ended."""
     path: list[Event] = []
     for event in file:
         place = len(path)
@@ -175,9 +172,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event) pairs.
-
-    An event without a number gets that of the event before it, or after it if it opens a file."""
+    """Yield (attempt number, event) pairs. An event without a number gets the number of a neighbouring event."""
     following = [_named(event) for event in file[1:]] + [None]
     last = 1
     for event, after in zip(file, following, strict=False):

@@ -26,7 +26,7 @@ class ConfidenceInterval(NamedTuple):
 
 
 def ends_text(low: float, high: float, spec: str = ".2f") -> str:
-    """Return the ends of an interval as text, such as "0.54 to 1.01", each formatted by `spec`; "interval unknown" for NaN."""
+    """Return the ends of an interval, each formatted by `spec`, as text: "0.54 to 1.01", or "interval unknown"."""
     return "interval unknown" if np.isnan(low) or np.isnan(high) else f"{low:{spec}} to {high:{spec}}"
 
 
@@ -36,7 +36,7 @@ _UNKNOWN = ConfidenceInterval(float("nan"), float("nan"), float("nan"))
 def mean(values: Floats) -> ConfidenceInterval:
     """Return the mean of `values` with a 95 % interval by Student's t.
 
-    The interval is unknown for a single value, and for fewer than `FEWEST` equal values."""
+    The interval is NaN for a single value, and for fewer than `FEWEST` equal values."""
     if not len(values):
         return _UNKNOWN
     center, count = float(values.mean()), len(values)
@@ -51,9 +51,9 @@ def _quantile(count: int) -> float:
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of all values in `rounds` with a bootstrap interval, which is unknown if there are few rows.
+    """Return the median of all values in `rounds` with a bootstrap interval; each row has the values of one round.
 
-    The values of a row were measured in one round and correlate, so whole rows are resampled."""
+    Whole rows are resampled, because the values of one round correlate. With few rows, the interval is NaN."""
     if len(rounds) < FEWEST:
         return ConfidenceInterval(float(np.median(rounds)), float("nan"), float("nan"))
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -62,21 +62,20 @@ def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
 
 
 def finite(costs: Floats) -> Floats:
-    """Return the costs of the trials that converged; the others have an infinite cost."""
+    """Return the costs of the trials that converged; a trial that did not has an infinite cost."""
     return costs[np.isfinite(costs)]
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the entries of `costs` and `others`, two strategies' costs by trial, for trials that converged in both."""
+    """Return the costs of two strategies, given by trial, only for the trials that converged under both."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the fraction by which the mean of `costs` is below that of `baseline`; NaN if `baseline` is all 0.
+    """Return the fraction by which the mean of `costs` is below the mean of `baseline`, with a bootstrap interval.
 
-    Trials are resampled in pairs, because entry i of both arrays has the same failure. Fewer than `FEWEST` trials
-    have an unknown interval."""
+    Entry i of both arrays must be of the same failure: pairs of entries are resampled."""
     if not baseline.any():
         return _UNKNOWN
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]
@@ -89,9 +88,7 @@ def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInter
 
 
 def _percentiles(count: int) -> tuple[float, float]:
-    """Return the percentiles of resampled means that give a 95 % interval: further apart than usual for few values.
-
-    Plain percentiles of 5 to 12 values cover the truth in 80 to 90 % of cases (Hesterberg, 2015)."""
+    """Return the percentiles of bootstrap means that bound a 95 % interval; those for few values are further apart."""
     if count > len(_STUDENT) + 1:
         return 2.5, 97.5
     tail = 100 * NormalDist().cdf(-_quantile(count) * (count / (count - 1)) ** 0.5)

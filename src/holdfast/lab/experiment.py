@@ -24,7 +24,9 @@ Named = TypeVar("Named")
 
 
 def chosen(names: Sequence[str], known: Mapping[str, Named], noun: str) -> list[Named]:
-    """Return the values in `known` that the user chose by `names`, or all of them if `names` is empty."""
+    """Return the values of `known` whose keys are in `names`, or all values if `names` is empty.
+
+    An unknown name raises BadInput, with `noun` as the kind of thing that is missing."""
     if unknown := [name for name in names if name not in known]:
         raise BadInput(f"there is no {noun} {unknown[0]!r}; choose among {', '.join(known)}.")
     return [value for name, value in known.items() if not names or name in names]
@@ -35,10 +37,9 @@ def per_trial(progress: Progress) -> TrialDone:
 
 
 class TrialLog:
-    """An append-only log file of numbers by key; `known` also holds the entries that earlier processes wrote.
+    """An append-only file of measured numbers by key, so that a repeated experiment can reuse them.
 
-    `code` is a digest of the code that computes the numbers. Entries of other code are only counted, in `outdated`.
-    `reused` has the keys of earlier entries that were asked for again."""
+    `code` is a digest of the code that computes the numbers; entries written by other code are not used."""
 
     def __init__(self, path: Path, code: str) -> None:
         self._path, self._code, self.known, self.outdated = path, code, dict[str, float](), 0
@@ -80,7 +81,7 @@ class TrialLog:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences for the reader of a result: which trials come from an earlier run, and which could not be used."""
+        """Sentences for the report: how many measurements are reused from earlier runs, and how many are outdated."""
         place, lines = f"{self._path.parent.name}/{self._path.name}", []
         if self.reused:
             lines.append(
@@ -100,7 +101,7 @@ class TrialLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `holdfast lab run`."""
+    """The options of the command `holdfast lab run`."""
 
     seed: int = 0
     trials: int | None = None  # None: the experiment chooses the number
@@ -125,7 +126,7 @@ class Options:
             raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
 
     def open_log(self, name: str, code: str) -> TrialLog:
-        """Open the log of finished trials called `name` in the folder of the result; `code` is as in `TrialLog`."""
+        """Open the log of finished trials called `name` in the result folder; entries by other `code` are not used."""
         self.logs.append(TrialLog(self.out / "trials" / f"{name}.jsonl", code))
         return self.logs[-1]
 
@@ -134,19 +135,19 @@ class Options:
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Return the outcome of `work` for each of `items`; what `work` reports meanwhile is passed to `on_report`."""
+        """Call `work` on each item in parallel and return the outcomes; reports from `work` go to `on_report`."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)
 
     def trial_count(self, full: int, quick: int) -> int:
-        """Return the number of trials that the user chose, or else the experiment's `quick` or `full` number."""
+        """Return the number of trials that the user chose, by default `full`, or `quick` for a quick run."""
         return self.trials or (quick if self.quick else full)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """An experiment of `holdfast lab run`: its description, the options it accepts, and the function that runs it."""
+    """An experiment for `holdfast lab run`: its description, the options it accepts, and the function that runs it."""
 
     name: str
     title: str
@@ -158,11 +159,11 @@ class Experiment:
     run: Callable[[Options, Meter], Result]
 
     def measure(self, options: Options, meter: Meter) -> Result:
-        """Run the experiment; the remarks of its result also say which trials of earlier runs were reused."""
+        """Run the experiment, and add remarks to its result on the trials that were reused from earlier runs."""
         return with_reuse(self.run(options, meter), options)
 
 
 def with_reuse(result: Result, options: Options) -> Result:
-    """Return `result` with remarks on the trials that were reused from the logs of an earlier run."""
+    """Return `result` with added remarks on the trials that were reused from earlier runs."""
     reused = [line for log in options.logs for line in log.remarks]
     return replace(result, remarks=[*result.remarks, *dict.fromkeys(reused)])

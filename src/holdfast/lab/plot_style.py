@@ -26,7 +26,7 @@ LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 
 def style_name(strategy: Strategy) -> str:
-    """Return the key of `COLOURS` for a strategy: its block ranking or, if it saves full checkpoints, its recovery."""
+    """Return the key of `COLOURS` for a strategy: its recovery if it saves full checkpoints, else its block ranking."""
     return strategy.policy.name if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 
@@ -35,7 +35,7 @@ def colour_of(name: str) -> str:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure (size in inches) that is saved to PDF without Type 3 fonts, which many venues refuse."""
+    """Return an empty figure (size in inches) whose PDF file has no Type 3 fonts, which many venues refuse."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -44,7 +44,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def legend(figure: "Figure", places: Sequence["Axes"]) -> None:
-    """Draw one legend below all axes in `places`, with each label once and as many columns as fit the width."""
+    """Draw one legend below all axes in `places`, with each label once."""
     handles = {
         label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -26,7 +26,7 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that a measured value lies in an expected range."""
+    """A statement that a measured value lies in an expected range, and its source."""
 
     id: str
     claim: str
@@ -39,7 +39,7 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim that `estimate` lies in `expected`, with the interval of `estimate`."""
+        """Return a claim that `estimate` lies in the range `expected`; `source` says who made it."""
         return cls(id, claim, source, expected, estimate.value, (estimate.low, estimate.high))
 
     @property
@@ -49,7 +49,7 @@ class Claim:
 
     @property
     def resolved(self) -> bool:
-        """True if the confidence interval decides the claim: it is inside the expected range, or entirely outside.
+        """True if the confidence interval is entirely inside or entirely outside the expected range.
 
         Also True if the value has no noise, is infinite or NaN; False for a finite value with an unknown interval."""
         if self.interval is None or not math.isfinite(self.measured):
@@ -77,7 +77,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table of a report; every row has one value for each column."""
+    """A table in a report, with one value per column in every row."""
 
     title: str
     columns: list[str]
@@ -90,7 +90,7 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of an experiment, as `result.json` and the report show it."""
+    """The result of an experiment: data rows, claims, remarks, tables and figures."""
 
     experiment: str
     config: Mapping[str, Any]
@@ -105,7 +105,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """True if there are claims and none fails. A claim whose interval crosses the expected range does not fail."""
+        """True if there are claims and none is refuted. An uncertain claim does not count as refuted."""
         return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:
@@ -124,7 +124,7 @@ class Result:
 
 
 def environment() -> Row:
-    """Return the package versions and the kind of machine, without the name of a person or a host."""
+    """Return the package versions and the kind of machine, without user or host names."""
     packages = ("numpy", "numba", "scikit-learn", "torch")
     return {
         "holdfast": holdfast.__version__,
@@ -137,7 +137,7 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the `holdfast` command to show in reports; absolute paths lose all but the last part, to hide user names."""
+    """Return the `holdfast` command to show in reports; absolute paths are shortened to hide user names."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 

@@ -30,7 +30,7 @@ def write(result: Result, out: Path) -> Path:
 
 
 def read(folder: Path) -> Page:
-    """Return the report page of the result stored in `folder`, with its stored figures."""
+    """Return the report page for the result that is stored in `folder`."""
     result, facts = _read(folder)
     order = {name: place for place, name in enumerate(result.captions)}
     paths = sorted((folder / "figures").glob("*.png"))
@@ -47,7 +47,7 @@ def read(folder: Path) -> Page:
 
 
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
-    """Return the report page of `result`; `facts` describes the environment in which it was measured."""
+    """Return the report page for `result`; `facts` describes the machine and packages that measured it."""
     lead = "Every claim with the range it expects and the measured value; claims that do not hold are marked."
     settings = ", ".join(f"{key} {value}" for key, value in result.config.items())
     about = {"Command": result.command, "Date": result.date, "Settings": settings}
@@ -81,7 +81,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
 
 
 def combine(pages: Sequence[Page]) -> Page:
-    """Return one page with the content of several result pages; each title starts with the name of its result."""
+    """Return one page with the content of several result pages, whose titles begin with the name of their result."""
     if len(pages) == 1:
         return pages[0]
     versions = {one.facts["Environment"].split(",")[0] for one in pages}
@@ -108,7 +108,6 @@ def combine(pages: Sequence[Page]) -> Page:
 
 
 def verdict(claim: Claim) -> str:
-    """Return "holds", "DOES NOT HOLD" or "not resolved" for a claim."""
     if not claim.resolved:
         return "not resolved"
     return "holds" if claim.holds else "DOES NOT HOLD"
@@ -155,7 +154,7 @@ def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _read(folder: Path) -> tuple[Result, Row]:
-    """Read `result.json` in `folder`, and return the result and the environment in which it was measured."""
+    """Read `result.json` in `folder`; return the result and the packages and machine that measured it."""
     path = folder / RESULT
     try:
         data = json.loads(path.read_text())

@@ -27,7 +27,7 @@ class TimelineMark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of (seconds, steps trained) points; `kept` is False if a failure later rolled these steps back."""
+    """A line of (seconds, steps trained) points; `kept` is False if these steps were later rolled back."""
 
     kept: bool
     points: Sequence[Point]
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The data of a run's timeline figure, with times in seconds from the start of the run."""
+    """The data of a run's timeline figure: bars for each rank, progress, saves and failures."""
 
     wall: float
     reached: int  # the last step plus 1
@@ -47,7 +47,7 @@ class Activity:
 
 
 def activity(history: Sequence[Event]) -> Activity:
-    """Return the timeline of each rank, and the progress, saves and failures of the run with the events `history`."""
+    """Return the data of the timeline figure for the run with the events `history`."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), Lineage()
@@ -69,7 +69,7 @@ def activity(history: Sequence[Event]) -> Activity:
 
 
 class _Clock:
-    """A converter of event times to seconds since the start of the run, based on the first event of each attempt."""
+    """A converter of event times to seconds since the start of the run."""
 
     def __init__(self, stretches: Sequence[AttemptStretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
@@ -87,7 +87,7 @@ class _Clock:
 
 
 def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[TimelineBar]:
-    """Yield the bars of one rank in a timeline. Between two bars, the rank was absent or waited for other ranks."""
+    """Yield the timeline bars of one rank, from its events. Gaps are times at which the rank was absent or waited."""
     now, begun, trains = 0.0, set[int](), False
     for event in history:
         what, at = event.what, clock.at(event)
@@ -136,7 +136,7 @@ def _saves(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
 
 
 def _failures(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
-    """Return a mark for each failure that a supervisor detected, and for each injected one that was not detected."""
+    """Return a mark for each detected failure, and for each injected failure that was not detected."""
     seen: set[tuple[int, int]] = set()
     marks: list[TimelineMark] = []
     for event in history:

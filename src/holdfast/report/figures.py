@@ -31,7 +31,7 @@ LARGEST = 1e100  # the largest loss that is drawn: an axis of much larger number
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Set the matplotlib style of report pages for figures drawn in the `with` block."""
+    """Apply the matplotlib style of report pages to figures that are drawn in the `with` block."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -41,13 +41,13 @@ def styled() -> Iterator[None]:
 def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
-    """Return a figure with its texts: as SVG with the colours of the page if `themed`, otherwise as PNG."""
+    """Return `figure` for a report page: as SVG with the page's colours if `themed`, otherwise as PNG."""
     shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": rendered(figure, "png")}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
 
 
 def svg(figure: "Figure", name: str) -> str:
-    """Render the figure as an SVG element with the fonts and colours of the page, and ids that begin with `name`."""
+    """Return the figure as an SVG element with the page's fonts and colours; its ids begin with `name`."""
     from matplotlib import rc_context
 
     text = StringIO()
@@ -67,7 +67,7 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def rendered(figure: "Figure", form: str) -> bytes:
-    """Return the figure as the bytes of a file of the given form, such as "png" or "pdf"."""
+    """Return the figure as the content of a file in the format `form`, such as "png" or "pdf"."""
     from matplotlib import rc_context
 
     data = BytesIO()
@@ -77,7 +77,7 @@ def rendered(figure: "Figure", form: str) -> bytes:
 
 
 def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure":
-    """Draw one bar for each run: its committed steps per second. The `baseline` run is grey."""
+    """Draw a bar for each run with its goodput (committed steps per second); the `baseline` run is grey."""
     with styled():
         sheet, axes = _bars(values, [QUIET if name == baseline else ACCENT for name in values], ".3g")
         axes.set_xlabel("committed steps per second")
@@ -85,7 +85,7 @@ def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure
 
 
 def gain(values: Mapping[str, float], baseline: str) -> "Figure":
-    """Draw one bar for each run: its relative gain in goodput over `baseline`, for example 0.1 for 10 %."""
+    """Draw a bar for each run with its relative gain in goodput over `baseline`; 0.1 means 10 %."""
     from matplotlib.ticker import PercentFormatter
 
     with styled():
@@ -97,7 +97,7 @@ def gain(values: Mapping[str, float], baseline: str) -> "Figure":
 
 
 def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """Draw one point for each run: its share of time spent waiting for saves, and its gain over `baseline`."""
+    """Draw a point for each run: the fraction of time spent waiting for saves (x) and the gain over `baseline` (y)."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -118,7 +118,7 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
 
 
 def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (), over: str = "step") -> "Figure":
-    """Draw one loss curve for each run, with dashed lines at the positions `failures`; `over` labels the x-axis."""
+    """Draw a loss curve for each run, with a dashed line at each x in `failures`; `over` labels the x-axis."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -139,7 +139,7 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
 
 
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
-    """Draw one stacked bar for each run, with one segment for each part in `colours`; `unit` labels the axis."""
+    """Draw a stacked bar for each run, with the parts and colours in `colours`; `unit` labels the axis."""
     from matplotlib.figure import Figure
 
     with styled():

@@ -23,7 +23,7 @@ MOST_ROWS = 40  # of a table in Markdown; the CSV has all
 
 
 def check(out: Path) -> None:
-    """Raise BadInput if a page cannot be written to `out`. Call this before computing the page."""
+    """Raise BadInput if a report page cannot be written to `out`."""
     if out.suffix in OTHER_SUFFIXES:
         raise BadInput(f"--out {out} is not a page: name a .html or .md file, or a folder for both, figures and CSV.")
     is_file = out.suffix in FILES
@@ -43,7 +43,7 @@ def write(page: Page, out: Path) -> Path:
 
 
 def write_folder(page: Page, out: Path) -> Path:
-    """Write the page into a folder as HTML and Markdown, with figures and CSV tables; return the HTML path."""
+    """Write the page into the folder `out` as HTML and Markdown, with figures and CSV tables; return the HTML path."""
     prepare(out)
     _write_figures(page, out)
     _make(out / "tables")
@@ -92,12 +92,11 @@ def prepare(out: Path) -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write `text` to a file atomically, so that a reader sees either the old text or the new one."""
     replace_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to a file atomically. If that fails, raise StorageFailed and keep the old file."""
+    """Write `data` to a file atomically; if that fails, raise StorageFailed and keep the old file."""
     try:
         write_atomically(path, data, path.with_name(path.name + ".tmp"))
     except OSError as error:
@@ -105,7 +104,6 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV: a line with the names of its columns, and a line for each row."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(columns)

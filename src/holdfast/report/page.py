@@ -25,7 +25,7 @@ def slug(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A claim with a verdict, which is a key of `TONES`."""
+    """A claim with its verdict, such as "holds"."""
 
     verdict: str
     claim: str
@@ -39,7 +39,7 @@ class Statement:
 
 
 class Number(NamedTuple):
-    """A headline number of a page: its name, its value as text, and a short explanation."""
+    """A headline number on a report page: its name, its value as text, and a short explanation."""
 
     name: str
     value: str
@@ -47,7 +47,7 @@ class Number(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table; `form` is the format specification for numbers, for example ".2f"."""
+    """A column of a table; `form` is the format of its numbers, for example ".2f"."""
 
     name: str
     form: str = ""
@@ -63,7 +63,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of a page, which shows the first `most` rows. A `folded` table is collapsed until the reader opens it."""
+    """A table on a report page, which shows the first `most` rows; a `folded` table is collapsed at first."""
 
     title: str
     columns: Sequence[Column]
@@ -77,7 +77,7 @@ class Table:
 
     @property
     def left_out(self) -> str:
-        """A sentence that says how many rows are shown, or an empty string if all are."""
+        """A sentence that says how many rows are shown, or an empty string if all rows are shown."""
         count = len(self.rows)
         return f"The first {self.most} of {count:,} rows; the CSV has all." if count > self.most else ""
 
@@ -86,14 +86,14 @@ class Table:
         return slug(self.title)
 
     def is_numeric(self, place: int) -> bool:
-        """Return True if the column at index `place` contains only numbers and empty cells."""
+        """Return True if column number `place` has only numbers and empty cells."""
         values = [row[place] for row in self.rows if row[place] is not None]
         return bool(values) and not any(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture of a page, as SVG or PNG."""
+    """A picture on a report page, as SVG or PNG, with its title and caption."""
 
     name: str
     title: str
@@ -108,7 +108,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A report page."""
+    """The content of a report page, independent of the file format: statements, numbers, pictures and tables."""
 
     title: str
     lead: str  # the sentence below the title
@@ -129,6 +129,6 @@ class Page:
 
     @property
     def tone(self) -> Tone:
-        """The worst tone of all statements: "bad", then "open", then "good"; "open" if there are none."""
+        """The worst tone of all statements ("bad", then "open", then "good"); "open" if there are no statements."""
         tones = [statement.tone for statement in self.statements]
         return "bad" if "bad" in tones else "open" if "open" in tones or not tones else "good"

@@ -19,7 +19,7 @@ from holdfast.runs.histories import open_history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """A run in a report. `findings` are the results of its audit, or None if the run still trains."""
+    """The data of one run in a report; `findings` are the results of its audit, or None while the run trains."""
 
     name: str
     cost: CostBreakdown
@@ -62,7 +62,7 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return the data of the run with the events `history`. Settings are read from the events if not given."""
+    """Return the report data of the run with the events `history`, from which missing settings are read."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
@@ -77,7 +77,7 @@ def run_from_history(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique printable name for each folder: its own name, preceded by parent folders if necessary."""
+    """Return a unique printable name for each folder: its own name, with parent folders where needed."""
     absolute = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in absolute) + 1):
         candidates = [printable("/".join(path.parts[-parts:])) for path in absolute]

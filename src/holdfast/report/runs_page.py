@@ -18,7 +18,7 @@ MOST_TIMELINES = 12
 
 
 def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return the report page: one run in detail, or several in comparison. `facts` tell how the page was made."""
+    """Return a report page: one run in detail, or several compared. `facts` has the command, date and environment."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs",
@@ -37,7 +37,7 @@ def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = 
 
 
 def baseline(runs: Sequence[ReportedRun]) -> ReportedRun:
-    """Return the baseline of a comparison: the first run with blocking saves, or the first run if there is none."""
+    """Return the run to compare others with: the first with blocking saves, or the first if there is none."""
     return next((run for run in runs if run.writer == "blocking"), runs[0])
 
 
@@ -54,7 +54,7 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[Statement]:
-    """Return one statement for each audit check if there is one run, otherwise one statement for each run."""
+    """Return a statement for each audit check of a single run, or one statement for each of several runs."""
     if len(runs) == 1:
         return [
             Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)

@@ -7,7 +7,7 @@ STEPS_APART = 4.0  # two neighbours of the same kind stay separate if each is th
 
 
 class TimelineBar(NamedTuple):
-    """A bar in a timeline: an activity of a rank from `begin` to `end`, in seconds."""
+    """A bar in a timeline: one activity of a rank, from `begin` to `end` in seconds."""
 
     begin: float
     end: float
@@ -22,10 +22,10 @@ Point: TypeAlias = tuple[float, float]
 
 
 def thinned(pieces: Iterable[TimelineBar], least: float) -> list[TimelineBar]:
-    """Merge sorted pieces that are shorter than `least` seconds with their neighbours.
+    """Merge bars that are shorter than `least` seconds with their neighbours; `pieces` are sorted by time.
 
-    A merged piece has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both
-    are long enough to be distinguished."""
+    A merged bar has the kind that takes most of its time. Neighbours of the same kind are also merged, unless both are
+    long."""
     joined: list[TimelineBar] = []
     for piece in _gathered(pieces, least):
         last = joined[-1] if joined else None
@@ -42,7 +42,7 @@ def thinned(pieces: Iterable[TimelineBar], least: float) -> list[TimelineBar]:
 
 
 def _gathered(pieces: Iterable[TimelineBar], least: float) -> Iterator[TimelineBar]:
-    """Yield bars of at least `least` seconds unchanged, and merge short neighbours into bars of about that length."""
+    """Yield bars of `least` seconds or more unchanged, and merge shorter neighbours into bars of about that length."""
     short: list[TimelineBar] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):
@@ -67,7 +67,7 @@ def _merged(pieces: Sequence[TimelineBar]) -> TimelineBar:
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
-    """Reduce a line to the first, last, lowest and highest point in each of `columns` equally wide columns."""
+    """Keep only the first, last, lowest and highest point of a line in each of `columns` equally wide columns."""
     if len(points) <= columns:
         return list(points)
     left, right = points[0][0], points[-1][0]
@@ -92,7 +92,7 @@ def _outline(points: Sequence[Point]) -> list[Point]:
 
 
 def thinned_marks(places: Sequence[float], least: float) -> list[tuple[float, int]]:
-    """Merge sorted positions that are less than `least` apart; return (position, number of merged positions) pairs."""
+    """Merge positions that are less than `least` apart; return (position, number of merged positions) pairs."""
     marks: list[tuple[float, int]] = []
     for place in places:
         if marks and place - marks[-1][0] < least:

@@ -38,7 +38,7 @@ LIGHT = {
 
 
 def timeline(run: Activity) -> str:
-    """Return the timeline as an SVG element for an HTML page."""
+    """Return the timeline of a run as an SVG element for an HTML page."""
     label = escape(described(run), quote=True)
     return (
         f'<svg class="timeline" role="img" aria-label="{label}" width="100%" height="{_height(run)}" '
@@ -47,7 +47,7 @@ def timeline(run: Activity) -> str:
 
 
 def standalone(run: Activity, width: int = 960) -> str:
-    """Return the timeline as the text of an SVG file that is `width` pixels wide."""
+    """Return the timeline of a run as the text of an SVG file that is `width` pixels wide."""
     style = "text{font:12px system-ui,sans-serif}" + "svg{" + "".join(f"{k}:{v};" for k, v in LIGHT.items()) + "}"
     inner = width - LEFT - RIGHT
     return (
@@ -71,7 +71,7 @@ def described(run: Activity) -> str:
 
 
 def left_out(run: Activity) -> str:
-    """Return sentences that say what the timeline merges or omits, or an empty string if it shows everything."""
+    """Return sentences on what the timeline merges or omits; an empty string if it shows everything."""
     sentences = []
     pieces = sum(len(lane) for lane in run.lanes.values())
     least = run.wall / COLUMNS
@@ -212,7 +212,7 @@ def _marks(run: Activity) -> Iterator[str]:
 
 
 def _names(run: Activity) -> Iterator[str]:
-    """Yield the labels of the failures above the curve as SVG, but leave out labels that would overlap others."""
+    """Yield SVG labels for the failures, but leave out labels that would overlap others."""
     if len(run.failures) > MOST_NAMED:
         return
     free = -1.0
@@ -226,7 +226,7 @@ def _names(run: Activity) -> Iterator[str]:
 
 
 def _saves(run: Activity) -> Iterator[str]:
-    """Yield an SVG dot on the curve for each snapshot; snapshots that are close together share one dot."""
+    """Yield an SVG dot for each snapshot; snapshots that are close together share one dot."""
     steps = {mark.at: mark.step for mark in run.saves}
     marks = thinned_marks([mark.at for mark in run.saves], 10 * run.wall / COLUMNS)
     radius = 4 if len(marks) <= MOST_DOTS else 2.5

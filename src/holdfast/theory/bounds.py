@@ -19,15 +19,14 @@ Floating = TypeVar("Floating", bound=np.floating[Any])
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Return the largest number of iterations that perturbations of norm `sizes` at iterations `steps` can cost.
+    """Return an upper bound on the additional iterations that perturbations of a converging iteration can cost.
 
-    By Theorem 3.2 of Qiao et al. it is log(1 + Δ/D) / log(1/c), where D is `distance` and Δ = Σ c^-l ‖δ[l]‖ over all
-    perturbations δ[l]. The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes
-    before it are trials, and broadcast with `c` and `distance`.
+    `sizes` has the norm and `steps` the iteration of each perturbation, on the last axis; other axes are trials and
+    broadcast with `c` and `distance`. By Theorem 3.2 of Qiao et al. the bound is log(1 + Δ/D) / log(1/c), where D is
+    `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations δ[l].
 
-    Measured costs obey the bound only if `distance * c**k` never exceeds the distance to the optimum after k
-    iterations without perturbations. The initial distance is often larger; `holdfast.theory.rate` computes the right
-    one."""
+    It holds only if `distance * c**k` never exceeds the distance to the optimum after k iterations without
+    perturbations. The initial distance is often too large; `holdfast.theory.rate` computes a suitable one."""
     rate, far, lengths, at = (np.asarray(value, dtype=np.float64) for value in (c, distance, sizes, steps))
     if not np.all((rate > 0) & (rate < 1)):
         raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")
@@ -51,23 +50,22 @@ def gaussian(shape: int | tuple[int, ...], size: float, rng: np.random.Generator
 
 
 def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: float) -> Floats:
-    """Return the worst perturbation of norm `size`: a step from `x` straight away from the optimum."""
+    """Return the worst perturbation of norm `size`: from `x` straight away from the optimum."""
     return _scaled(np.asarray(x - optimum, dtype=np.float64), size)
 
 
 def full_size(distances: Floats, order: float = 2) -> float:
     """Return the norm of the perturbation that full recovery causes by resetting every block to its saved value.
 
-    `distances` are those between the live and the saved value of each block. `order` tells how they combine: 2 for
-    lengths, 1 for distances that add up, such as numbers of differing tokens, and infinity for the largest."""
+    `distances` are those between the live and the saved value of each block. `order` is the order of the norm that
+    combines them: 2 (Euclidean), 1 (sum) or infinity (largest)."""
     return _norm(distances, order)
 
 
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
     """Return the norm of the perturbation that partial recovery causes by resetting only the `lost` blocks.
 
-    `distances` and `order` are as for `full_size`. By Theorem 4.1 of Qiao et al. (2018), the result is at most that of
-    `full_size`. Both are equal (the paper prints <) if no surviving block has moved since its save."""
+    `distances` and `order` are as for `full_size`, whose result is never smaller (Theorem 4.1 of Qiao et al., 2018)."""
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
         there = f"the {len(distances)} blocks, numbered from 0"

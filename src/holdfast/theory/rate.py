@@ -22,17 +22,17 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The convergence of an iteration whose distance to the optimum after k steps is `distance * c**k`."""
+    """The rate of linear convergence: after k steps, the distance to the optimum is `distance * c**k`."""
 
     c: float
     distance: float
 
 
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
-    """Fit a convergence rate to the distances from the optimum, by least squares of their logarithms over iterations.
+    """Fit a convergence rate to the `distances` from the optimum after each iteration.
 
-    Only the iterations in `window` are used, by default the last half. End the window before the distances flatten
-    at the precision with which the optimum is known."""
+    Uses least squares of the logarithms over the iterations in `window`, by default the last half. The window should
+    end before the distances flatten at the precision with which the optimum is known."""
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
     if len(steps) < 2:
@@ -44,10 +44,10 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the slowest convergence rate in a trajectory: `c` is the largest ratio of successive `distances`.
+    """Return the slowest convergence rate in a run: `c` is the largest ratio of successive `distances`.
 
-    These are the distances to the optimum after each iteration k. The `distance` of the result is the largest number D
-    for which D·c^k never exceeds them."""
+    `distances` are those to the optimum after each iteration k. In the result, `distance` is the largest number D for
+    which D·c^k never exceeds them."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")

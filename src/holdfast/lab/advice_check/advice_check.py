@@ -26,7 +26,7 @@ RECOMMENDED = measurements.FACTORS.index(1.0)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: predict and measure the costs of failures, then sweep save intervals."""
+    """Run the experiment: predict what failures and save intervals cost, and compare with measured runs."""
     prepare(options.out)
     runs = measurements.run_and_kill(options, meter)
     trials = measurements.simulate_failures(options, meter)

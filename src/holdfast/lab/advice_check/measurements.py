@@ -47,7 +47,7 @@ SIMULATED = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # pa
 
 @dataclass(frozen=True, slots=True)
 class AdviceCase:
-    """The predicted and the measured cost of one failure; `unit` is seconds or iterations."""
+    """The predicted and the measured cost of one failure, in seconds or iterations as `unit` says."""
 
     workload: str
     failure: str
@@ -67,13 +67,13 @@ class AdviceCase:
 
 
 def coverage(cases: Sequence[AdviceCase]) -> float:
-    """Return the share of cases whose measured cost lies in the predicted interval."""
+    """Return the fraction of cases whose measured cost lies in the predicted interval."""
     return sum(case.holds for case in cases) / len(cases) if cases else float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """The measurements of real runs; `calm` has the costs of the run of each workload without failures."""
+    """The measured costs of runs with failures (`cases`) and, by workload, of a run without failures (`calm`)."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]
@@ -81,7 +81,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without failures, and once with each recovery method and two kills."""
+    """Run each workload once without failures, and once per recovery method with two workers killed."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
@@ -103,7 +103,7 @@ def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """Return the two kills that every killed run gets: a random worker, at a random step and point of the step."""
+    """Return two failures, each of which kills a random worker at a random step."""
     rng, kills = np.random.default_rng((seed, 1)), []
     for steps in (EARLIER, LATER):
         step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))
@@ -119,7 +119,7 @@ def run_config(
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
 ) -> "RunConfig":
-    """Return the config of a run of the workload `name`, which is a key of `WIDTHS`."""
+    """Return the config of a run of the workload `name`, a key of `WIDTHS`, with the given injected failures."""
     from holdfast.runs.config import RunConfig
 
     return RunConfig(
@@ -143,7 +143,7 @@ def _killed_cases(name: str, costs: RunCosts, price: Price, history: Sequence[Ev
 
 
 def strategies(interval: int) -> dict[str, Strategy]:
-    """Return the strategies to test, by name: full recovery, and partial recovery from full or priority checkpoints."""
+    """Return the checkpoint and recovery strategies to test, by name; `interval` is the steps between saves."""
     whole = Policy(ranking="full", interval=interval)
     part = Policy(ranking="priority", interval=interval, fraction=Fraction(1, interval))
     return {
@@ -183,7 +183,7 @@ def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """The goodput at several save intervals, relative to a run without saves and failures."""
+    """The goodput at several save intervals, as a fraction of the goodput without saves and failures."""
 
     workload: str
     how: str  # simulated or measured
@@ -202,7 +202,7 @@ class Sweep:
 
 
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
-    """Return the mean time between failures to simulate (in seconds), and the save intervals to compare (in steps)."""
+    """Return the mean seconds between failures to simulate, and the save intervals (in steps) to compare."""
     question = Question()
     restart, stall = restart_time(costs, question).value, save_delay(costs, question).value
     mtbf, durable = OFTEN * restart, costs.durable.value if costs.durable else 0.0
@@ -212,7 +212,7 @@ def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
 
 
 def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
-    """Simulate random failures with measured step, save and restart times; return the goodput by save interval."""
+    """Simulate random failures with measured step, save and restart times; return the goodput at each save interval."""
     mtbf, every = intervals_to_sweep(costs)
     rng = np.random.default_rng(seed)
     shares = [[_useful_share(costs, interval, mtbf, restarts, rng) for interval in every] for _ in range(5)]
@@ -234,10 +234,10 @@ def _useful_share(
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """Measure goodput in real runs at each interval, and return two sweeps that define goodput differently.
+    """Measure the goodput of real runs at each save interval, as two sweeps with different definitions of goodput.
 
-    The first divides the usual time of the steps by the time of the run, and varies on a shared machine. The second
-    divides the own training time of the run; it does not show that steps are slower while a save is written."""
+    The first sweep divides the usual time of the steps by the duration of the run. The second uses the measured time of
+    the steps instead, which varies less on a shared machine."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     mtbf, every = intervals_to_sweep(costs)
@@ -258,7 +258,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
 
 
 def kill_schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
-    """Return kills at random steps below `steps`, with exponential gaps of `mean_gap` steps on average."""
+    """Return failures that kill a worker at random steps below `steps`, with `mean_gap` steps between them on average."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(mean_gap, 1000)).astype(int)
     unique = sorted({int(step) for step in at if 1 <= step < steps})

@@ -24,9 +24,9 @@ LEAVES_WITHIN = 30.0
 
 @contextmanager
 def start_driver(out: Path) -> Iterator[Callable[[RunConfig, str], Sequence[Event]]]:
-    """Start the driver process, and yield a function that executes a run under a name and returns its events.
+    """Start a process that executes runs, and yield a function that executes one run and returns its events.
 
-    The function raises WorkerLost if the run is not completed. Runs are in a temporary folder below `out`."""
+    The function takes the config and a name, and raises WorkerLost if the run fails. Runs are stored below `out`."""
     with (
         TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as folder,
         (out / "runs.log").open("ab") as output,
@@ -62,7 +62,7 @@ def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> Sequence[
 
 
 def main() -> None:
-    """Execute the runs that are requested on standard input, until it is closed."""
+    """Execute the runs that are requested on standard input, until standard input is closed."""
     from holdfast.supervise.preload import warm
     from holdfast.supervise.supervisor import supervise
 

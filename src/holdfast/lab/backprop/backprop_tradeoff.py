@@ -21,7 +21,7 @@ from holdfast.report.files import csv_text, prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: on every network, repeat, complete or skip a failed mini-batch, and compare the results."""
+    """Run the experiment: on every network, repeat, complete or skip a mini-batch that failed, and compare the results."""
     import torch  # takes a second
 
     trials, rounds = options.trial_count(full=5, quick=2), 3 if options.quick else 15

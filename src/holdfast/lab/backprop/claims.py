@@ -21,7 +21,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """Measured slowdowns and prices in seconds, and predictions by the performance model."""
+    """The measured slowdown of a mini-batch by each failure, and the slowdowns that a performance model predicts."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices
@@ -31,7 +31,7 @@ class MeasuredTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set; `phases` are the epochs in which failures were simulated."""
+    """The measurements of one network on a data set; failures were simulated in the epochs `phases`."""
 
     panel: BackpropPanel
     data: str
@@ -46,25 +46,25 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's test accuracy after a failure in a phase of training, immediately or an epoch later."""
+        """Return each trial's test accuracy after the failure `cell` in `phase`, either at once or an epoch later."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's accuracy with a failure, divided by its accuracy without one, minus 1."""
+        """Return each trial's relative change of test accuracy that the failure `cell` causes in a phase of training."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return each trial's mean absolute deviation of accuracy, over all failures of `strategy` in `phases`."""
+        """Return each trial's mean absolute change of accuracy, over all failures that `strategy` handles in `phases`."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a mini-batch that fails at `point` of backward, or at any, under `strategy`."""
+        """Return the median slowdown of a mini-batch that fails at `point` of backward (None: any point)."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return how many times more mini-batches checkpoint-restart repeats after a failure than `strategy` adds."""
+        """Return the mini-batches that a checkpoint restart repeats, divided by those that `strategy` adds."""
         repeated = (
             mean_checkpoint_restart(self.times.prices, epoch=self.panel.epoch).replay / self.times.prices.minibatch
         )
@@ -72,7 +72,7 @@ class PanelResults:
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
-        """Return the phase and failure in which accuracy changes most on average under `strategy`, and that change."""
+        """Return the phase and failure in which accuracy changes most under `strategy`, and the mean change."""
         distances = {
             (phase, cell): confidence.mean(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
@@ -87,7 +87,7 @@ def _cells(strategy: str) -> list[FailureCase]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return the claims about one network, those of the paper and our own, each with its measured value."""
+    """Return the claims about one network, from the paper and our own, each with its measured value."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"
@@ -127,7 +127,7 @@ def claims(results: PanelResults) -> list[Claim]:
 
 
 def remarks(results: PanelResults) -> list[str]:
-    """Return remarks for the reader about one network, including the cause of each claim that fails."""
+    """Return sentences for the reader of the report about one network, including why a claim fails."""
     label, prices = results.label, results.times.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}

@@ -97,7 +97,7 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Draw the column `value` as bars, grouped by point of failure; the column `marked` is written on the bars."""
+    """Draw the column `value` as bars, grouped by point of failure, and write the column `marked` on the bars."""
     foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}

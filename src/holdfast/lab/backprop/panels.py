@@ -16,7 +16,7 @@ WORKERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainingTask:
-    """A network, its samples and hyperparameters."""
+    """A network to train, with its data and hyperparameters."""
 
     data: str
     build: "Callable[[], nn.Module]"
@@ -44,7 +44,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """A network on a data set. `full` and `quick` load a large and a small task. An epoch has `epoch` mini-batches."""
+    """A network on a data set; `full` loads the task of the paper, and `quick` a small task for a fast run."""
 
     name: str
     full: Load
@@ -87,7 +87,7 @@ def _resnet50(data: Path | None) -> TrainingTask:
 
 
 def _digits(depth: int) -> TrainingTask:
-    """Return a task for `--quick`: 160 images of 8×8 pixels, and a ResNet with an eighth of the usual width."""
+    """Return a small task: 160 images of 8×8 pixels, and a ResNet of the given depth with 1/8 of the usual width."""
     import torch
 
     from holdfast.workloads.datasets import load

@@ -12,7 +12,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The seconds to train a mini-batch, save a checkpoint, start a worker (`init`) and load a checkpoint."""
+    """The seconds to train a mini-batch, save a checkpoint, start a worker and load a checkpoint."""
 
     minibatch: float
     save: float
@@ -38,7 +38,7 @@ class Overhead:
 
 
 def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> Overhead:
-    """Return the cost of a failure `since` mini-batches after the last checkpoint, plus that of `saves` checkpoints."""
+    """Return the cost of a failure `since` mini-batches after the last checkpoint, and of `saves` checkpoints."""
     replay = _non_negative("mini-batches since the checkpoint", since) * prices.minibatch
     return Overhead(
         replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.init + prices.load
@@ -46,19 +46,19 @@ def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> O
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
-    """Return the mean cost of a failure, plus `saves` checkpoints, with one checkpoint every `epoch` mini-batches."""
+    """Return the mean cost of a failure, with a checkpoint every `epoch` mini-batches, and of `saves` checkpoints."""
     return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 
 def immediate_rollback(prices: Prices) -> Overhead:
-    """Return the cost of a failure if the mini-batch is replayed: new workers start, and train the mini-batch again."""
+    """Return the cost of a failure after which new workers start and train only the failed mini-batch again."""
     return Overhead(replay=prices.minibatch, restart=prices.init)
 
 
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
-    """Return the slowdown of a mini-batch that fails at the fraction `point` of backward and runs again.
+    """Return the slowdown of a mini-batch that fails at the fraction `point` of its backward pass and runs again.
 
-    It is the time of both tries, divided by that of a mini-batch without a failure."""
+    `forward`, `backward` and `update` are the seconds of its parts. A slowdown of 2 means twice the time."""
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
         raise BadInput(
             f"a failure must strike at a point in [0, 1] of a mini-batch that takes time (got {point:g}, "

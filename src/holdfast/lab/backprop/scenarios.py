@@ -23,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class FailureCase:
-    """A failure after the fraction `point` of a backward pass (None: no failure), and the strategy that handles it."""
+    """A failure at the fraction `point` of a backward pass (None: no failure), and the strategy that handles it."""
 
     strategy: str
     point: float | None = None
@@ -35,7 +35,7 @@ class FailureCase:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure to simulate, or None if nothing fails; the first workers in the list `order` survive."""
+        """Return the failure to simulate, or None if nothing fails; the first workers in `order` survive."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -60,7 +60,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One trial: test accuracy by epoch without failures, and after each failure, by (phase, failure, time)."""
+    """The test accuracies of one trial: after each epoch without failures, and after each simulated failure."""
 
     curve: list[float]
     accuracy: dict[tuple[str, FailureCase, str], float]
@@ -68,7 +68,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """A function that runs one trial of a network, given the trial's number; `known` has earlier accuracies by key."""
+    """A callable that runs one trial of a network, given its number; `known` has the accuracies of finished trials."""
 
     panel: str
     quick: bool
@@ -77,7 +77,7 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Train trial `number` and return its accuracies; `report` is called with the accuracy after each failure."""
+        """Train trial `number` and return its accuracies; call `report` with the accuracy after each failure."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device
@@ -131,7 +131,7 @@ class Scenarios:
     def _run_cell(
         self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: FailureCase, order: list[int]
     ) -> None:  # fmt: skip
-        """Train mini-batch `failing` from `before`, with a failure in its backward; `first` are its gradients."""
+        """Train mini-batch `failing` from the state `before` with the failure `cell`; `first` has its gradients."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch

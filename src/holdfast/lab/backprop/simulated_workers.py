@@ -31,7 +31,7 @@ Layers: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The samples of one worker, and the seed (`key`) of the random numbers that its forward pass draws."""
+    """The samples of one worker in a mini-batch, and the random seed (`key`) for its forward pass."""
 
     x: Tensor
     y: Tensor
@@ -49,7 +49,7 @@ class WorkerGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """A failure in the backward of one mini-batch, and the strategy that recovers from it."""
+    """A failure during the backward pass of a mini-batch, and the strategy that recovers from the failure."""
 
     strategy: str
     point: float | str  # fraction of the gradients that were applied before, or the name of a layer
@@ -59,7 +59,7 @@ class Interruption:
 def compute_gradients(
     model: nn.Module, shares: Sequence[Share], loss: Loss, wanted: Collection[str] | None = None
 ) -> list[WorkerGradients]:
-    """Return the gradients of every worker, for all parameters or those in `wanted`; the model does not change."""
+    """Return the gradients of every worker, for all parameters or only those in `wanted`. The model does not change."""
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -88,7 +88,7 @@ def copy_into(values: Tensors, targets: Tensors) -> None:
 
 @contextmanager
 def seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Seed the random generators with `key` for the `with` block, and restore their states afterwards."""
+    """Seed the random generators with `key` inside the `with` block, and restore their states afterwards."""
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
         torch.default_generator.manual_seed(key)  # torch.manual_seed would query every kind of device
@@ -104,10 +104,10 @@ def layers_of(model: nn.Module) -> Layers:
 
 
 def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
-    """Return the names of the parameters whose gradients were complete when a failure struck backward at `point`.
+    """Return the names of the parameters whose gradients were complete when the backward pass failed at `point`.
 
-    Backward goes from the last layer in `order` to the first. `point` is the fraction of the parameters that backward
-    had reached, rounded down to whole layers, or the name of the layer at which the failure struck."""
+    `point` is a layer's name or the fraction of the parameters, rounded down to whole layers. The backward pass goes
+    from the last layer in `order` to the first."""
     if isinstance(point, str):
         layers = [_module(names[0]) for names in order]
         if point not in layers:
@@ -133,9 +133,9 @@ def train_minibatch(
     *,
     inside: bool = True,
 ) -> None:
-    """Train one mini-batch on all workers, with the failure `interruption` if one is given.
+    """Train one mini-batch on all simulated workers, with the failure `interruption` if given.
 
-    If the failed try is discarded, backward is computed only up to the failure. `inside` is as in `apply_gradients`."""
+    `inside` is as in `apply_gradients`."""
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)
     if interruption and interruption.casualties and interruption.strategy in abandoned:
@@ -152,10 +152,10 @@ def apply_gradients(
     *,
     inside: bool = True,
 ) -> bool:
-    """Step the optimizer with the gradients that survive `interruption`, a failure in the backward pass, if any.
+    """Step the optimizer with the gradients that survive the failure `interruption`, if any.
 
-    If `inside`, the optimizer steps during backward, layer by layer; otherwise it steps once after backward. Return
-    True if the mini-batch must be computed again."""
+    If `inside`, the optimizer steps layer by layer during the backward pass, otherwise once after it. Return True if
+    the mini-batch must be computed again."""
     order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:
@@ -175,7 +175,7 @@ def apply_gradients(
 def _weights(
     order: Layers, samples: Sequence[int], interruption: Interruption, *, inside: bool
 ) -> dict[str, Weights | None]:
-    """Return, by parameter, the weight of each worker's gradient in the step that failed; None means no update."""
+    """Return for each parameter the weight of every worker's gradient in the failed step; None means no update."""
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed_parameters(order, interruption.point)
     weights = {
@@ -198,7 +198,7 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Sum the weighted gradients of all workers, and step the optimizer; a weight of None prevents an update."""
+    """Step the optimizer with the weighted sum of the workers' gradients; parameters of weight None do not change."""
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:

@@ -42,14 +42,14 @@ def default_device() -> torch.device:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A copy of the states of a model and its optimizer, which later steps do not change."""
+    """A copy of a model's and its optimizer's state, which later training does not change."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
 
     @property
     def digest(self) -> str:
-        """A digest of the model's values, which identify the state: the optimizer has taken the same steps."""
+        """A hash of the model's tensors, to recognize equal states."""
         digest = xxhash.xxh3_128()
         for name, value in self.model.items():
             digest.update(name.encode())
@@ -58,7 +58,7 @@ class State:
 
 
 class Training:
-    """A model in training on a task; `seed` determines all random numbers."""
+    """A model in training on a task."""
 
     def __init__(self, task: TrainingTask, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ class Training:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure `rounds` times, in random order, how much each failure slows down a mini-batch; also the restart time."""
+    """Measure `rounds` times how much each failure slows down a mini-batch, and how long a restart takes."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -151,7 +151,7 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: FailureCase
 def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """Return measured prices, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
+    """Return measured durations, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
@@ -164,7 +164,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return the measured prices of this training, and the seconds to load a snapshot and train `REPLAYED` batches."""
+    """Return measured durations, and the seconds to load a snapshot and train `REPLAYED` mini-batches."""
     device = training.device
 
     def train_one() -> None:

@@ -34,7 +34,7 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """A convergence rate c of a run, between `low` and `high`."""
+    """The rate c of a run's linear convergence, with an uncertainty from `low` to `high`."""
 
     proved: bool  # the run satisfies the assumptions of Theorem 3.2; otherwise c was fitted
     low: float
@@ -51,7 +51,7 @@ class Contraction(Rate):
 
 
 def contraction(workload: Workload, run: Trajectory) -> Contraction:
-    """Estimate the convergence rate of a workload from its unperturbed run."""
+    """Estimate the rate of convergence of a workload from a run without perturbations."""
     pairs = zip(run.states[1:], run.states[:-1], strict=True)
     steps = np.array([_distance(workload, after, before) for after, before in pairs])
     worst = float(np.max(steps[1:] / steps[:-1])) if len(steps) > 1 and steps.all() else 1.0
@@ -81,7 +81,7 @@ def _distance(workload: Workload, one: Arrays, other: Arrays) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials with perturbed states, and their costs in iterations."""
+    """Training runs whose weights were perturbed, and how many additional iterations each needed to converge."""
 
     kind: str
     sizes: Floats  # norms, as (trials, perturbations of a trial)
@@ -89,11 +89,11 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return the bound of Theorem 3.2 (SCAR paper) on each trial's cost in iterations, for convergence `rate`."""
+        """Return for each trial the most additional iterations that Theorem 3.2 of the SCAR paper allows."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return the total perturbation of each trial (Δ in Theorem 3.2) over the initial distance to the optimum."""
+        """Return each trial's total perturbation (Δ in Theorem 3.2 of the SCAR paper), divided by the initial distance."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
@@ -105,16 +105,16 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """Return the fraction of trials whose cost in whole iterations is at most 1 above the bound of Theorem 3.2."""
+        """Return the fraction of trials whose cost is at most one iteration above the bound of Theorem 3.2."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Return each trial's cost divided by its bound; at most 1 if Theorem 3.2 of the SCAR paper applies."""
+        """Return each trial's cost divided by its bound from Theorem 3.2 of the SCAR paper."""
         return self.costs / self.bounds(rate)
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that the fraction `at_least` of the trials or more cost at most their bound, rounded up."""
+    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "
@@ -124,7 +124,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a remark on how many trials exceed the bound with the initial distance `start`, as the paper prints it."""
+    """Return a sentence on how many trials would exceed the bound if it used the initial distance `start`."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)
@@ -136,7 +136,7 @@ def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: fl
 
 
 def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
-    """Draw for each group of trials the costs as points and the bound as a line, over the size of the perturbation."""
+    """Draw each group's costs as points and its bound as a line, over the size of the perturbation."""
     drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         size = group.aggregate(rate)

@@ -41,7 +41,7 @@ NEVER = Policy(ranking="full", interval=10**9)  # saves nothing, so lost blocks 
 
 
 def run_qp(options: Options, meter: Meter) -> Result:
-    """Run qp-bound: measure the costs of single, repeated and adversarial perturbations."""
+    """Run the experiment qp-bound: measure the cost of single, repeated and adversarial perturbations."""
     trials = options.trial_count(full=1000, quick=100)
     program = QuadraticProgram(seed=options.seed)
     unperturbed = trajectory(program)
@@ -104,7 +104,7 @@ def _perturb_often(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """The unperturbed run of a workload, the approximate optimum, and the rate of convergence to it."""
+    """A run without perturbations, with its approximate optimum and its rate of convergence."""
 
     workload: LogisticRegression
     run: Trajectory
@@ -121,7 +121,7 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Run a trial for each of `deltas`, which is added to the weights at `MLR_STEP`; `sizes` are their norms."""
+        """Run one trial for each of `deltas`, which is added to the weights at `MLR_STEP`; `sizes` are their norms."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, MLR_STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -151,7 +151,7 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, and `BEYOND` times as long to approximate the optimum; return the reference run."""
+    """Train until convergence, then `BEYOND` times as long to approximate the optimum; return the run and the optimum."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length
@@ -162,7 +162,7 @@ def reference(options: Options, meter: Meter) -> Reference:
 
 
 def run_bound(options: Options, meter: Meter) -> Result:
-    """Run mlr-bound: measure the costs of random and adversarial perturbations of the same sizes."""
+    """Run the experiment mlr-bound: measure the cost of random and adversarial perturbations of the same sizes."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)
@@ -187,7 +187,7 @@ def run_bound(options: Options, meter: Meter) -> Result:
 
 
 def run_reset(options: Options, meter: Meter) -> Result:
-    """Run mlr-reset: measure resets of random rows, and random and adversarial perturbations of the same sizes."""
+    """Run the experiment mlr-reset: measure the cost of resetting random rows and of equally large perturbations."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)
@@ -225,7 +225,7 @@ def run_reset(options: Options, meter: Meter) -> Result:
 
 
 def run_lda(options: Options, meter: Meter) -> Result:
-    """Run lda-reset: halfway through a run, reset 10 % to 100 % of the documents, and measure the cost."""
+    """Run the experiment lda-reset: reset 10 % to 100 % of the documents halfway through a run, and measure the cost."""
     from holdfast.workloads.lda import lda  # compiled: slow to import
 
     trials = options.trial_count(full=100, quick=30)

@@ -33,7 +33,7 @@ Its argument has an array for each suite, with a row for each draw and a column 
 
 @dataclass(frozen=True, slots=True)
 class GateFailure:
-    """A quality gate that a run did not pass, and the reason."""
+    """A validity check that a run did not pass, with the reason."""
 
     suite: Suite
     run: str
@@ -42,7 +42,7 @@ class GateFailure:
 
 
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Return every test of validity that a run of `suite` does not pass."""
+    """Return the validity checks that the runs of `suite` did not pass."""
     failures: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
@@ -81,7 +81,7 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return `statistic` of the suites with a 95 % interval from bootstrap draws of the random seeds.
+    """Return `statistic` of the suites with a 95 % bootstrap interval over the random seeds.
 
     The array of a suite has a row for each seed. The interval is NaN if a suite has only one seed."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
@@ -94,29 +94,29 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return the relative gain of the first variant over the second, averaged over the suites."""
+    """Return by which fraction column 0 exceeds column 1 in each row, averaged over the suites."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return the first variant minus the second, averaged over the suites."""
+    """Return column 0 minus column 1 of each row, averaged over the suites."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return the fraction by which the mean of the first variant is below that of the second."""
+    """Return by which fraction the mean of column 0 over all suites is below that of column 1, for each row."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def wins(suites: Sequence[Floats]) -> Floats:
-    """Return the fraction of suites in which the first variant exceeds the second."""
+    """Return, for each row, the fraction of suites in which column 0 exceeds column 1."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of several recovery methods; statistics use only suites that pass all quality gates."""
+    """The measured runs of a matrix; its statistics leave out suites in which a run fails a validity check."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -128,7 +128,7 @@ class Analysis:
 
     @cached_property
     def counted(self) -> list[Suite]:
-        """The suites that pass every quality gate, and so count in the summaries."""
+        """The suites whose runs all pass the validity checks."""
         failed = {failure.suite for failure in self.failed}
         return [suite for suite in self.suites if suite not in failed]
 
@@ -137,14 +137,14 @@ class Analysis:
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
-        """Return True if the matrix has all `variants` (recovery methods) and some suite passes all quality gates."""
+        """Return True if all `variants` (recovery methods) were run and at least one suite is valid."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return a variant's mean of `metric` in `suites`, by default in all suites that pass the quality gates."""
+        """Return the mean of `metric` over a variant's runs in `suites`, by default in all valid suites."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
@@ -155,13 +155,13 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Return the confidence interval of `statistic`, which compares variants `first` and `second` by `metric`."""
+        """Compare the variants `first` and `second` by `metric`; return `statistic` with its confidence interval."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return (axis, value, suites with this value) for each axis, such as the model, that has several values."""
+        """Return (axis, value, suites with this value) for every axis, such as the model, that has several values."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
@@ -170,17 +170,17 @@ class Analysis:
         ]
 
     def values(self, axis: str) -> list[str]:
-        """Return the different values that the suites have on `axis`, such as the names of their models."""
+        """Return the distinct values of the suites on `axis`; on the axis "model", for example, the model names."""
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Compare the runs of `variant` in `suite` with those without failures, and average over the seeds."""
+        """Return how far the runs of `variant` in `suite` are from those without failures, as means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 
 
 class LossGap(NamedTuple):
-    """The distance of a run from the reference run, which has no failures; NaN if nothing could be compared."""
+    """The differences in losses and models between a run and the same run without failures; NaN if unknown."""
 
     loss: float  # mean absolute difference at the same step
     most: float  # largest absolute difference
@@ -189,7 +189,7 @@ class LossGap(NamedTuple):
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
-    """Return how far the losses and models of `run` are from those of `reference`, the run without failures."""
+    """Return the differences in losses and models between `run` and `reference`, the same run without failures."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     distances = run.distances or ()

@@ -19,7 +19,7 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recovery method and a snapshot writer. Failures are injected if `fails`, and lose no samples if `is_exact`."""
+    """A way to run the training: a recovery method, a snapshot writer, and whether failures are injected."""
 
     recovery: str
     writer: str
@@ -48,9 +48,9 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """Return the line of a TOML `key` or of a `value` in its list, or 0; without `key`, that of the table's header.
+    """Return the line number of a TOML key, of a value in the key's list, or of the table's header if `key` is empty.
 
-    `nth` selects a table in an array of tables. A table without a header has the line of its first subtable."""
+    `nth` selects a table in an array of tables. The result is 0 if nothing is found."""
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
@@ -86,9 +86,9 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """The settings of a matrix of runs: each combination of data set, model and failure schedule is a suite.
+    """The settings of a matrix of runs. Each combination of data set, model and failure schedule is a suite.
 
-    Each suite runs in every variant with every seed. Each value in `sweep` makes suites of its own."""
+    Each suite runs with every variant (recovery method) and seed, and once more for each value in `sweep`."""
 
     steps: int
     batch: int
@@ -120,7 +120,7 @@ def read_matrix(path: Path) -> Matrix:
 
 
 class _Reader:
-    """A converter of a parsed TOML file to a Matrix of runs; the text of the file gives line numbers for errors."""
+    """A converter of a parsed TOML file to a Matrix, whose errors name the line in the file."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._text = path, text
@@ -148,7 +148,7 @@ class _Reader:
         return matrix
 
     def _check_together(self, matrix: Matrix) -> None:
-        """Raise BadInput for values that are valid alone but not together."""
+        """Raise BadInput if values of `matrix` are valid alone but contradict each other."""
         live = [name for name in matrix.variants if VARIANTS[name].is_live]
         if live and "workers_after" in matrix.sweep:
             self._refuse(f"workers_after needs restarts, and {live[0]} has none", "sweep", "workers_after")

@@ -32,7 +32,7 @@ THREADS = 2  # threads that compare snapshots; each has two snapshots in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """The measurements of one run: its verdict, audit, costs and losses."""
+    """The measurements of one run: its verdict, audit result, durations and losses."""
 
     suite: str
     variant: str
@@ -68,7 +68,7 @@ class MeasuredRun:
 
     @property
     def written(self) -> float:
-        """The seconds that training waited for saves to be written or queued, and while the queue was full."""
+        """The seconds that training waited while saves were written or queued."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def read_measured(path: Path) -> MeasuredRun | None:
 
 
 def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
-    """Return the measurements of the run in `folder`; a run that never trained a step has only its verdict."""
+    """Return the measurements of the run in `folder`; `digest` identifies its config."""
     events = read_history(folder).events
     run = MeasuredRun(
         suite=planned.suite.name,
@@ -130,7 +130,7 @@ def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path)
 
 
 def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
-    """Return the mean loss over the samples of each step (None: not logged), from the last attempt that trained it."""
+    """Return the mean loss of each step (None: not logged), from the last attempt that trained the step."""
     by_step: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for what in (event.what for event in events):
         if isinstance(what, Step):
@@ -147,7 +147,7 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distances between the models of two runs, at each step of which both have an intact snapshot."""
+    """Return the distances between the models of two runs, at every step at which both have an intact snapshot."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)
@@ -155,7 +155,7 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the distance of two runs' models at it, and the reference's norm; None for a damaged snapshot."""
+    """Return `step`, the distance between two runs' models at `step`, and the norm of the reference model."""
     try:
         one, other = _model(folder, step), _model(reference, step)
     except HoldfastError:

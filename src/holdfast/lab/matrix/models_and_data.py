@@ -23,7 +23,7 @@ GENERATED, PATTERNS, SIDE = 4000, 10, 8
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A data set on disk: the folder with `x.npy` and `y.npy`, and the numbers of samples and of classes."""
+    """A data set on disk: a folder with `x.npy` and `y.npy`, and the numbers of samples and classes."""
 
     folder: Path
     samples: int
@@ -31,7 +31,7 @@ class PreparedData:
 
 
 def prepare_dataset(name: str, data: Path | None, folder: Path) -> PreparedData:
-    """Load the data set `name`, from the folder `data` if it is not built in, and store its arrays below `folder`."""
+    """Load the data set `name`, built in or from the folder `data`, and store its arrays below `folder`."""
     place = folder / name
     try:
         if not (place / "y.npy").is_file():

@@ -43,7 +43,7 @@ WITHIN = 600.0  # seconds to read the snapshots of one run, or to remove them fr
 
 
 class ProcessorTicks(NamedTuple):
-    """The clock ticks of all processors since boot; `stolen` are those that the host gave to other virtual machines."""
+    """The clock ticks of all CPUs since boot; `stolen` ticks went to other virtual machines on the host."""
 
     stolen: int
     total: int
@@ -61,7 +61,7 @@ def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
 
 
 def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
-    """Return the fraction of CPU time that other virtual machines got between two readings; None if one is missing."""
+    """Return the fraction of CPU time that went to other virtual machines between two readings; None if unknown."""
     if before is None or after is None or after.total <= before.total:
         return None
     return (after.stolen - before.stolen) / (after.total - before.total)
@@ -69,7 +69,7 @@ def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) ->
 
 @dataclass(frozen=True, slots=True)
 class MatrixRunner:
-    """An executor for the runs of some suites of a recovery matrix; it writes below `out`."""
+    """An executor for the runs of the given suites, which stores the runs below the folder `out`."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -126,7 +126,7 @@ class MatrixRunner:
         return runs
 
     def _undisturbed(self, planned: PlannedRun) -> MeasuredRun:
-        """Execute a run. If it is valid but the host took much of its CPU time, pause and execute it again."""
+        """Execute a run; repeat it after a pause if other virtual machines took much of its CPU time."""
         run = replace(self._measured(planned), tries=1)
         for pause in PAUSES:
             is_sound = run.verdict == "completed" and run.audit == "pass"
@@ -152,10 +152,10 @@ class MatrixRunner:
         return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
     def _distances(self, planned: PlannedRun) -> Distances | None:
-        """Return the distances of a run's models from those of the reference run, or None if they cannot be compared.
+        """Return the distances between a run's models and those of the run without failures; None if unknown.
 
-        A child process compares them: a client of an object store starts threads, which a process that forks must
-        not have."""
+        A child process compares them: clients of object stores start threads, which a process that forks must not have.
+        """
         answer: Any = None
         folder = self.folder(planned)
         reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))
@@ -164,7 +164,7 @@ class MatrixRunner:
         return None if answer is None else tuple((int(step), float(apart), float(norm)) for step, apart, norm in answer)
 
     def _remove_snapshots(self, planned: PlannedRun) -> None:
-        """Remove the snapshots of a run, and ignore errors of the store."""
+        """Remove the snapshots of a run; ignore errors of the storage."""
         shutil.rmtree(self.folder(planned) / "checkpoints", ignore_errors=True)
         place = self._checkpoints(planned)
         if place is None:

@@ -21,7 +21,7 @@ SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A data set, model and failure schedule, with values of the settings that vary; all variants run in each suite."""
+    """A data set, model and failure schedule, to be run with every variant (recovery method) and seed."""
 
     dataset: str
     model: str
@@ -35,7 +35,7 @@ class Suite:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The values that distinguish the suite from others, as text: data set, model, failures and varied settings."""
+        """The values that distinguish this suite: data set, model, failure schedule and varied settings."""
         plain = {"dataset": self.dataset, "model": self.model, "failures": self.failures}
         return plain | {key: _word(value) for key, value in self.settings}
 
@@ -58,7 +58,7 @@ class PlannedRun:
 
 
 def all_suites(matrix: Matrix) -> list[Suite]:
-    """Return every suite (data set, model and failures) of a matrix, in the order of its file."""
+    """Return every combination of data set, model and failure schedule in a matrix, in the order of its file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -67,7 +67,7 @@ def all_suites(matrix: Matrix) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield all runs; those to be compared are neighbours, because the speed of a machine changes slowly."""
+    """Yield all runs of the suites `chosen`; runs to be compared follow each other, as a machine's speed may change."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
@@ -77,15 +77,13 @@ def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
 
 
 def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
-    """Return how many restarts a run should have: one for each step in which a failure ends a worker process.
-
-    A live recovery still restarts if the disk stays full (`enospc`)."""
+    """Return how many restarts a run should have: one for each step with a failure that needs a restart."""
     fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
     return len({failure.step for failure in failure_schedule(matrix, unit) if failure.kind in fatal})
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of the run `unit`, which keeps all its snapshots at the path or URL `checkpoints`, if given."""
+    """Return the config of the planned run `unit`; `checkpoints` is the path or URL for its snapshots, if given."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),
@@ -114,7 +112,7 @@ def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return a digest that is equal for the same config and holdfast version, wherever the run is stored."""
+    """Return a digest of a run's config and the holdfast version, which does not depend on where the run is stored."""
     fields: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
     data = fields["args"].index("--data") + 1
     args = [Path(word).name if place == data else word for place, word in enumerate(fields["args"])]

@@ -29,14 +29,14 @@ METRICS: dict[str, Metric] = {
 
 
 def tables(analysis: Analysis) -> list[ResultTable]:
-    """Return every table for which there are runs, the most important first."""
+    """Return all tables for which the needed runs exist, the most important first."""
     makers: list[Callable[[Analysis], ResultTable | None]] = [aggregate, per_suite, sliced, complete]
     makers += [stalls, wall_clock, divergences, rejected]
     return [table for make in makers if (table := make(analysis)) is not None and table.rows]
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
-    """Return a table of mean metrics by variant, over suites that pass all quality gates (ECRL paper, table 5)."""
+    """Return a table of mean metrics by variant over all valid suites (table 5 of the ECRL paper)."""
     if not analysis.counted:
         return None
     compared = analysis.has(BLOCKING, OVERLAPPED)
@@ -53,7 +53,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return a table of suites, sorted by the gain in goodput of overlapped over blocking saves (ECRL table 6)."""
+    """Return a table of suites, sorted by how much overlapped saves gain over blocking saves (ECRL paper, table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
@@ -70,7 +70,7 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
-    """Return a table of means over suites with a common setting, such as the model; None without the needed runs."""
+    """Return a table of means over all suites with the same model, data set or other setting."""
     if not analysis.has(BLOCKING, OVERLAPPED):
         return None
     rows: list[list[Value]] = []
@@ -90,7 +90,7 @@ def sliced(analysis: Analysis) -> ResultTable | None:
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
-    """Return a table of goodput, stall and wall-clock time by suite and variant (table 8 of the ECRL paper)."""
+    """Return a table of goodput, waiting for saves, and run time by suite and variant (ECRL paper, table 8)."""
     columns = [*_axes(analysis)]
     for what in ("steps/s", "stall, s", "wall, s"):
         columns += [f"{variant}, {what}" for variant in analysis.variants]
@@ -106,7 +106,7 @@ def complete(analysis: Analysis) -> ResultTable | None:
 
 
 def stalls(analysis: Analysis) -> ResultTable | None:
-    """Return a table, by variant, of how long training waits for saves: in each phase of a run, and for one save."""
+    """Return a table by variant of the seconds that training waited for saves, in total, by cause and per save."""
     parts = ("waited", *PARTS, "overlapped")
     rows: list[list[Value]] = []
     for variant in analysis.variants if analysis.counted else ():
@@ -130,7 +130,7 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
 
 
 def divergences(analysis: Analysis) -> ResultTable | None:
-    """Return a table of how far the losses and models of each variant are from the reference run."""
+    """Return a table of how far the losses and models of each variant are from the run without failures."""
     if REFERENCE not in analysis.variants:
         return None
     rows: list[list[Value]] = []
@@ -152,7 +152,7 @@ def rejected(analysis: Analysis) -> ResultTable | None:
 
 
 def claims(analysis: Analysis) -> list[Claim]:
-    """Return the claims that the measured runs confirm or refute, each with its measured value."""
+    """Return the claims that the runs can confirm or refute, each with its measured value."""
     passed = [run.audit == "pass" for run in analysis.measured.values()]
     count, share = len(analysis.suites), sum(passed) / len(passed)
     gates = f"suites that pass all quality gates, of {count}"
@@ -165,7 +165,7 @@ def claims(analysis: Analysis) -> list[Claim]:
 
 
 def _overlapped(analysis: Analysis) -> Iterator[Claim]:
-    """Yield claims that compare overlapped with blocking saves, unless there are sweeps or storage faults."""
+    """Yield the claims that compare overlapped with blocking saves, if the matrix has the needed runs."""
     has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
     if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return
@@ -181,7 +181,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
-    """Yield the claim that exact recoveries have the same losses as the reference run, which has no failures."""
+    """Yield the claim that recoveries without lost samples give the same losses as the run without failures."""
     exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
@@ -192,7 +192,7 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
 
 
 def remarks(analysis: Analysis) -> list[str]:
-    """Return remarks for the reader: how times are counted, which suites are left out, and what a save costs."""
+    """Return sentences for the report: how times are counted, which suites are left out, and what a save costs."""
     lines = [
         "Wall clock, and so goodput, counts everything from the start of the supervisor to the end of the last worker: "
         "start-up, every recovery, and the wait for saves that are still in flight at the end.",

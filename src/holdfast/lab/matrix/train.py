@@ -20,7 +20,6 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 
 
 def main() -> None:
-    """Parse the command line, and train the chosen network on images that are stored as arrays."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", choices=NETWORKS, required=True)

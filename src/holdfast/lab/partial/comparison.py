@@ -27,7 +27,7 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The trials of one strategy: their costs in iterations, the sizes of their perturbations, and their bounds."""
+    """The cost of the failure in each trial of a strategy, in iterations, with its perturbation and its upper bound."""
 
     cost: Floats  # fractional; infinite for a trial that did not converge
     whole: Floats  # in whole iterations, as the paper counts
@@ -41,7 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of each strategy; trial i fails after step `steps[i]` of a run that needs `lengths[i]` iterations."""
+    """The costs of failures by strategy.
+
+    Trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs."""
 
     lengths: Ids
     steps: Ids
@@ -54,7 +56,7 @@ class Measurement:
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
-        """Return the costs of `strategy`, or of an equivalent strategy that was measured in its place."""
+        """Return the measured costs of `strategy` or of an equivalent strategy."""
         return self.strategies[strategy.canonical]
 
 
@@ -68,11 +70,10 @@ def measure(
     meter: Meter,
     early: int = 1,
 ) -> list[Measurement]:
-    """Run every strategy on the same failures, and return a measurement for each of `workloads`.
+    """Simulate the same failures with every strategy, and return a measurement for each of `workloads`.
 
-    The workloads train alike and differ only in their blocks. Trials in the log called `log` are not run again. The
-    convergence rate comes from a run with random seed 0. If `early` is more than 1, every second failure happens
-    before step `early`."""
+    The workloads train alike and differ only in their blocks (parts of the state). Trials in the log file `log` are not
+    run again. If `early` is more than 1, every second failure happens before step `early`."""
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
@@ -111,9 +112,9 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return the fraction of the squared movement over `interval` iterations that is in the most moved blocks.
+    """Return how much of the squared change over `interval` iterations is in the blocks that changed most.
 
-    These blocks hold 1/`interval` of all values, as a partial save does. Priority checkpoints help if it is near 1."""
+    These blocks hold 1/`interval` of all values. If the result is near 1, priority checkpoints help."""
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):
         moved = np.square(workload.norm(workload.blocks, after, before))
@@ -125,7 +126,7 @@ def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelComparison:
-    """The results of all strategies for a model on a data set. `largest_block` is a fraction of the model size."""
+    """The costs of failures with all strategies for one model on one data set."""
 
     panel: str
     workload: str
@@ -148,7 +149,7 @@ class PanelComparison:
 def compare_strategies(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy, *, early: int = 1
 ) -> list[PanelComparison]:
-    """Measure strategies on the chosen panels (models with data sets) or the user's own workload.
+    """Measure strategies on the chosen models and data sets, or on the user's own workload.
 
     Cost reductions are relative to `baseline`. `early` is as in `measure`."""
     folder = prepare(options.out)
@@ -192,7 +193,7 @@ def compare_strategies(
 
 
 def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:
-    """Return the table row of `strategy` for one panel (workload): mean costs, and the reduction against `baseline`."""
+    """Return a table row for `strategy` on one panel: mean costs, and the reduction relative to `baseline`."""
     costs = measured.costs_of(strategy)
     mean = confidence.mean(confidence.finite(costs.cost))
     whole = confidence.mean(confidence.finite(costs.whole))

@@ -54,7 +54,7 @@ def cost_result(
     figure: "Figure",
     caption: str,
 ) -> Result:
-    """Return the result of a comparison: a cost table, `figure`, and a figure that compares costs with their bounds."""
+    """Return the result of a comparison: a table of costs, `figure`, and a figure of the costs and their upper bounds."""
     rows = [row for comparison in panels for row in comparison.rows]
     values = [[row[key] for key in COLUMNS.values()] for row in rows]
     cells = [[None if v != v else round(v, 4) if isinstance(v, float) else v for v in line] for line in values]
@@ -76,14 +76,14 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on where the panels differ from the paper's, or are left out; none for the user's own model."""
+    """Return notes on how the models and data differ from those of the paper; none for the user's own model."""
     if options.workload is not None:
         return []
     return quick_notes(options.panels) if options.quick else panel_notes(options.panels)
 
 
 def criteria(panels: Sequence[PanelComparison]) -> Row:
-    """Return a phrase for each model and data set: its loss criterion, and how many iterations usually reach it."""
+    """Return a text for each panel (model and data set): the loss to reach, and the iterations that this takes."""
     described = {}
     for panel in panels:
         shortest, longest = panel.measurement.lengths.min(), panel.measurement.lengths.max()
@@ -108,7 +108,7 @@ def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
 def panel_grid(
     panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
 ) -> "Figure":
-    """Return a figure with up to four plots in a row: `draw` draws one for each panel; `across` labels the x axes."""
+    """Return a figure with up to four plots in a row, one drawn by `draw` for each panel; `across` labels the x-axes."""
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
@@ -130,7 +130,7 @@ def panel_title(comparison: PanelComparison) -> str:
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Plot the mean cost in each of `rows` with its interval, as a series; the column `over` has the tick labels."""
+    """Plot the mean costs in `rows` with error bars as a series `name`; the column `over` has the tick labels."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]
@@ -141,7 +141,7 @@ def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift
 def draw_late_failures(
     axes: "Axes", comparison: PanelComparison, strategies: Sequence[Strategy], *, shift: float = 0
 ) -> None:
-    """Plot each strategy's mean cost of failures after the first full checkpoint; `shift` moves the points right."""
+    """Plot each strategy's mean cost of failures after the first full checkpoint; `shift` moves points to the right."""
     measured, later = comparison.measurement, comparison.measurement.steps >= strategies[0].policy.interval
     if not later.any():
         return
@@ -160,7 +160,7 @@ def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> Non
 
 
 def _bound_remark(comparison: PanelComparison) -> str:
-    """Return a remark on how well the bound of Theorem 3.2 of the SCAR paper predicts the measured costs."""
+    """Return a sentence on how well the bound of Theorem 3.2 of the SCAR paper predicts the measured costs."""
     costs = list(comparison.measurement.strategies.values())
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate
@@ -176,7 +176,7 @@ def _bound_remark(comparison: PanelComparison) -> str:
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
-    """Draw every trial as a point: its bound by Theorem 3.2 of the SCAR paper (x) and its measured cost (y)."""
+    """Plot each trial's measured cost (y) against its upper bound by Theorem 3.2 of the SCAR paper (x)."""
 
     def draw(axes: "Axes", comparison: PanelComparison) -> None:
         strategies = comparison.measurement.strategies
@@ -193,7 +193,7 @@ def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
 
 @dataclass(frozen=True, slots=True)
 class ReductionFacts:
-    """Measurements that may explain by how much one strategy reduces the cost of failures."""
+    """Measurements that may explain why one strategy has lower costs of failures than another."""
 
     trials: int
     whole: float  # reduction of the cost in whole iterations, as the paper counts
@@ -207,7 +207,7 @@ class ReductionFacts:
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
-    """Return measurements that may explain the cost of `strategy` relative to that of `baseline` on `panel`."""
+    """Return measurements that may explain why the cost of `strategy` differs from that of `baseline`."""
     measured = panel.measurement
     ours, full = measured.costs_of(strategy), measured.costs_of(baseline)
     both = np.isfinite(ours.cost) & np.isfinite(full.cost)
@@ -233,7 +233,7 @@ def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strate
 def explain_reduction(
     panel: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
 ) -> str:
-    """Return a sentence that compares the cost of `strategy` with `baseline`; if `claim` fails, add the cause."""
+    """Return a sentence that compares the costs of `strategy` and `baseline`, with the reason if `claim` fails."""
     facts = reduction_facts(panel, strategy, baseline)
     policy, lost = strategy.policy, f"{strategy.lost} lost"
     name = f"{policy.name} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
@@ -253,7 +253,7 @@ def explain_reduction(
 
 
 def cause_of(facts: ReductionFacts, claim: Claim) -> str:
-    """Return a clause that says why the reduction in `claim` is outside its expected range."""
+    """Return a clause that says why the measured reduction is outside the range that `claim` expects."""
     low, high = claim.expected
     if facts.early == facts.trials:
         return "every failure comes before the first full checkpoint, so full recovery starts over."

@@ -34,7 +34,7 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A recovery strategy with a checkpoint schedule; a regular save has the given `fraction` of the blocks."""
+    """A recovery strategy and a checkpoint schedule, in which each regular save holds `fraction` of the blocks."""
 
     name: str
     recovery: str
@@ -60,7 +60,7 @@ APPROACHES = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FR
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The trials on one model and data set, divided into failures before the first full checkpoint and later ones."""
+    """The trials on one model and data set, divided into failures before and after the first full checkpoint."""
 
     comparison: PanelComparison
     interval: int
@@ -74,12 +74,12 @@ class Split:
         return mean(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean number of iterations that `approach` saves compared with `against`, over trials in `mask`."""
+        """Return the mean number of iterations that `approach` needs less than `against`, over the trials in `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean(theirs - ours)
 
     def rows(self) -> list[Row]:
-        """Return one row for each approach, with its costs over all failures, over early ones and over later ones."""
+        """Return one row for each approach: its costs over all failures, over early and over later failures."""
         rows = []
         for approach, row in zip(self.approaches, self.comparison.rows, strict=True):
             costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
@@ -102,7 +102,7 @@ class Split:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: test early saves and fresh values as remedies for failures before the first checkpoint."""
+    """Run the experiment: compare ways to recover from failures that happen before the first full checkpoint."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     has_fresh_values = options.workload is None or has_rule(options.workload)
     approaches = [approach for approach in APPROACHES if has_fresh_values or approach.recovery != "fresh"]

@@ -26,7 +26,7 @@ USUAL_INTERVAL = 8  # iterations between two full checkpoints by default
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of checking a workload: a list of problems, empty if it can be measured, and a one-line summary."""
+    """The result of checking a workload: its problems (empty if none), and a one-line summary."""
 
     problems: list[str]
     summary: str
@@ -39,7 +39,9 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Return the problems that would make trials of `workload` (an object, or a file that defines one) meaningless."""
+    """Check that failures of `workload` (an object, or a file that defines one) can be simulated.
+
+    The run must converge within `limit` iterations. `data` is the folder with its data."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:
@@ -134,7 +136,7 @@ def _iteration(workload: Workload) -> Iterator[str]:
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
-    """Yield a message if the result of one trial depends on the other trials in its batch."""
+    """Yield a problem if the result of one trial depends on other trials that are computed in the same batch."""
     if workload.lanes < 2:
         return
     states = [workload.start(0), _after(workload, 3)]
@@ -168,7 +170,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train up to `limit` iterations without failures; return problems and the iterations to convergence (or None)."""
+    """Train up to `limit` iterations; return problems, and the number of iterations to convergence or None."""
     losses, run = list[float](), _losses_of_a_run(workload, progress)
     for loss in islice(run, limit + 1):
         losses.append(loss)
@@ -185,7 +187,7 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
 
 
 def _losses_of_a_run(workload: Workload, progress: Progress) -> Iterator[float]:
-    """Yield the loss of a run without failures after 0, 1, 2, ... iterations, without end."""
+    """Yield the losses of a run without failures, endlessly, beginning before the first iteration."""
     stack = _filled(workload, workload.start(0))
     for iteration in count():
         yield float(np.asarray(workload.loss(stack))[0])
@@ -194,7 +196,7 @@ def _losses_of_a_run(workload: Workload, progress: Progress) -> Iterator[float]:
 
 
 def _convergence(workload: Workload, losses: Sequence[float], later: Sequence[float]) -> Iterator[str]:
-    """Yield problems of a run whose loss meets the criterion at the end of `losses`, and goes on with `later`."""
+    """Yield problems of a run that converges at the end of `losses`; the losses `later` follow."""
     length = len(losses) - 1
     if length < 2:
         yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"

@@ -36,7 +36,7 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals."""
+    """The cost of a failure under one strategy, in iterations, with 95 % confidence intervals."""
 
     recovery: str
     policy: str
@@ -57,7 +57,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of `compare`: a row for each strategy, remarks, and the path of the report; `str()` gives a table."""
+    """The result of `compare`: a row for each strategy, remarks, and the path of the report. `str()` gives a table."""
 
     rows: list[CostRow]
     remarks: list[str]
@@ -134,7 +134,7 @@ def load_model(workload: OneState | Workload | str | Path, data: str | Path | No
 
 
 def comparison_result(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
-    """Compare checkpoint and recovery strategies on the user's model if failures lose the fraction `lost` of blocks."""
+    """Compare checkpoint and recovery strategies on the user's model; failures lose the fraction `lost` of its blocks."""
     interval = options.interval
     full, part = Policy(ranking="full", interval=interval), max(SMALLEST, Fraction(1, interval))
     rankings = ("priority", "round", "random", *options.policies) if part < 1 else ()

@@ -12,7 +12,7 @@ from holdfast.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A model on a data set, with functions that load its full or quick workload; `small` is the title if quick."""
+    """A model on a data set, with functions that load it in full size or, for a quick run, in small size."""
 
     name: str
     title: str  # the model and its data in words
@@ -25,18 +25,18 @@ class Panel:
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on how the panels `names` (models with data sets), by default all, differ from the SCAR paper's."""
+    """Return notes on how the named models and data sets (none: all) differ from those of the SCAR paper."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen(names, PANELS, "panel") if panel.name in NOTES]
 
 
 def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
-    """Return the chosen panels; if `quick`, only the first of those that use the same small data."""
+    """Return the panels (models with data sets) called `names`; if `quick`, only one of those with the same data."""
     panels = chosen(names, PANELS, "panel")
     return list({panel.small: panel for panel in reversed(panels)}.values())[::-1] if quick else panels
 
 
 def quick_notes(names: Sequence[str]) -> list[str]:
-    """Return a note on the chosen panels that a quick run leaves out, because others use the same small data."""
+    """Return a note that lists the chosen panels that a quick run leaves out as duplicates."""
     kept = distinct_panels(names, quick=True)
     left_out = [panel.name for panel in chosen(names, PANELS, "panel") if panel not in kept]
     return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []

@@ -34,7 +34,7 @@ def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare full with partial recovery. For the user's own model, the result has no claims."""
+    """Run the experiment: compare full with partial recovery, on the paper's models or on the user's own."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
@@ -86,7 +86,7 @@ def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
-    """Return a remark for each fraction of lost blocks that costs more than the next larger fraction."""
+    """Return a remark for each case in which losing fewer blocks costs more than losing more blocks."""
     lines = []
     for less, more in pairwise(LOST):
         extra = mean(-_saved(panel, less, more, interval))
@@ -109,7 +109,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Draw the mean cost of a failure against the fraction of parameters lost, with the ranges of the `paper`."""
+    """Plot the mean cost of a failure against the fraction of parameters lost; if `paper`, also the paper's ranges."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

@@ -32,7 +32,7 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves a `fraction` of the blocks, picked by `ranking`, and restores only lost blocks."""
+    """Return a strategy that saves the `fraction` of blocks that `ranking` picks, and restores only lost blocks."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 
@@ -42,7 +42,7 @@ def traditional(interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare rankings of blocks at several save frequencies, and check the paper's claims."""
+    """Run the experiment: compare ways to choose the blocks to save, at several save frequencies."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     baseline = traditional(interval)
     smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]
@@ -92,7 +92,7 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost with frequent small saves by `ranking`, over that with full checkpoints of equal bytes."""
+    """Return the mean cost with frequent partial saves, divided by that with full saves of the same total size."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
@@ -102,7 +102,7 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
 def figure(
     panels: Sequence[PanelComparison], interval: int, others: Sequence[str] = BEYOND, *, paper: bool
 ) -> "Figure":
-    """Draw the mean cost of a failure against the frequency of checkpoints, with ranges of the paper if `paper`.
+    """Plot the mean cost of a failure against the frequency of checkpoints; if `paper`, also the paper's ranges.
 
     The rankings `others` are drawn at the highest frequency only."""
 

@@ -27,7 +27,7 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Speeds of this machine, each measured alone in one process, except for `transfer` and `message`."""
+    """The measured speeds of this machine, such as seconds per token and bytes per second."""
 
     sample: float  # seconds per token and topic on one core
     transfer: float  # bytes per second between a worker and the server
@@ -41,7 +41,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a training run; `cores` is per machine, `token` is bytes per token, `messages` is per checkpoint."""
+    """The size of a training run: data, model and machines.
+
+    `token` is bytes per token, `messages` is per checkpoint."""
 
     documents: float
     tokens: float
@@ -77,7 +79,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The projected seconds of an iteration (`compute`, `transfer`), of its checkpoint, and of the background write."""
+    """The projected seconds of an iteration (`compute` and `transfer`), its checkpoint, and the write to disk."""
 
     compute: float
     transfer: float
@@ -94,7 +96,7 @@ class Projection:
 
 
 def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
-    """Return the projected times of a run of this `size` whose checkpoints each save `fraction` of the state."""
+    """Return the projected times of a run of the given `size`, if each checkpoint saves `fraction` of the state."""
     tokens = size.tokens / size.machines  # machines work in parallel
     counts = size.vocabulary * size.topics * 4
     moved = 2 * tokens * size.token + counts * size.machines  # topics both ways, and the counts of every node
@@ -111,7 +113,7 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Return the speeds of this machine, measured with `workload`; those of the network are passed in."""
+    """Measure the speeds of this machine with `workload`; the network speeds `transferred` and `message` are given."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)
@@ -140,7 +142,7 @@ def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferre
 
 
 def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
-    """Return the server shards of a run on `NODES` nodes, one iteration after all their blocks were saved."""
+    """Return the server shards of a run on `NODES` nodes, one iteration after all blocks were saved."""
     partition = PartitionMap.random(len(workload.blocks), range(NODES), np.random.default_rng(0))
     before, after, shards = workload.start(0), workload.start(1), []
     for node in range(NODES):
@@ -176,7 +178,7 @@ def _written(
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Run `action` several times and return the shortest time in seconds, which other processes disturbed least."""
+    """Run `action` several times and return the shortest duration in seconds."""
     action()  # compiles, and fills caches
     taken = []
     for _ in range(TIMES):

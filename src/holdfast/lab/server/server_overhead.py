@@ -27,7 +27,7 @@ PAPER_TOPICS, PAPER_SECONDS = 1000, 243.0
 
 
 class OverheadPanel(NamedTuple):
-    """A topic model, the number of iterations to train it, and the number of seeds."""
+    """A topic model to train, with the number of iterations and of random seeds."""
 
     workload: str
     iterations: int
@@ -45,7 +45,7 @@ CAPTION = "Likelihood over iterations and over seconds: every seed thin, their m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadResults:
-    """The trials of one topic model, the speeds of this machine, and a projection of times to the paper's scale."""
+    """The trials of one topic model, the speeds of this machine, and times projected to the paper's scale."""
 
     workload: str
     topics: int
@@ -63,18 +63,18 @@ class OverheadResults:
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
 
     def share(self) -> ConfidenceInterval:
-        """Return the time that training waits for checkpoints, divided by all other time: the mean over the seeds."""
+        """Return the time that training waits for checkpoints, divided by all other time, as a mean over the seeds."""
         return mean(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
-        """Return the time that a save adds, over the time of an iteration without a save, as a mean over seeds."""
+        """Return the time that a save adds to training, divided by the time of an iteration: the mean over the seeds."""
         return mean(np.array([time_added(trial) for trial in self.of(server_trials.SIDE_BY_SIDE)]))
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations sooner, on average, run `less` reaches each loss that run `more` reaches.
+    """Return how many iterations earlier, on average, the losses `less` reach each level that the losses `more` reach.
 
-    Only losses below those before iteration `fails` count. The result is fractional, and NaN if none counts."""
+    Only losses lower than all before iteration `fails` count. The result is NaN if none counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -85,12 +85,12 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint time divided by the median of the other time, over all iterations but the first."""
+    """Return the median checkpoint time of an iteration, divided by the median of its other time."""
     return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 
 def time_added(trial: ServerTrial) -> float:
-    """Return the time that a save adds to its iteration and the next, as a fraction of an iteration without a save."""
+    """Return the time that a save adds to training, divided by the time of an iteration without a save."""
     steps, period, seconds = (
         np.arange(1, len(trial.losses) + 1),
         int(server_trials.SELDOM.period),
@@ -102,7 +102,7 @@ def time_added(trial: ServerTrial) -> float:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: train with every policy and recovery, then measure the speed of this machine."""
+    """Run the experiment: train with every checkpoint policy and recovery, then measure the speed of this machine."""
     known = PANELS if options.data is not None and not options.quick else REDUCED
     panels = chosen(options.panels, {panel.workload: panel for panel in known}, "panel")
     prepare(options.out)
@@ -152,7 +152,7 @@ def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return the claims about a topic model: how much sooner SCAR reaches a loss, and what checkpoints cost."""
+    """Return claims about a topic model: how much earlier SCAR reaches a loss, and what checkpoints cost."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"
@@ -167,7 +167,7 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return remarks for the reader about one topic model, including the causes of claims that fail."""
+    """Return sentences for the report about one topic model, including why a claim fails."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
@@ -192,7 +192,7 @@ def remarks(results: OverheadResults) -> list[str]:
 
 
 def _checkpoint_parts(results: OverheadResults) -> str:
-    """Return a sentence that says where the time of a checkpoint goes, as far as it was measured."""
+    """Return a sentence that says how the time of a checkpoint is spent."""
     from holdfast.lab.server.projection import MESSAGES
 
     alone, rates = results.of(SCAR_ALONE), results.rates
@@ -257,7 +257,7 @@ def rows(results: OverheadResults) -> list[Row]:
 
 
 def figure(results: OverheadResults) -> "Figure":
-    """Draw the likelihood over iterations and over time: every seed as a thin line, their mean as a thick one."""
+    """Plot the likelihood over iterations and over time: a thin line for each seed, a thick line for their mean."""
     drawn = new_figure(9, 3.8)
     by_iteration, by_time = drawn.subplots(1, 2)
     for axes in (by_iteration, by_time):
@@ -281,7 +281,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of column `name` over all iterations but the first of each trial, in which code is compiled."""
+    """Return the median of the column `name` over all iterations but the first of each trial."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

@@ -44,7 +44,7 @@ MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArm:
-    """A variant of the experiment: a policy for saves and a recovery strategy, with failures if `fails`."""
+    """A variant of the experiment: a checkpoint policy and a recovery strategy, with failures if `fails`."""
 
     name: str
     policy: Policy
@@ -54,7 +54,7 @@ class ExperimentArm:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures of this arm, if it has any: half of the nodes fail in iteration 7, before they apply updates."""
+        """The failures to inject: half of the nodes fail in iteration 7, or nothing if `fails` is False."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 
@@ -72,7 +72,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerTrial:
-    """One trial of `arm`: `columns` has the loss and the seconds of each iteration, in total and by part."""
+    """One training run of the variant `arm`, with the loss and the seconds of each iteration in `columns`."""
 
     arm: ExperimentArm
     seed: int
@@ -90,7 +90,7 @@ class ServerTrial:
 def run_trials(
     workload: str, iterations: int, arms: Sequence[ExperimentArm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
-    """Run each of `arms` (a policy with its failures) with each seed, unless the trial is logged; return all trials."""
+    """Run each of `arms` (variants) with each seed, unless its results are in the log; return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
     with closing(options.open_log(f"server-{workload}", code_digest())) as log, ExitStack() as stack:
@@ -133,7 +133,7 @@ def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, option
 def trial_settings(
     workload: str, iterations: int, arm: ExperimentArm, seed: int, out: Path, data: Path | None
 ) -> Settings:
-    """Return the settings of a server run in the folder `out`, for a trial of `arm` (policy, recovery and failures)."""
+    """Return the settings to run the variant `arm` once in the folder `out`."""
     return Settings(
         workload=workload,
         nodes=NODES,
@@ -164,7 +164,7 @@ def _key(arm: ExperimentArm, seed: int, iterations: int, *parts: object) -> str:
 
 
 def message_seconds(workload: str, options: Options) -> float:
-    """Return the median round-trip seconds of an empty message to all nodes; the first call measures and stores it."""
+    """Return the median seconds of a round trip to all nodes, measured once and then read from the log."""
     with closing(options.open_log(f"server-{workload}", code_digest())) as log:
         if log.get(KEY) is None:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
@@ -174,7 +174,7 @@ def message_seconds(workload: str, options: Options) -> float:
 
 
 def measure_message(settings: Settings) -> float:
-    """Start server nodes without blocks, and return the median seconds of a round trip to all of them."""
+    """Start empty server nodes, and return the median seconds of a message round trip to all of them."""
     import ray
 
     from holdfast.server.members import Member, ServerMembers

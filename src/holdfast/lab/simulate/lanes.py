@@ -31,7 +31,7 @@ WIDTH = 4  # states whose loss is computed together, where only some lanes are d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """The states and losses of a run, from iteration 0 to the first whose loss is below the convergence criterion."""
+    """The states and losses of a run, from the start to the first iteration whose loss is below the criterion."""
 
     states: list[Arrays]
     losses: Floats
@@ -41,13 +41,13 @@ class Trajectory:
         return len(self.states) - 1
 
     def crossed(self, criterion: float) -> float:
-        """Return the fractional number of iterations after which the interpolated loss meets `criterion`."""
+        """Return after how many iterations, as a fractional number, the interpolated loss reaches `criterion`."""
         before, after = map(float, self.losses[-2:])
         return self.length - 1 + crossing(before, after, criterion)
 
 
 def crossing(before: float, after: float, criterion: float) -> float:
-    """Return the fraction of an iteration after which a loss falling from `before` to `after` meets `criterion`."""
+    """Return the fraction of an iteration after which a loss that falls from `before` to `after` reaches `criterion`."""
     if not np.isfinite(before):
         return 1.0
     return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before did not reach it
@@ -61,7 +61,7 @@ def trajectory(
 
 
 def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
-    """Train a workload once for each seed in `streams`, in one batch, until all converge within `limit` iterations."""
+    """Train a workload until convergence once for each random seed in `streams`, all in one batch."""
     padding = [streams[0]] * (workload.lanes - len(streams))
     return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
 
@@ -69,7 +69,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Train with all random seeds at once, and return the first `wanted` runs, each up to its convergence."""
+    """Train with all random seeds at once; return the first `wanted` runs, each up to its convergence."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]
@@ -107,7 +107,7 @@ def continue_training(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The start of a trial: a state, the number of its next iteration, and the seed of its random numbers."""
+    """The start of a trial: a state, the number of the next iteration, and a random seed."""
 
     state: Arrays
     iteration: int
@@ -123,7 +123,7 @@ def run_lanes(
 ) -> Floats:
     """Run the trials, several at a time, and return the number of iterations that each needs to converge.
 
-    `begin` computes the starting state of a trial. The number is infinite if the trial exceeds `limit`."""
+    `begin` computes the starting state of a trial. A trial that exceeds `limit` iterations gets infinity."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -149,7 +149,7 @@ def run_lanes(
 
 
 def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
-    """Return the losses of `states`, computed in batches of fixed size so that no loss depends on other states."""
+    """Return the losses of `states`, computed in batches of fixed size so that equal states have equal losses."""
     width = min(WIDTH, workload.lanes) if workload.steady else workload.lanes
     losses = []
     for first in range(0, len(states), width):
@@ -159,11 +159,11 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 
 
 class _Lanes:
-    """The running trials. Each occupies a lane: one slot of arrays that are stacked to compute all trials at once.
+    """The running trials, whose arrays are stacked so that one call trains all of them; each trial has one slot (lane).
 
-    The loss of a trial is computed in every iteration, except for a `steady` workload, whose loss falls ever more
-    slowly. There the next iteration at which to compute it is predicted from the present slope. If the criterion turns
-    out to have been met earlier, the trial runs again with its loss computed in every iteration."""
+    The loss of a trial is computed in every iteration. Only for a `steady` workload, whose loss falls ever more slowly,
+    the next iteration at which to compute the loss is predicted from its slope. If the loss met the criterion before
+    that iteration, the trial runs again with its loss computed in every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
@@ -188,7 +188,7 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Run one iteration of every current trial; report and replace trials that converged or reached `limit`."""
+        """Train every running trial for one iteration; report and replace trials that converged or reached `limit`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -240,7 +240,7 @@ class _Lanes:
 
 
 def start_as_given(start: Start) -> Start:
-    """Return `start` unchanged. Pass this as `begin` to `iterations_to_criterion` if its trials are `Start` objects."""
+    """Return `start` unchanged: a `begin` function for trials that are given as `Start` objects."""
     return start
 
 
@@ -253,10 +253,9 @@ def iterations_to_criterion(
     jobs: int = 1,
     done: TrialDone = lambda trial, count: None,
 ) -> Floats:
-    """Return the fractional number of iterations that each trial needs to converge; infinite beyond `limit`.
+    """Return the fractional number of iterations that each trial needs to converge; infinity beyond `limit`.
 
-    A trial is a small description, from which `begin` computes the starting state just before the trial runs. So not
-    all states exist at once, and none is sent to another process."""
+    A trial is a small description. `begin` computes its starting state in the process that runs the trial."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]

@@ -26,7 +26,7 @@ Report: TypeAlias = Callable[..., None]
 def map_in_processes(
     work: Callable[[Item, Report], Outcome], items: Sequence[Item], *, jobs: int, on_report: Report
 ) -> list[Outcome]:
-    """Return the outcome of `work` for each item, computed in up to `jobs` processes; `on_report` gets all reports."""
+    """Call `work` on each item in up to `jobs` processes and return the outcomes; its reports go to `on_report`."""
     if jobs == 1 or len(items) == 1:
         return [work(item, on_report) for item in items]
     exit_if_worker_process()
@@ -50,9 +50,9 @@ def map_in_processes(
 
 
 def exit_if_worker_process() -> None:
-    """Exit silently if this process is a worker that is about to start workers of its own.
+    """Exit silently if a worker process reaches this call while it imports the script that started it.
 
-    Every worker imports the script that started it. Without a main guard, this import would start the work again."""
+    This happens in scripts without a main guard, whose import would start the work again."""
     if getattr(current_process(), "_inheriting", False):  # the test that multiprocessing itself uses
         raise SystemExit(1)
 
@@ -98,7 +98,7 @@ def _do(item: Any) -> Any:
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> "Iterator[RayPool | None]":
-    """Yield a parallel map on the Ray cluster at `address`, or on a new local cluster; yield None if `on` is None."""
+    """Yield a pool on the Ray cluster at `address`, or on a new local cluster; yield None if `on` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:
@@ -126,7 +126,7 @@ class RayPool:
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
     ) -> list[Outcome]:
-        """Run `work` on each item as a Ray task and return the outcomes; pass the tasks' reports to `on_report`."""
+        """Run `work` on each item as a Ray task and return the outcomes; reports from the tasks go to `on_report`."""
         import ray
         from ray.util.queue import Queue
 

@@ -25,7 +25,7 @@ all lost blocks, the lost blocks that were never saved, the next iteration and t
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Return a table: entry [k, b] is the iteration, at most k, at which `policy` last saved block b."""
+    """Return an array whose entry [k, b] is the last iteration up to k at which `policy` saved block b."""
     saved = {name: value.copy() for name, value in states[0].items()}
     zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
@@ -53,8 +53,7 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `saved_at` has the iteration at which each block was last saved. `renew` gives values to blocks that were never
-    saved."""
+    `saved_at` has the iteration at which each block was last saved. `renew` gives values to blocks that never were."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
@@ -77,7 +76,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks that is lost."""
+    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks that fail."""
 
     policy: Policy
     recovery: str
@@ -85,7 +84,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The equivalent strategy in normal form, which is equal for strategies with the same effect."""
+        """The strategy that stands for all strategies with the same effect as this one."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -96,7 +95,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A simulated run with a failure after iteration `step`, or without one; `number` seeds its random draws."""
+    """A simulated run with a failure after iteration `step`, or without a failure; `number` seeds its random draws."""
 
     strategy: Strategy | None
     step: int
@@ -104,31 +103,30 @@ class Trial:
 
 
 def trial_stream(seed: int, number: int) -> int:
-    """Return a 63-bit random seed for trial `number`, different for every trial and `seed`."""
+    """Return a random seed for the training in trial `number`, derived from the experiment's `seed`."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def loss_order(seed: int, number: int, blocks: int) -> Ids:
-    """Return the ids of all `blocks` in the order in which trial `number` loses them, chosen uniformly at random."""
+    """Return the ids of all blocks in the random order in which trial `number` loses them."""
     return np.random.default_rng((seed, number)).permutation(blocks)
 
 
 def lost_count(blocks: int, fraction: Fraction) -> int:
-    """Return how many of `blocks` a failure loses that takes `fraction` of them: at least one."""
+    """Return how many of `blocks` blocks a failure of the given `fraction` loses: at least one."""
     return max(1, round(fraction * blocks))
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses: a superset of those for any smaller `fraction`."""
+    """Return the ids of the blocks that trial `number` loses, which include those for any smaller `fraction`."""
     return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 
 class CheckpointedRun:
-    """A run without failures, and the checkpoint that each policy would have kept of it.
+    """A run without failures, and the checkpoint that each policy would have had after every iteration.
 
-    Call it with a trial to get the state from which the trial continues after its failure. A policy that chooses
-    blocks at random draws a new choice for every trial. `order` is as in `full_size`; only the recovery `fresh`
-    needs `renew`."""
+    Call it with a trial to get the state from which the trial continues after its failure. `order` is as in
+    `full_size`. `renew` gives values to blocks that were never saved, for the recovery "fresh"."""
 
     def __init__(
         self,

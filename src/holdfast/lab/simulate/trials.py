@@ -28,7 +28,7 @@ _WorkloadTrial: TypeAlias = tuple[int, Trial]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """The outcome of one failure in a run of one workload, under every recovery strategy."""
+    """The effects of one failure in a run of one workload, by recovery strategy."""
 
     length: int  # iterations to convergence without the failure
     crossed: float  # the same as a fractional number
@@ -39,7 +39,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of trial `number` after `step` iterations of a run that converges in `crossed` without it."""
+    """The failure of trial `number` after `step` iterations; without it, the run would converge after `crossed`."""
 
     number: int
     length: int
@@ -54,7 +54,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """All trials of some workloads and strategies; call it with trial numbers to run these trials."""
+    """A callable that runs the trials with the given numbers, with every workload and strategy."""
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
@@ -65,14 +65,14 @@ class Trials:
     early: int = 1  # if more than 1, every second failure happens before this step
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Divide the trial numbers below `trials` into groups for `jobs` processes; a group must fit into the lanes."""
+        """Divide the trial numbers 0 to `trials` - 1 into groups for `jobs` processes."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)
         return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
 
     def __call__(self, numbers: Sequence[int], report: Report) -> list[list[Outcomes]]:
-        """Return the outcomes of each trial in `numbers`, one for each workload, and pass every result to `report`."""
+        """Run the trials `numbers`; return for each its outcomes by workload, and pass every result to `report`."""
         if self.shared is not None:
             runs = self._checkpointed(self.shared.states)
             failures = {number: self._failure(number, self.shared, runs) for number in numbers}
@@ -99,10 +99,9 @@ class Trials:
         return outcomes
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
-        """Return the failure of trial `number` in `run`, at a random step.
+        """Return the failure of trial `number` in `run`, at a random step with a geometric distribution.
 
-        The step is geometric with mean half the length of the run. If `early` is more than 1, every second failure
-        instead has a step drawn uniformly below `early`. Without `runs`, only states up to the failure are kept."""
+        If `self.early` is more than 1, every second failure is drawn uniformly from the steps below `early` instead."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
@@ -117,7 +116,7 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a key for the result of a trial: a digest of every bit of its start, and of the criterion."""
+        """Return a digest of all that determines the result of a trial: its start, the workload and the criterion."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())
@@ -129,7 +128,7 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run the trials whose key is not in `self.known`, one for each key, and store their iterations there."""
+        """Run one trial for each key that is not in `self.known`, and store its number of iterations there."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)
