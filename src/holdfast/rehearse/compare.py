@@ -20,8 +20,7 @@ class Divergence:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the differing values in the state passed to `run.protect`, such as `model/0.weight`, tensors
-        first."""
+        """The paths of the differing values in the protected state, such as `model/0.weight`; tensors come first."""
         run, reference = self.run.after, self.reference.after
         return sorted(differing(reference, run), key=lambda path: not is_tensor(reference.get(path)))
 
