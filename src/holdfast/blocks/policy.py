@@ -48,7 +48,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """What a policy knows about each block: distance from its last saved value, norm, step of its last save, size."""
+    """The data of each block by which policies rank it: distance from its last saved value, norm, last save, size."""
 
     distances: Floats
     norms: Floats

@@ -23,7 +23,7 @@ def partial(count: int, lost: Ids) -> Ids:
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the `lost` blocks: only these are restored. The caller initializes those that were never saved anew."""
+    """Return the `lost` blocks: only these are restored. The caller initializes those that were never saved."""
     return partial(count, lost)
 
 
