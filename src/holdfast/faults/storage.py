@@ -38,9 +38,7 @@ Record: TypeAlias = Callable[[Failure], None]
 
 
 class FaultyStore:
-    """A wrapper of `store` that injects each fault once: in the first save at or after the fault's step.
-
-    `record` is called with each fault before it is injected. `delay` is the length of a "delay" fault in seconds."""
+    """A wrapper of `store` that injects each of `faults` once, in the first save at or after its step."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None
@@ -107,9 +105,7 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault that is due at `point` of a save, if any, and return its kind.
-
-        Refuse the operation `verb` on the file `name`, or sleep. For other kinds, the caller damages the data."""
+        """Inject the fault due at `point` of a save (errors name `verb` and `name`); return its kind, if any."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

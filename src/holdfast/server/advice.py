@@ -91,9 +91,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, for each recovery strategy, the cost of a failure that loses the fraction `lost` of the blocks.
-
-    `mtbf` is the mean time between failures in seconds."""
+    """Return, by recovery strategy, the expected cost of a failure that loses the fraction `lost` of the blocks."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -108,32 +106,26 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
     return prices
 
 
-def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate how many iterations are lost if the fraction `lost` of the model is restored from its last saves.
-
-    `rate` is the factor by which the error shrinks per iteration, and `noise` the result of `noise`."""
+def iterations_lost(interval: int, lost: float, convergence_rate: float | None, noise: float = 0.0) -> Estimate:
+    """Estimate the iterations lost if a fraction `lost` of the model returns to its last saves; `noise` adds error."""
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
-    c = rate or SLOW
+    c = convergence_rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared
     least = 0.0 if lost < 1 else float(np.floor(0.05 * (interval - 1)))
     most = float(bound(np.ceil(0.95 * (interval - 1)), lost, c))
     return Estimate(float(expected(ages, lost, c).mean()), least - widened, most + widened, INFERRED)
 
 
-def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return the expected delay in iterations if the fraction `lost` of the model is set back by `age` iterations.
-
-    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
-    away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
-    return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
+def expected(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
+    """Return the expected delay in iterations if the fraction `lost` of the model is set back by `age` iterations."""
+    away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(convergence_rate))
+    return np.asarray(np.log1p(lost * away) / (-2 * math.log(convergence_rate)))
 
 
-def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Return an upper bound on the delay in iterations if the fraction `lost` of the model is set back by `age`.
-
-    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
-    away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
-    return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
+def bound(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
+    """Return an upper bound on the delay in iterations if the fraction `lost` of the model is set back by `age`."""
+    away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(convergence_rate))
+    return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(convergence_rate))
 
 
 def noise(losses: Sequence[float]) -> float:

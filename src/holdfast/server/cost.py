@@ -18,7 +18,7 @@ FEWEST = 6  # losses needed to measure a rate
 
 @dataclass(slots=True)
 class Outage:
-    """Nodes and workers that were lost together, the blocks restored for them, and the seconds without training."""
+    """Nodes and workers lost together, the blocks restored for them, and the seconds until training continued."""
 
     iteration: int
     members: list[str]
@@ -142,16 +142,14 @@ def contraction(run: Served) -> Rate | None:
     return Rate(c, _distance(run, c)) if 0 < c < 1 else None
 
 
-def _distance(run: Served, c: float) -> float:
-    """Estimate the initial distance to the optimum from how far restored blocks moved; infinite if unknown.
-
-    `c` is the convergence rate, the factor by which the error shrinks in each iteration."""
+def _distance(run: Served, convergence_rate: float) -> float:
+    """Estimate the initial distance to the optimum from how far restored blocks moved; infinite if unknown."""
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
         if outage.size is not None and outage.ages:
-            back: Floats = c ** -np.asarray(outage.ages, np.float64) - 1
+            back: Floats = convergence_rate ** -np.asarray(outage.ages, np.float64) - 1
             sizes += outage.size**2
-            units += float(np.sum((c**outage.iteration * back) ** 2)) / run.blocks
+            units += float(np.sum((convergence_rate**outage.iteration * back) ** 2)) / run.blocks
     return float(np.sqrt(sizes / units)) if units else float("inf")
 
 

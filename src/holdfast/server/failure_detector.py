@@ -17,7 +17,7 @@ AT_FIRST = 30.0  # seconds for an answer until `settle`: a task may compile code
 
 
 class FailureDetector(Generic[Member]):
-    """A failure detector by heartbeats: it stores when each member last received a heartbeat and last answered."""
+    """A heartbeat failure detector: for each member (monitored process), it stores the last heartbeat and answer."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first

@@ -133,7 +133,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> RemoteResults:
-        """Call `method` of all members in `arguments` and wait for the results; lost members are listed as missing."""
+        """Call `method` of the nodes or workers (`kind`) in `arguments`, and wait; lost ones are listed as missing."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -174,7 +174,7 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return lost members with the reasons: the `missing` ones of this `kind`, and those without heartbeats."""
+        """Return all lost nodes and workers with the reasons: `missing` ones of this `kind`, and silent ones."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

@@ -61,7 +61,7 @@ class ServerRecovery:
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
     def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
-        """Remove `lost` nodes and workers and reassign their work; return True if round `place` must be repeated."""
+        """Remove `lost` nodes and workers and reassign their work; return True if the round must be repeated."""
         nodes_lost = False
         while lost:
             for member, why in lost.items():
@@ -94,10 +94,9 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Record the moves of blocks that a lost controller made but did not record.
+        """Record moves of blocks that a lost controller made but did not record; return True if two nodes hold a block.
 
-        `held` has the blocks of each node, and `recorded` the known moves as (source, target). Return True if two nodes
-        hold the same block."""
+        `held` has the blocks that each node holds, and `recorded` the recorded moves as (source, target)."""
         doubled = False
         for donor, ids in sorted(held.items()):
             moved_away = ids[self.map.owners[ids] != donor]
@@ -146,10 +145,9 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let nodes load and drop blocks to match the current assignment; return members lost meanwhile.
+        """Let nodes load and drop blocks to match the partition map; return the members lost meanwhile.
 
-        With `everything`, nodes reload all their blocks. `lost` are the nodes whose blocks were lost, with the
-        reasons."""
+        With `everything`, nodes reload all their blocks. `lost` has the lost nodes and the reasons."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -185,15 +183,13 @@ class ServerRecovery:
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:
-    """Return the random assignment of `count` blocks to `nodes` at the start of a run."""
+    """Return a random assignment of `count` blocks to `nodes`, as a partition map of this version."""
     drawn = PartitionMap.random(count, nodes, np.random.default_rng((seed, 0)))
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return a partition map by the blocks that each node `held`, and whether a block was held by no node.
-
-    Such blocks are assigned to the node `missing`."""
+    """Return a map by the blocks that each node `held`, and whether the node `missing` gets blocks that none held."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

@@ -109,7 +109,7 @@ class SynchronousRounds:
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait for `asked`, the calls of `measure` (None starts them); return the loss and the slowest's seconds."""
+        """Wait for the calls `asked` of `measure` (None: start them); return the loss and the seconds."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -147,8 +147,8 @@ class StaleRounds:
     ) -> tuple[int, dict[int, WorkerRound]]:
         """Train until every part of the data has finished one more iteration; return its number and results by part.
 
-        `parts` returns each worker's parts of the data, `recover` is called with lost members, and no part goes beyond
-        iteration `until - 1`."""
+        `parts` returns each worker's parts of the data. `recover` is called with lost members. Training stops at
+        `until`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1

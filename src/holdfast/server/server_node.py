@@ -191,10 +191,10 @@ class ServerNode:
         everything: bool,
         summaries: Arrays | None = None,
     ) -> dict[int, int]:
-        """Make this node hold exactly the blocks `ids`; return the iteration of the save of each block that it loaded.
+        """Make this node hold exactly the blocks `ids`; return, for each block it loads, the iteration of the save.
 
-        Missing blocks, or all if `everything`, are loaded from the saved `segments`. `version` is the next round of
-        updates to apply to them. With `summaries` of surviving blocks, blocks that were never saved get new values."""
+        Missing blocks (all if `everything`) are loaded from `segments`, the files of saved blocks. `version` is the
+        next update round. With `summaries` of surviving blocks, blocks that were never saved get new values."""
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)

@@ -128,8 +128,7 @@ class Shard:
     def give(self, ids: Ids, map_version: int | None = None) -> HeldBlocks:
         """Return a copy of the blocks `ids`, with their last saved values and the number of the next update round.
 
-        If the blocks move to another node, pass the new `map_version`: requests with an older version are then
-        refused."""
+        To move blocks to another node, pass the new `map_version`: requests with an older version are then refused."""
         if map_version is not None:
             self._require_recent(map_version)
             self.changed = map_version

@@ -36,9 +36,7 @@ _ALLOWED = {
 
 
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a torch.distributed.checkpoint (DCP) folder by name, unsharded.
-
-    Raise Corrupt if the folder is incomplete, or if unpickling its index would be unsafe."""
+    """Return all tensors of a `torch.distributed.checkpoint` folder, unsharded; raise Corrupt if it is damaged."""
     try:
         index = _index(folder)
         entries = index.state_dict_metadata.items()

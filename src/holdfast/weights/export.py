@@ -24,10 +24,10 @@ SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 
 
 def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
-    """Write a state_dict, or a dict of state_dicts, to the path `to`, whose suffix selects the format.
+    """Write a state_dict, or a dict of state_dicts, to the path `to`; `force` replaces an existing file.
 
-    A `.safetensors` file can hold only one state_dict of tensors. Torch loads a `.pt` or `.pth` file with
-    `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`."""
+    The suffix selects the format: `.safetensors` for one state_dict of tensors, or `.pt` or `.pth` for `torch.load`
+    with `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`."""
     write = writer_for(to)
     with _replacing(Path(to), force=force) as place:
         write(_plain(state), place)

@@ -149,9 +149,9 @@ def _shape(value: Any) -> object:
 
 
 def load_initial_weights(source: WeightsSource, protected: Protected, *, reports: bool = False) -> str:
-    """Load the initial states of the protected objects from `source`; return the digest of the content of `source`.
+    """Load the initial states of the protected objects from `source`; return the digest of its content.
 
-    With `reports`, say on stderr what was loaded, and which keys of a model `source` does not match, if it may differ."""
+    With `reports`, print to stderr what was loaded and, if a partial match is allowed, which keys did not match."""
     content = read_source(source)
     if content.digest != source.digest:
         why = "has changed since this run started from it"

@@ -34,7 +34,7 @@ class LoadedStates:
 
 
 def load(run: str | os.PathLike[str], step: int | None = None, name: str | None = None) -> Any:
-    """Return the state_dicts that a run protects, by the names passed to `run.protect()`; with `name`, only that one.
+    """Return the state_dicts that a run saved, by the names passed to `run.protect()`; with `name`, only that one.
 
     `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Every byte
     is verified, nothing is unpickled, and the tensors are on the CPU:

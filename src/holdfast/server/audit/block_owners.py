@@ -17,10 +17,7 @@ NOBODY = -1
 
 
 class Tenure:
-    """A period in which blocks keep their owners; `start` is its first round (update of the model).
-
-    `version` is that of the partition map (the assignment of blocks to nodes), and `owners` has the node of each
-    block."""
+    """A period in which blocks keep their owners; it begins with update round `start` and partition map `version`."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
@@ -68,9 +65,7 @@ class Ownership:
         self.version, self._changed = max(version, self.version), True
 
     def move(self, node: int, ids: Blocks, version: int, open_round: int) -> None:
-        """Make `node` the owner of the blocks `ids` in version `version` of the partition map.
-
-        `open_round` is the first round (update of the model) with the new owner."""
+        """Make `node` the owner of the blocks `ids` by partition map `version`, from update round `open_round` on."""
         self.owners[ids] = node
         self.version, self._changed, self.open_round = version, True, open_round
 
