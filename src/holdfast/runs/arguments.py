@@ -12,7 +12,7 @@ _LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 class Change(NamedTuple):
-    """An argument that differs between two commands; `was` or `now` is None if that command does not have it."""
+    """A script argument that differs between two commands; its value is None in a command that does not have it."""
 
     name: str
     was: str | None
@@ -36,14 +36,13 @@ class Change(NamedTuple):
 
 
 def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
-    """Return the arguments that differ between the commands `before` and `now`."""
     old, new = _by_name(before), _by_name(now)
     names = dict.fromkeys([*old, *new])
     return [Change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
 def plain(name: str) -> str:
-    """Return the name of an argument without leading dashes and with `-` for `_`, so that spellings can be compared."""
+    """Return an argument name in one spelling: without leading dashes, and with `-` instead of `_`."""
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
 
 

@@ -20,8 +20,7 @@ from holdfast.memory import require_room
 class WeightsSource:
     """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder.
 
-    `take` names the protected objects to load, by default all models; `partial` lets a model keep weights that the
-    source lacks."""
+    `take` names the objects to load, by default all models; if `partial`, weights that the source lacks are kept."""
 
     place: str
     step: int | None = None
@@ -61,7 +60,7 @@ IDENTITY = ("script", "args", "seed", "recovery", "source")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The settings of a run, as `holdfast run` and `holdfast.supervise.supervise` take them."""
+    """The settings of a run, for `holdfast run` or `holdfast.supervise.supervise`."""
 
     script: str
     """The Python script that each worker runs; with `module`, the name of a module."""
@@ -129,7 +128,7 @@ class RunConfig:
 
     @property
     def import_folder(self) -> Path:
-        """The folder from which the script imports its own modules, as with `python script.py` or `python -m`."""
+        """The folder from which the script imports its own modules, as `python script.py` or `python -m` would."""
         return Path.cwd() if self.module else Path(self.script).resolve().parent
 
     def workers_at(self, restart: int) -> int:
@@ -139,7 +138,7 @@ class RunConfig:
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_world(self, nodes: int) -> None:
-        """Raise BadInput if the run cannot work on `nodes` nodes, or its workers do not fit into memory."""
+        """Raise BadInput if these settings do not work with `nodes` nodes, or the workers do not fit into memory."""
         most = max((self.workers, *self.workers_after))
         is_live = self.recovery != "restart"
         require_room(most + self.spares * (1 if is_live else most), WORKER, "workers", "start fewer.")
@@ -156,17 +155,17 @@ class RunConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields that identify the run, as JSON values."""
+        """The settings that must be the same for two runs to count as one, as JSON values."""
         return {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the fields that identify the run."""
+        """A digest of `identity`."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.identity).encode())
 
     @property
     def weights(self) -> str | None:
-        """The digest of the source of initial weights; None if the run has no source."""
+        """The digest of the source of initial weights; None if the script initializes them."""
         return self.source.digest if self.source else None
 
     def to_json(self) -> dict[str, Any]:
@@ -189,7 +188,7 @@ class RunConfig:
 
 
 def read_config(out: Path) -> RunConfig:
-    """Return the config of the run in the folder `out`; raise BadInput if there is none, or it cannot be read."""
+    """Return the settings of the run in the folder `out`; raise BadInput if there are none, or they cannot be read."""
     try:
         return RunConfig.from_json(json.loads(read(DirectoryStore(out), RUN, _LONGEST)))
     except FileNotFoundError as error:
@@ -202,13 +201,13 @@ _adopted: RunConfig | None = None
 
 
 def adopt(config: RunConfig) -> None:
-    """Make `config` the config of this process, which is a worker of the run."""
+    """Set the settings that `handed_over` returns in this worker process."""
     global _adopted
     _adopted = config
 
 
 def handed_over(out: Path) -> RunConfig:
-    """Return the config that the supervisor passed to this process, or else the config stored in the folder `out`."""
+    """Return the settings that the supervisor gave to this worker process, or else those stored in the folder `out`."""
     return _adopted or read_config(out)
 
 

@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The settings in run.json that an audit compares with the history."""
+    """The settings in run.json that an audit compares with the history files."""
 
     recovery: str | None = None
     weights: str | None = None  # the digest of the initial weights, if they are not those of the script
 
 
 class RunHistory(NamedTuple):
-    """The history files of a run, and its config from run.json, if it has one."""
+    """The history files of a run, and its settings from run.json, if that file exists."""
 
     files: list[Path]
     config: RunConfig | None
 
     @property
     def facts(self) -> RunFacts | None:
-        """The settings in run.json that an audit compares with the history; None without run.json."""
+        """The settings that an audit compares with the history files; None without run.json."""
         return RunFacts(self.config.recovery, self.config.weights) if self.config else None
 
 
 @contextmanager
 def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunHistory]:
-    """Yield all history files of the run in `path`, with its config.
+    """Yield the history files of all nodes of the run in `path`, and its settings.
 
-    Those of other nodes are in `node_folders`, or else fetched from the store of the run's checkpoints."""
+    The files of other nodes are in `node_folders`; if that is empty, they are downloaded from the checkpoint store."""
     from holdfast.history.gather import gather_files
 
     folders = [path, *node_folders]
@@ -66,7 +66,7 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
 
 
 def read_facts(path: Where) -> RunFacts | None:
-    """Return the settings that an audit needs, from the first readable run.json in the folders at `path`, or None."""
+    """Return the settings that an audit needs from the first readable run.json in the folders `path`, or None."""
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
     for folder in dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths):
         with suppress(OSError, ValueError):

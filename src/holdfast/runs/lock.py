@@ -22,14 +22,13 @@ _drops_in_children = False
 
 
 class Lock:
-    """A lock on a folder, held until it is released or until this process and its workers are gone."""
+    """A lock on the folder of a run. It is also released when this process and its children have exited."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         _held.add(self)
 
     def release(self) -> None:
-        """Release the lock, so that other processes can write to the folder."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -45,7 +44,7 @@ class Lock:
 
 
 def hold(out: Path, node: int = 0) -> Lock:
-    """Lock the folder `out` for one node, in this process and its children; raise BadInput if it is in use."""
+    """Lock the folder `out` for one node; raise BadInput if it is in use. Child processes share the lock."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -83,7 +82,7 @@ def is_held(out: Path, node: int = 0) -> bool:
 
 
 def alone(out: Path) -> Lock:
-    """Lock a folder for a process that trains without a supervisor; its children do not share the lock."""
+    """Lock the folder `out` for a process that trains without a supervisor. Child processes do not share the lock."""
     keep_from_children()
     if before := _alone.pop(out.resolve(), None):
         before.release()
@@ -92,7 +91,7 @@ def alone(out: Path) -> Lock:
 
 
 def keep_from_children() -> None:
-    """Make every process that this one forks from now on release the folder locks that it inherits."""
+    """Make all child processes that are forked from now on give up the folder locks of this process."""
     global _drops_in_children
     if not _drops_in_children:
         os.register_at_fork(after_in_child=_drop)
@@ -106,14 +105,14 @@ def _drop() -> None:
 
 
 class FolderWatch:
-    """A check whether the folder of a run was moved or removed while the run trains."""
+    """A check whether the folder of a run was moved or removed during training."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._looked, self._is_gone = folder, 0.0, False
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the folder was moved or removed; check at once if `now`, else at most twice a second."""
+        """Return True if the folder was moved or removed; unless `now`, it is checked at most twice a second."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before

@@ -20,9 +20,10 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """The stdout or stderr of one worker; `who` names its rank, or its process number if it joined during the attempt.
+    """The stdout or stderr file of one worker.
 
-    `later` has the rank that a worker got when it joined, to replace a lost one."""
+    `who` is "rank N", or "worker N" if the worker joined later to replace a lost one. `later` has the ranks that a
+    worker got after its start."""
 
     path: Path
     who: str
@@ -32,20 +33,19 @@ class WorkerLog:
 
     @property
     def title(self) -> str:
-        """The worker, its attempt and the stream, as one line of text."""
         later = f", later rank {', '.join(map(str, self.later))}" if self.later else ""
         return f"{self.who}{later}, attempt {self.attempt}, {'stdout' if self.stream == 'out' else 'stderr'}"
 
     @property
     def order(self) -> tuple[str, int, bool]:
-        """A sort key: workers of the first group by rank, then workers that joined later; stdout before stderr."""
+        """A sort key: first the workers that started together, by rank, then later ones; stdout before stderr."""
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
     def lines(self, start: int = 0) -> Iterator[tuple[str, int]]:
-        """Yield each line after byte `start` as plain text, with the byte after it. A long file is never read whole.
+        """Yield each line after byte offset `start` as plain text, and the offset of its end.
 
-        For a line that was redrawn, such as a progress bar, only its final text is returned. An unfinished last line is
+        Of a line that was redrawn, such as a progress bar, only the final text is returned. An unfinished last line is
         left out unless `start` is 0."""
         with self.path.open("rb") as file:
             file.seek(start)
@@ -59,7 +59,7 @@ class WorkerLog:
 def find_logs(
     run: Path, attempt: int | None = None, rank: int | None = None, *, only_err: bool = False
 ) -> list[WorkerLog]:
-    """Return the logs of the workers of all attempts, or of one `attempt` or of one `rank`, in order."""
+    """Return the logs of the workers of a run, sorted; with `attempt`, only those of one start of the workers."""
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")
@@ -99,7 +99,7 @@ def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], rank: 
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return the changes of ranks, oldest first: the new rank, and the log file name of the worker that got it."""
+    """Return pairs of a new rank and the log file name of the worker that got the rank, oldest first."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a line that was cut off, or not ours

@@ -42,7 +42,7 @@ _FOLDERS = re.compile(
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the files and folders in a run's folder, at any depth, that no run has written."""
+    """Return the files and folders in a run's folder, at any depth, that holdfast did not write."""
     found = []
     waiting = [""]
     while waiting:
@@ -64,7 +64,7 @@ STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The status of a run in a list of runs: how it ended or that it `trains`, and steps, speed and size."""
+    """The status of a run: its state, steps, steps per second (`goodput`), bytes, and time of its last event."""
 
     folder: Path
     state: str  # `trains`, or how it ended
@@ -84,7 +84,7 @@ class RunStatus:
 
 
 def runs_in(folder: Path, depth: int = DEEP) -> list[Path]:
-    """Return the folders of runs at `folder` or at most `depth` levels below it, sorted."""
+    """Return the sorted folders of all runs at `folder` or at most `depth` levels below it."""
     if is_run(folder):
         return [folder]
     try:
@@ -95,7 +95,7 @@ def runs_in(folder: Path, depth: int = DEEP) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if `folder` is a run of `holdfast run`, of `holdfast serve`, or of a script without a supervisor."""
+    """Return True if `folder` holds the config or the history files of a run."""
     with suppress(OSError):
         files = (folder / "history").glob("*.jsonl")
         return has_config(folder) or any(re.fullmatch(_HISTORY, file.name, re.ASCII) for file in files)
@@ -103,7 +103,7 @@ def is_run(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    """Return True if the run.json in `folder` is the config of a run, and not a file of another program."""
+    """Return True if `folder` has a valid run.json, the config of a run."""
     with suppress(HoldfastError):
         read_config(folder)
         return True
@@ -111,14 +111,14 @@ def has_config(folder: Path) -> bool:
 
 
 def begins_as_history(file: Path) -> bool:
-    """Return True if `file` begins with the opening event of a history."""
+    """Return True if the first event in `file` is the one that opens every history file."""
     with suppress(HoldfastError, OSError):
         return any(isinstance(event.what, Open) for _, event in islice(stream_history(file, []), 1))
     return False
 
 
 def is_training(folder: Path) -> bool:
-    """Return True if a process holds the lock of `folder`, or a parameter server is running in it."""
+    """Return True if a process holds the lock of `folder`, or a parameter server runs in it."""
     nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
     if any(is_held(folder, int(node)) for node in nodes if node.isdecimal()):
         return True
@@ -128,7 +128,7 @@ def is_training(folder: Path) -> bool:
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Return the status of the run in `folder`; its state is `unreadable` if its files cannot be read."""
+    """Return the status of the run in `folder`, with state `unreadable` if its files cannot be read."""
     with suppress(HoldfastError, OSError):
         return _read_status(folder)
     return RunStatus(folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder))
@@ -182,13 +182,13 @@ def state_of(folder: Path, reached: int) -> str:
 
 
 def _saved(folder: Path) -> int:
-    """Return the step of the newest snapshot, including unusable ones that were renamed; 0 if there is none."""
+    """Return the step of the newest snapshot, including damaged ones; 0 if there is none."""
     store = DirectoryStore(folder / "checkpoints")
     return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:
-    """Return two counts from a rank's history file: steps trained, and steps covered by the last committed snapshot."""
+    """Return the number of steps trained and the number of steps saved, according to a rank's history file."""
     reached = committed = None
     for event in backwards(file):
         match event.what:
@@ -217,7 +217,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the active seconds of a run from its start and end events, leaving out pauses after a clean shutdown."""
+    """Return the seconds between the start and end events of a run, without pauses after a clean shutdown."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:
@@ -244,7 +244,7 @@ def _changed(path: Path) -> float:
 
 
 def check_removable(folder: Path) -> None:
-    """Raise BadInput if `folder` is not a run, is being trained, or holds files that no run wrote."""
+    """Raise BadInput if `folder` is not a run, is being trained, or holds files that holdfast did not write."""
     if folder.is_symlink() or not is_run(folder):
         raise BadInput(f"{folder} is not the folder of a run: nothing is removed.")
     if is_training(folder):
@@ -259,7 +259,7 @@ def check_removable(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a run; it is renamed first, so that an interruption leaves no incomplete run."""
+    """Remove the folder of a run. It is renamed first, so that an interruption leaves no incomplete run."""
     check_removable(folder)
     with hold(folder):  # no training begins in it now
         doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.removed")
@@ -271,7 +271,7 @@ def remove(folder: Path) -> None:
 
 
 def snapshots_elsewhere(folder: Path) -> str | None:
-    """Return the place of a run's snapshots if they are not in its folder, otherwise None."""
+    """Return the directory or URL of a run's snapshots if they are outside its folder, otherwise None."""
     with suppress(HoldfastError):
         return read_config(folder).checkpoints
     return None

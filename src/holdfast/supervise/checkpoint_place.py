@@ -31,8 +31,8 @@ READ_WITHIN = 3600.0
 class PlaceContents(NamedTuple):
     """The state of a run according to its checkpoints, when a supervisor starts.
 
-    `newest` is the step of the newest snapshot, `attempt` how often the run was started, `completed` the verdict of a
-    completed run, and `command` the name and arguments of its script."""
+    `newest` is the step of the newest snapshot, `attempt` how often the workers were started, `completed` the final
+    event of a completed run, and `command` the name and arguments of its script."""
 
     newest: int | None
     attempt: int
@@ -42,7 +42,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of a run, in the directory or at the URL `place`, or in a folder in `out` if that is None."""
+    """The checkpoints of a run: in the directory or at the URL `place`, or in the run's folder `out` if it is None."""
 
     out: Path
     place: str | None
@@ -53,9 +53,9 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Check that checkpoints can be written, and return what is there; raise a HoldfastError if they cannot.
+        """Check that checkpoints can be written, and return the state of the run; raise HoldfastError if they cannot.
 
-        With other nodes (`alone` is False), keep the message in `wrong` instead, for the rendezvous to report."""
+        With other nodes (`alone` is False), the error message is stored in `wrong` instead."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)
@@ -72,31 +72,31 @@ class Checkpoints:
             return PlaceContents(None, 0)
 
     def newest(self) -> int | None:
-        """Return the step of the newest snapshot; None if there is none, or if the storage does not answer."""
+        """Return the step of the newest snapshot; None if there is none, or the storage does not answer."""
         with suppress(HoldfastError, OSError, ValueError):
             step = self._ask(_newest) if self.place else _newest(DirectoryStore(str(self)))
             return step if isinstance(step, int) else None
         return None
 
     def completed(self) -> Judged | None:
-        """Return the final verdict from the histories at `place` (directory or URL); None if the run is incomplete."""
+        """Return the final event of the run if another node has uploaded it to `place`, otherwise None."""
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
-        """Return the newest term, a numbered group of nodes that may write checkpoints; None if there is none."""
+        """Return the newest term (numbered group of nodes) that was claimed in the checkpoint store, or None."""
         data = None if self.wrong else self._ask(lambda store: t.to_json() if (t := terms.newest(store)) else None)
         return Term.from_json(data) if data else None
 
     def take(self, term: Term) -> bool:
-        """Claim `term`, a numbered group of nodes; return False if this or a higher number was already claimed."""
+        """Claim `term` (a numbered group of nodes); return False if this number or a higher one was claimed already."""
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Undo the claim of `term`, a numbered group of nodes, because its nodes did not start."""
+        """Undo the claim of `term` (a numbered group of nodes), because its nodes did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput unless this node finds `term`, which another node wrote to the store that all must share."""
+        """Raise BadInput unless this node can read `term`, which another node wrote to the shared checkpoint store."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -104,13 +104,13 @@ class Checkpoints:
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
     def send(self) -> None:
-        """Upload this node's histories to `place` in a child process, unless `place` is None or an upload runs."""
+        """Start to upload this node's history files to `place` in a child process, unless an upload is in progress."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
             self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))
 
     def finish_sending(self) -> None:
-        """Wait for the upload that `send` started, and raise its error if it failed."""
+        """Wait for the upload that `send` started; raise its error if it failed."""
         while self._sending:
             self._sending.pop(0).result(SENT_WITHIN)
 
@@ -136,7 +136,7 @@ class Checkpoints:
 
 
 def local_folder(out: Path) -> Path:
-    """Return the absolute path of a run's folder; raise BadInput if `out` is a URL, since its files must be local."""
+    """Return the absolute path of `out`; raise BadInput if it is a URL, because the folder of a run must be local."""
     if scheme := re.match(r"([A-Za-z][\w+.-]*):/", str(out)):
         raise BadInput(
             f"--out is a folder of this machine, and cannot be {scheme[1]}://...: give that as --checkpoints instead."
@@ -145,7 +145,7 @@ def local_folder(out: Path) -> Path:
 
 
 def full_place(place: str | None) -> str | None:
-    """Return `place` with a relative directory made absolute; a URL or None is returned unchanged."""
+    """Return `place` as an absolute path; a URL or None is returned unchanged."""
     return place if place is None or "://" in place else str(_resolved(Path(place), "--checkpoints"))
 
 
@@ -177,9 +177,9 @@ def _judged(data: Any) -> Judged | None:
 
 
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
-    """Return the source of the run's initial weights, with a digest of its contents; None for those of the script.
+    """Return the source of the run's initial weights, with a digest of them; None if the script initializes them.
 
-    A run that has saved a step (`has_begun`) keeps the source recorded in `out`, unless `wanted` names another one."""
+    A run with a snapshot (`has_begun`) keeps the source recorded in `out`, unless `wanted` is another one."""
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):
         return before

@@ -22,7 +22,7 @@ from holdfast.supervise.workers import entry
 
 
 class ChildCall:
-    """A call of `function` in a child process, which dies with this process; `name` is used in error messages."""
+    """A call of `function` in a forked child process; `name` is used in error messages."""
 
     def __init__(self, function: Callable[[], JSON], name: str) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class ChildCall:
         os.close(writing)
 
     def result(self, within: float) -> JSON:
-        """Wait for the call; return its result or raise its error. Raise StorageFailed after `within` seconds."""
+        """Wait for the result of the call, or raise its error; raise StorageFailed after `within` seconds."""
         text, deadline = b"", time.monotonic() + within
         try:
             while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -56,7 +56,7 @@ class ChildCall:
         return result
 
     def is_done(self) -> bool:
-        """Return True if the call has ended. Its result or error is then discarded."""
+        """Return True if the call has ended; its result or error is then discarded."""
         done = bool(select.select([self._reading], [], [], 0)[0])  # it writes only when it is done
         if done:
             self._end()

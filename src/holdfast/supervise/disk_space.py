@@ -14,7 +14,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class DiskSpace:
-    """The wait for space on the disks of `folders`, after one was full; `say` shows a line to the user."""
+    """A wait for free space on the disks of `folders`, after a worker found one full; `say` shows a message."""
 
     def __init__(self, folders: Iterable[Path], say: Callable[[str], None]) -> None:
         self._folders, self._say = tuple(folders), say
@@ -22,9 +22,9 @@ class DiskSpace:
         self._looked = 0.0
 
     def is_awaited(self, messages: Iterable[str], now: float) -> bool:
-        """Return True if workers failed with `messages` because a disk is full, and no space is free yet.
+        """Return True if the error `messages` of workers say that a disk is full, and there is still too little space.
 
-        Return False once the deadline has passed: the next failures then end the run."""
+        Return False ten minutes after the first such message, so that the run ends."""
         if not any(map(_FULL.search, messages)):
             return False
         if self._until is None:
@@ -43,7 +43,7 @@ class DiskSpace:
 
 
 def needed(folder: Path) -> int:
-    """Return the bytes that the largest snapshot in `folder` has, and `LEAST_ROOM` more."""
+    """Return the size of the largest snapshot in `folder` plus `LEAST_ROOM`, in bytes."""
     sizes = (sum(path.stat().st_size for path in step.glob("*")) for step in folder.glob("step-*"))
     try:
         return LEAST_ROOM + max(sizes, default=0)
@@ -52,7 +52,7 @@ def needed(folder: Path) -> int:
 
 
 def has_room(folder: Path, size: int) -> bool:
-    """Return True if a file of `size` bytes fits into `folder`; also if this cannot be found out."""
+    """Return True unless a test shows that a file of `size` bytes does not fit into `folder`."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)

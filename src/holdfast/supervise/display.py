@@ -37,7 +37,7 @@ LONGEST = 1 << 16  # bytes kept of a line that is written over again and again
 
 
 class Tail:
-    """A growing text file, whose new lines are passed to `show`."""
+    """A reader of a growing text file that passes new lines to `show`."""
 
     def __init__(self, path: Path, show: Show) -> None:
         self.path, self._show = path, show
@@ -51,7 +51,7 @@ class Tail:
         return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
-        """Show the complete lines added since the last call; if `last`, also show the rest and close the file."""
+        """Show the complete lines added since the last call; if `last`, also an unfinished line, and close the file."""
         if self._file is None:
             try:
                 self._file = self.path.open("rb")
@@ -71,24 +71,24 @@ class Tail:
 
 
 class WorkersOutput:
-    """The output of all workers of an attempt; `out` and `err` are called with new text of stdout and stderr."""
+    """A reader of the output files of all workers; new text of stdout is passed to `out`, and of stderr to `err`."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
         self._tails: list[Tail] = []
 
     def bars(self) -> list[str]:
-        """Return the progress bars that workers draw now, without duplicates, in the order of the workers."""
+        """Return the progress bars that workers show now, without duplicates."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Follow more files, given as pairs (stdout, stderr); those already followed are ignored."""
+        """Start to follow more pairs of (stdout, stderr) files."""
         shown = {tail.path for tail in self._tails}
         new = [pair for pair in printed if not shown & {*pair}]
         self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
     def remove(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the remaining output of the (stdout, stderr) files in `printed`, and stop following these files."""
+        """Show the rest of these pairs of (stdout, stderr) files, and stop following them."""
         paths = {path for pair in printed for path in pair}
         for tail in self._tails:
             if tail.path in paths:
@@ -96,7 +96,7 @@ class WorkersOutput:
         self._tails = [tail for tail in self._tails if tail.path not in paths]
 
     def copy(self, *, last: bool = False) -> None:
-        """Show new lines of all files; if `last`, also unfinished lines, and stop following the files."""
+        """Show new lines of all files; if `last`, also show unfinished lines and close the files."""
         for tail in self._tails:
             tail.copy(last=last)
         if last:
@@ -110,7 +110,7 @@ MOST_BARS = 4  # progress bars, of the first ranks that draw one
 
 @dataclass(slots=True)
 class StatusTotals:
-    """The totals shown in the supervisor's status line, computed from the events since the supervisor began."""
+    """The numbers in the supervisor's status line, computed from the events of the run."""
 
     began: float
     restarts: RestartPolicy
@@ -124,7 +124,7 @@ class StatusTotals:
 
     @property
     def committed(self) -> int:
-        """The number of steps that are saved, and would not be repeated after a restart."""
+        """The number of steps in the newest snapshot, which a restart would not repeat."""
         return max(self.run.committed, self.run.restored or 0)
 
     def line(self, now: float) -> str:
@@ -148,7 +148,7 @@ class StatusTotals:
 
 
 class Display:
-    """The terminal output of a run: its status line, the output of the workers, and messages of the supervisor."""
+    """The terminal output of a run: a status line, the output of the workers, and messages of the supervisor."""
 
     def __init__(self, console: Console, history: Path, supervisor: str, restarts: RestartPolicy) -> None:
         self._console = console
@@ -161,7 +161,6 @@ class Display:
         self.output = WorkersOutput(self._print_out, self._print_err)
 
     def say(self, line: str, style: str = "") -> None:
-        """Show a message of the supervisor."""
         line = f"holdfast: {' '.join(line.split())}"
         if self._live:
             self._try("err", lambda: self._console.print(Text(line, style=style), soft_wrap=True))
@@ -169,24 +168,24 @@ class Display:
             self._print_err(line)
 
     def warn(self, line: str) -> None:
-        """Show a warning, unless the same one was shown before."""
+        """Show a warning, unless it was shown before."""
         if line not in self._warned:
             self._warned.add(line)
             self.say(line, style="yellow")
 
     def show(self, title: str, text: str) -> None:
-        """Show `text` unchanged, such as a traceback of several lines, under `title`."""
+        """Show a text of several lines, such as a traceback, under `title`."""
         self.say(title, style="bold red")
         self._print_err(text.rstrip("\n"))
 
     def show_status(self, line: str) -> None:
-        """Show `line` in place of the status line, if this is a terminal, until the next refresh."""
+        """Replace the status line by `line` until the next refresh, if the output is a terminal."""
         if live := self._live:
             text = Text(f"holdfast: {line}", style="cyan", no_wrap=True, overflow="ellipsis")
             self._try("err", lambda: live.update(text, refresh=True))
 
     def refresh(self, *, now: bool = False) -> None:
-        """Show new output of the workers; redraw the status line if enough time has passed, or if `now` is set."""
+        """Show new output of the workers; redraw the status line if it is due or if `now` is True."""
         self.output.copy()
         moment = time.monotonic()
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):
@@ -244,14 +243,14 @@ def _write(file: IO[str], text: str) -> None:
 
 
 class Journal:
-    """The history file of one supervisor, open until the run ends."""
+    """The writer of the history file of one supervisor."""
 
     def __init__(self, folder: Path, who: str, display: Display) -> None:
         self._history, self._display = HistoryWriter(folder, who), display
         self._shown: set[tuple[str, str]] = set()  # errors whose traceback was shown
 
     def append(self, what: What) -> None:
-        """Write an event to the history and sync it; warn the user if the disk refuses it."""
+        """Write an event to the history file and sync it; show a warning if the disk refuses it."""
         self._history.append(what)
         try:
             self._history.flush()
@@ -260,7 +259,7 @@ class Journal:
             self._display.warn(str(error))
 
     def launch(self, config: RunConfig, attempt: int, workers: int, nodes: int) -> None:
-        """Record that this command started workers, and which script arguments differ from the previous command."""
+        """Record that workers were started, and which script arguments differ from the previous command."""
         argv = (config.script, *config.args)
         launches = [event.what for event in recall(self._history.path, "launch")]
         last = next((what.argv for what in reversed(launches) if isinstance(what, Launch)), argv)
@@ -299,6 +298,6 @@ class Journal:
 
 
 def last_attempt(path: Path) -> int:
-    """Return how often the workers have been started, according to the journal at `path`; 0 if never."""
+    """Return how often the workers have been started, according to the history file at `path`."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

@@ -56,9 +56,9 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 @dataclass(frozen=True, slots=True)
 class RaisedException:
-    """An exception that a worker raised: its type and text in one line, the code that raised it, and the line.
+    """An exception that a worker raised: type and text as one line, kind of error (`origin`), and file and line.
 
-    No `traceback` is kept if the message is enough: for an error of holdfast, or a text given to `sys.exit`."""
+    The `traceback` is empty for errors of holdfast itself and for `sys.exit` with a text."""
 
     message: str
     traceback: str
@@ -69,10 +69,10 @@ class RaisedException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """The end of one worker, or its state if it still runs (`exit` is None).
+    """The exit of one worker, or its state if it still runs (`exit` is None).
 
-    `midway` is True if it exited with 0 before its training loop ended. `hung` is the reason why it counts as hung.
-    `place` is its position as (step boundaries passed, collectives begun since), and `log` its stderr file."""
+    `midway` is True if it exited with 0 before its training loop ended; `hung` is the reason why it counts as hung;
+    `place` is its position as (steps finished, collectives begun since); `log` is its stderr file."""
 
     rank: int
     local_rank: int
@@ -89,9 +89,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """The failure of one worker that caused all other failures.
-
-    If the worker raised an error, `origin` is the source of that error, and `place` the file and line."""
+    """The failure of one worker that caused all other failures; `place` is the file and line of an exception."""
 
     kind: Kind
     rank: int
@@ -133,29 +131,29 @@ class FirstFailure:
 
     @property
     def is_system_limit(self) -> bool:
-        """True if a worker ran into a limit of its machine, such as the number of open files or the memory."""
+        """True if a worker reached a limit of its machine, such as open files or memory."""
         return self.kind == "error" and bool(_SYSTEM_LIMIT.search(self.message))
 
     def with_stacks(self, log: str) -> "FirstFailure":
-        """Return this failure with a message that names `log`, which contains the stacks of the worker's threads."""
+        """Return this failure with a message that the stacks of the worker's threads are in the file `log`."""
         return replace(self, message=f"{self.message}; {_STACKS}{log}") if log else self
 
     @property
     def is_mistake(self) -> bool:
-        """True if only a mistake in the program, such as an undefined name, can cause this error."""
+        """True if the error is always a bug in the script, such as an undefined name."""
         return self.is_error and self.message.startswith(_MISTAKES)
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """The values that two errors must share to count as the same: text without numbers, raising line, and step.
+        """A key that is equal for two occurrences of the same error: message without numbers, file and line, and step.
 
-        A mistake in the program, such as an undefined name, is the same at any step."""
+        The step is None for an error that is always a bug, such as an undefined name."""
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
         return text, self.place, None if self.is_mistake else self.step
 
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
-    """Return the failure that caused all others; if several workers raised exceptions, the earliest exception."""
+    """Return the failure that caused all others; among exceptions, the earliest."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -180,7 +178,7 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
 
 
 def lost_peer(message: str, rank: int = -1) -> FirstFailure:
-    """Return a failure that happened on another node, of which only `message` and maybe the rank are known here."""
+    """Return the failure of a worker on another node, of which only `message` and maybe `rank` are known."""
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
@@ -205,7 +203,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks of idle workers that are further behind than all workers that timed out in a collective."""
+    """Return the ranks of idle workers for which all workers that timed out in a collective were waiting."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT
@@ -247,7 +245,7 @@ def _signal_name(status: int | None) -> str | None:
 
 
 def write_error(path: Path, memory: Progress, error: BaseException, script: str) -> None:
-    """Record an exception of `script` in shared `memory`, and in the file at `path` if the disk accepts it."""
+    """Record an exception of `script` in shared `memory`, and also in the file `path` if the disk accepts it."""
     record = _error_record(error, script)
     with suppress(OSError):
         path.write_text(json.dumps(record))
@@ -255,7 +253,7 @@ def write_error(path: Path, memory: Progress, error: BaseException, script: str)
 
 
 def read_error(path: Path, memory: Progress) -> RaisedException | None:
-    """Return the exception recorded at `path` or else in the shared `memory`; None if there is no complete record."""
+    """Return the exception recorded in the file `path`, or else in shared `memory`; None if there is none."""
     with suppress(OSError, ValueError):
         if raised := _parse_error(path.read_text()):
             return raised
@@ -313,9 +311,9 @@ def _origin(error: BaseException) -> Origin:
 
 
 class RestartPolicy:
-    """The rules that decide whether a run is restarted after a failure: at most `limit` times without a newer snapshot.
+    """The decision whether a run is restarted: at most `limit` times until there is a newer snapshot.
 
-    An error may be transient, so the run is restarted once. If it comes again at the same step, it is a bug."""
+    An error that comes again at the same step is a bug, and ends the run."""
 
     def __init__(self, limit: int, newest: int | None) -> None:
         self.limit = limit
@@ -325,11 +323,13 @@ class RestartPolicy:
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
-        """Return the number of restarts left. All are left if `newest`, the newest snapshot's step, has increased."""
+        """Return how many restarts are left; all of them if the step `newest` of the newest snapshot has increased."""
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
-        """Return (verdict, reason) if the run must end, else count a restart; `newest` is the last snapshot's step."""
+        """Return (verdict, reason) if `failure` ends the run, otherwise count a restart and return None.
+
+        `newest` is the step of the newest snapshot."""
         if newest is not None and newest > self._best:
             passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
             self._used, self._best, self._errors = 0, newest, self._errors - passed

@@ -57,28 +57,28 @@ class WorkerLook:
 
 
 class RemoteProgress(NamedTuple):
-    """The progress of other nodes: the position of the worker furthest behind, if known, and all bytes transferred."""
+    """The progress of other nodes: the position of their worker that is furthest behind, and all bytes transferred."""
 
     place: Place | None = None
     moved: int = 0
 
 
 class Hang(NamedTuple):
-    """A worker that hangs, given by its process number `seat`, and the reason why it counts as hung."""
+    """A worker that hangs, by its process number `seat`, and the reason why it counts as hung."""
 
     seat: int
     because: str
 
 
 class AwaitedWorkers(NamedTuple):
-    """Workers for which others may be waiting, surely or not. If all exceed their deadline, the first hangs."""
+    """Workers that others wait for, `surely` or maybe. If all of them exceed their deadline, the first one hangs."""
 
     workers: Sequence[WorkerLook]
     surely: bool = False
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
-    """Return the groups of workers for which others may wait; `remote` is the furthest-behind position elsewhere."""
+    """Return the workers that others may be waiting for; `remote` is the position of the slowest worker elsewhere."""
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [AwaitedWorkers([worker]) for worker in coming]
@@ -110,8 +110,8 @@ def _behind(members: list[WorkerLook], remote: Place | None) -> Iterator[Awaited
 class HangDetector:
     """A detector of hanging workers on one node.
 
-    `timeout` is the user's deadline for a step in seconds, or None to learn it from the run's steps. `live` is True if
-    a lost worker is replaced without a restart."""
+    `timeout` is the deadline of a step in seconds, or None to learn it from earlier steps. `live` is True if a lost
+    worker is replaced without a restart."""
 
     def __init__(self, timeout: float | None, *, live: bool = False) -> None:
         self._timeout, self._live = timeout, live
@@ -121,30 +121,30 @@ class HangDetector:
         self._watches: dict[int, _Watch] = {}
 
     def begin(self) -> None:
-        """Forget the workers of the last attempt, but not the learned step times."""
+        """Forget all workers, which have exited, but not the learned step times."""
         self._watches = {}
 
     def begin_stop(self) -> None:
-        """Count the silence of every worker from now on, because all were asked to save and stop."""
+        """Set the idle time of every worker to 0, because all were asked to save and stop."""
         for watch in self._watches.values():
             watch.idle = 0.0
 
     def is_late_to_stop(self, worker: WorkerLook) -> bool:
-        """Return True if `worker` made no progress for two of its longest steps after it was asked to stop."""
+        """Return True if `worker` was asked to stop and has made no progress for too long since."""
         within = max(STOP_WITHIN, 2 * self._longest)
         return self.idle(worker.seat) > within * (GENEROUS if worker.phase in _SAVING else 1.0)
 
     def reset_waits(self) -> None:
-        """Set the time that peers have waited for each worker back to 0, because the training group has changed."""
+        """Set the time that others have waited for each worker to 0, because the training group has changed."""
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
     def look(
         self, workers: Sequence[WorkerLook], now: float, processor: Processor, remote: RemoteProgress
     ) -> list[Hang]:
-        """Return the workers that hang, judged by their progress now and in earlier calls.
+        """Return the workers that hang, judged by their progress since earlier calls.
 
-        `processor` returns the CPU seconds that a worker process has used, given its `seat` number."""
+        `processor` returns the CPU seconds that the worker process with a given number `seat` has used."""
         moved = remote.moved + sum(worker.moved for worker in workers)
         groups = awaited(workers, remote.place)
         some_run = not all(worker.stopped for worker in workers)
@@ -156,22 +156,21 @@ class HangDetector:
         return self._suspended(workers) or self._overdue(groups, processor)
 
     def idle(self, seat: int) -> float:
-        """Return the seconds since the last progress of the worker process number `seat`."""
+        """Return the seconds since the last progress of the worker with the process number `seat`."""
         return self._watches[seat].idle if seat in self._watches else 0.0
 
     def is_overdue(self, worker: WorkerLook, processor: Processor) -> bool:
-        """Return True if `worker` has made no progress for longer than its deadline."""
         watch = self._watches.get(worker.seat)
         return watch is not None and watch.idle > self._deadline(worker, watch, processor)
 
     @property
     def step(self) -> float:
-        """The deadline of one step in seconds, as set by the user or learned."""
+        """The deadline of one step in seconds, set by the user or learned."""
         return self._timeout if self._timeout is not None else max(LEAST, TIMES * self._longest)
 
     @property
     def soon(self) -> float | None:
-        """The deadline, in seconds, for an idle worker that peers wait for; None if only the usual deadlines apply."""
+        """The shorter deadline, in seconds, of an idle worker that others wait for; None if there is none."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))
@@ -286,7 +285,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Add an observation; if steps ended since the last, return their seconds and their number."""
+        """Record the progress of `worker`; if it finished steps since the last call, return their time and number."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -310,7 +309,7 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if the worker made no progress for over `deadline` seconds, but has used CPU time meanwhile."""
+        """Return True if the worker made no progress for over `deadline` seconds, but used CPU time."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:
@@ -318,7 +317,7 @@ class _Watch:
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
-        """Return True if peers waited for the worker for over `deadline` seconds and it used no CPU time."""
+        """Return True if others waited for the worker for over `deadline` seconds, and it used no CPU time."""
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
         if self.used is None or self.awaited <= deadline:

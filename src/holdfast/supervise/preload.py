@@ -47,7 +47,7 @@ def script_file(config: RunConfig) -> Path:
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file that `python -m NAME` would run; None if there is none. No package is imported for this."""
+    """Return the file that `python -m NAME` would run, or None, without importing any package."""
     places: list[str] = [str(Path.cwd()), *sys.path]
     parts = name.split(".")
     for number in range(1, len(parts) + 1):
@@ -63,7 +63,7 @@ def module_file(name: str) -> Path | None:
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
     """Import torch, the training code and the modules `preload`, which may be in the folder `beside`.
 
-    Raise BadInput if a module of `preload` starts CUDA."""
+    Raise BadInput if a module of `preload` initializes CUDA."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
@@ -98,7 +98,7 @@ def import_heavy(script: Path) -> list[str]:
 
 
 def leading_imports(script: Path) -> list[str]:
-    """Return the modules that `script` imports before its first other statement, without those of its own folder."""
+    """Return the modules that `script` imports before its first other statement, except those in its own folder."""
     try:
         body = ast.parse(script.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError):  # the worker reports it

@@ -27,9 +27,9 @@ from holdfast.runs.config import IDENTITY, RunConfig, read_config
 def claimed(
     out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), alone: bool = True
 ) -> Iterator[None]:
-    """Lock the folder `out` during the `with` block, and write `config` to it; raise BadInput if it holds another run.
+    """Lock the folder `out` during the `with` block and write `config` to it; raise BadInput if it holds another run.
 
-    Script arguments in `may_change` may differ. Without other nodes, a run that has trained nothing is removed."""
+    Script arguments in `may_change` may differ. If `alone` (one node), a run that has not trained is removed."""
     with lock.hold(out, node):
         path = out / "run.json"
         try:
@@ -48,7 +48,7 @@ def claimed(
 
 
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
-    """Return the names of the identifying fields in which two configs differ; empty if they are of the same run."""
+    """Return the names of identifying settings that differ between two configs; empty if they are of the same run."""
     return [name for name in IDENTITY if getattr(mine, name) != getattr(theirs, name)]
 
 

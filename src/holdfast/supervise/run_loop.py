@@ -217,7 +217,7 @@ class RunLoop:
         return self._verdict("preempted", f"{slow}; the newest snapshot stands")
 
     def _continue_without_failed(self) -> RunVerdict | None:
-        """Let the surviving workers continue and start replacements; return a verdict after too many failures."""
+        """Let the remaining workers continue and start replacements; return a verdict after too many failures."""
         self._display.output.remove(output_files(self._pool.failed))  # their last lines are stacks, for the logs
         reports = self._pool.remove_failed()
         was_member = self._membership.members.was_member
@@ -263,10 +263,8 @@ class RunLoop:
         return lost_peer("the other nodes continue without this one") if is_left_behind else None
 
     def _find_failure(self) -> FirstFailure:
-        """Return the first failure, and kill all workers.
-
-        Peers of a killed worker may fail before the kernel reports the kill, so wait a moment for it."""
-        deadline = time.monotonic() + DYING
+        """Kill all workers, and return the failure that caused all others."""
+        deadline = time.monotonic() + DYING  # peers of a killed worker may fail before the kernel reports the kill
         while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
             time.sleep(TICK)
         has_hang = failure.kind == "hang"
@@ -297,7 +295,7 @@ class RunLoop:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the end of the run if a failed worker had completed its training loop, and the others do so soon."""
+        """Return the end of the run if a failed worker had finished its training loop and the others do so soon."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING

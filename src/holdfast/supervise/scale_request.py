@@ -18,7 +18,7 @@ WITHIN = 60.0
 
 
 class ScaleRequests:
-    """A reader of `holdfast scale` requests for the run in `out`, which ignores requests made before its creation."""
+    """A reader of new `holdfast scale` requests for the run in the folder `out`."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / FILE
@@ -26,7 +26,7 @@ class ScaleRequests:
         self._known = 0
 
     def new(self) -> int | None:
-        """Return the requested number of workers, or None if there is no new request since the last call."""
+        """Return the requested number of workers, or None if there was no request since the last call."""
         try:
             changed = self._path.stat().st_mtime_ns
             if changed == self._known:
@@ -39,9 +39,9 @@ class ScaleRequests:
 
 
 def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
-    """Request `workers` workers from the run in `out`, and wait until they train; return the recorded event.
+    """Ask the run in `out` to train with `workers` workers; wait until it does, and return the recorded event.
 
-    Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
+    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(

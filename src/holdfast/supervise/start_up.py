@@ -17,7 +17,7 @@ _parts: dict[str, float] = {}
 
 @contextmanager
 def part(name: str, show: Callable[[str], object]) -> Iterator[None]:
-    """Return a context manager that times the part `name` of the start-up, after `show` is called with a line about it."""
+    """Measure the time of the `with` block as the part `name` of the start-up; `show` displays a status line."""
     show(f"starting: {name}")
     began, is_enabled = time.perf_counter(), gc.isenabled()
     gc.disable()
@@ -31,7 +31,7 @@ def part(name: str, show: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def importing_torch() -> Iterator[None]:
-    """Return a context manager for the import of torch, with a status line if stderr is a terminal."""
+    """Measure the import of torch in the `with` block, and show a status line if stderr is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         with part("import torch", lambda _: None):
@@ -45,7 +45,7 @@ def importing_torch() -> Iterator[None]:
 
 
 def take_summary() -> str | None:
-    """Return a line with the seconds of each part so far, and forget them; None if the start-up was quick."""
+    """Return a line with the seconds of each measured part and clear them; None if the start-up was quick."""
     parts = dict(_parts)
     _parts.clear()
     total = sum(parts.values())

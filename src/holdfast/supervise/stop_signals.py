@@ -12,7 +12,7 @@ from holdfast.process import SIGNALS
 
 
 class StopRequested(Exception):
-    """Raised if a stop signal arrives while the supervisor is only waiting."""
+    """Raised if a stop signal arrives in a block of `StopSignals.interrupting`."""
 
 
 class StopSignals:
@@ -24,7 +24,7 @@ class StopSignals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count stop signals during the block; a nested block continues the count of the outer one."""
+        """Count stop signals in the `with` block; a nested block continues the count of the outer one."""
         if self._is_listening:
             yield
             return
@@ -39,14 +39,14 @@ class StopSignals:
             self._is_listening = False
 
     def ignore(self) -> None:
-        """Ignore stop signals until the process ends, so that they do not change the exit status of a finished run."""
+        """Ignore stop signals from now on, so that they do not change the exit status of a finished run."""
         self._is_listening = False
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Raise StopRequested in the block when a stop signal arrives."""
+        """Raise StopRequested in the `with` block when a stop signal arrives."""
         self._is_interruptible = True
         try:
             yield

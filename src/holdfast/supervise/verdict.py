@@ -16,7 +16,7 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The outcome of a run, its reason, and how often all workers were started so far."""
+    """The outcome of a run, its reason, and how often all workers were started."""
 
     verdict: Word
     attempts: int
@@ -40,7 +40,7 @@ class RunVerdict:
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:
-    """Return the verdict for a command on a run that has already ended; `newest` is the step of its newest snapshot."""
+    """Return the verdict for a run that had ended before this command; `newest` is the step of its newest snapshot."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
@@ -49,14 +49,14 @@ def done_before(end: Finish, newest: int | None) -> RunVerdict:
 
 
 def done_elsewhere(attempts: int, because: str) -> RunVerdict:
-    """Return the verdict of a node that finds its run completed by other nodes; `because` is their explanation."""
+    """Return the verdict for a run that other nodes have completed; `because` is their explanation."""
     return RunVerdict(
         verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started"
     )
 
 
 def completion(events: Iterable[What]) -> Judged | None:
-    """Return the `completed` verdict in the supervisors' `events`; None if it is missing or a later attempt began."""
+    """Return the `completed` verdict in the supervisors' `events`; None if there is none, or workers started later."""
     newest, verdict = 0, None
     for event in events:
         match event:

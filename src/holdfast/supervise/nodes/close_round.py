@@ -37,7 +37,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeats:
-    """A record of the time when each supervisor's heartbeat counter last increased, to find silent supervisors."""
+    """The times of the last heartbeats of the supervisors on all nodes, to find silent ones."""
 
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,9 @@ class Heartbeats:
     _updated: float | None = None
 
     def update(self, counts: Mapping[str, int], now: float) -> None:
-        """Record the heartbeat `counts` at time `now`. After a pause of our own, its time does not count as silence."""
+        """Record the heartbeat counter of each supervisor at time `now`.
+
+        If this process itself was paused, the pause does not count as silence of the others."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -59,11 +61,11 @@ class Heartbeats:
         self._counts[who], self._times[who] = 0, since
 
     def silence(self, who: str, now: float) -> float:
-        """Return the seconds since the last heartbeat of the supervisor `who`; 0 if it was never seen."""
+        """Return the seconds since the last heartbeat of the supervisor `who`; 0 if there was none."""
         return now - self._times.get(who, now)
 
     def is_surely_alive(self, who: str, now: float) -> bool:
-        """Return True if the supervisor `who` has sent several heartbeats, and the last one was recent."""
+        """Return True if the supervisor `who` has sent several heartbeats, and the last one recently."""
         return self._changes.get(who, 0) >= SURELY and self.silence(who, now) < ALIVE_WITHIN
 
 
@@ -84,8 +86,8 @@ def starting(
 ) -> Sequence[Arrival] | None:
     """Return the nodes that start now, or None to wait for more.
 
-    `members` are the supervisors of the last start, `of` the number of all nodes, and `least` the fewest that may
-    start. Two arrivals with the same node number are both returned: the caller reports that."""
+    `members` are the supervisors of the last start, `of` is the number of all nodes, and `least` the fewest that may
+    start. Two arrivals with the same node number are both returned, for the caller to report."""
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
     if len(nodes) < len(alive):
@@ -100,14 +102,16 @@ def starting(
 
 
 class RoundCloser:
-    """The host of rendezvous rounds, in which nodes register to start together; `own` is the address of its store."""
+    """The tasks of the node that hosts the rendezvous; `own` is the address of the store where nodes register."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start together in round `number`, once enough have registered."""
+        """Announce which nodes start together in rendezvous `number`, once enough have registered.
+
+        `last` are the nodes of the previous start, and `heard` the times of heartbeats."""
 
         def look(store: Store) -> tuple[dict[str, NodeRegistration], dict[str, int]]:
             came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
@@ -151,7 +155,7 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
         """Return the term (numbered group of nodes) of this start; None if other nodes have claimed its number already.
 
-        If the nodes are those of `last`, the term stays the same; otherwise the next number is claimed."""
+        The same nodes as in `last` keep their term; otherwise the next number is claimed."""
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)
@@ -163,7 +167,7 @@ class RoundCloser:
 
 
 def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
-    """Return why `nodes` cannot start together, or None if they can; `of` is the number of nodes that the run needs."""
+    """Return the reason why `nodes` cannot start together, or None if they can; `of` is the number of all nodes."""
     numbers = [node["node"] for node in nodes]
     if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
         names = ", ".join(map(str, numbers))
@@ -176,7 +180,7 @@ def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
 
 
 def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
-    """Return the messages with which nodes have registered for round `number` (one start of all workers)."""
+    """Return the registrations of nodes for rendezvous `number`."""
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class NodeRegistration(TypedDict):
-    """The message with which a node registers for the next start of the workers."""
+    """The message with which a node registers at the rendezvous, for the next start of the workers."""
 
     node: int
     of: int
@@ -43,7 +43,7 @@ class NodeRegistration(TypedDict):
 
 
 class RoundResult(TypedDict):
-    """The message that ends a rendezvous: the nodes that start together, and the address of their store."""
+    """The message that ends a rendezvous: the nodes that start together, and the address of the workers' store."""
 
     nodes: list[NodeRegistration]
     host: int  # the node that closed the round
@@ -56,11 +56,13 @@ class RoundResult(TypedDict):
 
 
 class Unreachable(Exception):
-    """Raised if the node that hosts the store has exited, or does not answer in time."""
+    """Raised if the node that hosts the rendezvous store has exited, or does not answer in time."""
 
 
 class Connection(threading.Thread):
-    """A thread that connects the supervisor `who` to the store at `where` and awaits answers for `patience` seconds."""
+    """A thread that talks to the TCPStore at address `where` and sends heartbeats of the supervisor `who`.
+
+    Requests time out after `patience` seconds."""
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
@@ -73,7 +75,7 @@ class Connection(threading.Thread):
     def ask(self, question: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
         """Call `question` with the store in the connection's thread, and return its result.
 
-        Raise Unreachable after `within` seconds. If `last`, the thread and its heartbeats end afterwards."""
+        Raise Unreachable after `within` seconds. If `last`, the thread ends after this call."""
         answer: Future[T] = Future()
         self._work.put((question, answer, last))
         limit, asked = self._patience if within is None else within, time.monotonic()
@@ -86,7 +88,7 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """Make the thread exit and stop its heartbeats once all queued requests are answered; return at once."""
+        """Make the thread exit after all queued requests; return at once."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
@@ -142,7 +144,7 @@ def _join(connections: Iterable[Connection], within: float) -> None:
 
 
 def _cut(where: str) -> None:
-    """Shut down every socket of this process that is connected to the address `where`; torch would leave them open."""
+    """Shut down every socket of this process that is connected to the address `where`."""
     host, port = split_address(where)
     for number in (int(file.name) for file in Path("/proc/self/fd").iterdir()):
         with suppress(OSError, ValueError):  # closed by now, or not a connected socket
@@ -173,14 +175,14 @@ def read_json(store: Store, key: str) -> Any:
 
 
 def is_listening(where: str) -> bool:
-    """Return True if a process accepts TCP connections at `where` (`host:port`); wait at most one second."""
+    """Return True if a process accepts TCP connections at `where` (host:port); wait at most one second."""
     with suppress(OSError), socket.create_connection(split_address(where), 1.0):
         return True
     return False
 
 
 def is_refused(where: str) -> bool:
-    """Return True if the machine at `where` (`host:port`) refuses the connection: no process listens there."""
+    """Return True if the machine at `where` (host:port) refuses the connection, since no process listens there."""
     try:
         with socket.create_connection(split_address(where), 1.0):
             return False

@@ -21,7 +21,7 @@ _RESTS = 4  # looks in which a store that did not answer is left alone: each wou
 
 
 class HostFinder:
-    """A search for the store in which the nodes meet, which is `own` on the node that hosts it."""
+    """A search for the TCPStore in which all nodes meet; `own` is the address of this node's store."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
@@ -30,9 +30,9 @@ class HostFinder:
         self.look_every = min(_SOON, node.lost_after / 2)  # seconds
 
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
-        """Wait for a store in which the nodes meet, calling `meanwhile` repeatedly, and return a connection to it.
+        """Return a connection to the store in which the nodes meet; call `meanwhile` repeatedly while waiting for it.
 
-        Raise BadInput if no store is found within a minute."""
+        Raise BadInput if no store is found within a minute. `last` are the nodes of the previous start."""
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):
@@ -55,14 +55,14 @@ class HostFinder:
         return None
 
     def avoid(self, where: str) -> None:
-        """Leave the store at `where` alone for a while, because it does not answer."""
+        """Do not try the store at `where` for a while, because it did not answer."""
         self._failed[where] = time.monotonic()
 
     def _failed_lately(self, where: str) -> bool:
         return where in self._failed and time.monotonic() - self._failed[where] < _RESTS * self.look_every
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the stores to try, best first: the address, and a token that must be found there, if not None."""
+        """Return (address, token) of the stores to try, best first; a token that is not None must be in the store."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

@@ -52,11 +52,10 @@ _LOOK = 0.02
 
 
 class RunEndWatch:
-    """A watch for the end of the run, which other nodes may complete while this one waits for them.
+    """A watch for the end of the run, which other nodes may complete while this node waits for them.
 
-    The end is in the histories in `out`, if the nodes share that folder, or beside the checkpoints. An end that was
-    recorded before this command is ignored if the run is extended, if the script is only supervised, or if a run of
-    another `command` left it there."""
+    It reads the history files in `out` and those beside the checkpoints. An end recorded before this command is ignored
+    if it does not apply, for example because the run is extended (`extends`)."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class RunEndWatch:
         self._known |= {end for end in (before, contents.completed) if end and SUPERVISED_ONLY in end.because}
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict if other nodes have completed the run, else None. Read errors do not count as an end."""
+        """Return the verdict if other nodes have completed the run, otherwise None."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict
@@ -323,9 +322,9 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-    """Register for the next round of the rendezvous, unless done (`awaited`), and return its number and result.
+    """Register for the next rendezvous, unless `awaited` is its number already; return its number and result.
 
-    It must not change any object: it may still run in its thread after the caller has timed out."""
+    The function must not change any object, because it may still run after the caller has timed out."""
     if store.check(["over"]):
         raise RunEnded(store.get("over").decode())
     if not awaited:
@@ -336,7 +335,7 @@ def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> t
 
 
 def _open_store(node: Node) -> tuple[TCPStore, str]:
-    """Open this node's store, at the common endpoint if this machine has that address and the port is free."""
+    """Open this node's TCPStore, at the rendezvous endpoint if possible, and return the store and its address."""
     address, port = node.meets_at
     try:
         kept = listen(address, port)

@@ -19,7 +19,7 @@ _AGAIN = 0.2  # seconds after which an unchanged report is repeated
 
 
 class OtherNodes(Peers):
-    """The nodes that started together in rendezvous round `number`, reached through `connection`."""
+    """The nodes that started together after rendezvous `number`, reached through `connection`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class OtherNodes(Peers):
 
     @property
     def present(self) -> list[int]:
-        """The numbers of all nodes that were not lost since the start, including this one."""
+        """The numbers of the nodes that were not lost since the start, including this one."""
         return [node for node in self.where if node not in self._dropped]
 
     @property
@@ -88,7 +88,7 @@ class OtherNodes(Peers):
         return self._is_ending
 
     def continue_without(self, nodes: list[int], term: Term) -> None:
-        """Tell the remaining nodes and their workers to continue as the group `term`, without the lost `nodes`."""
+        """Tell the remaining nodes and workers to continue as the group `term`, without the lost `nodes`."""
         assert self._server is not None, "only the node that keeps the workers' store drops others"
         self._dropped = sorted({*self._dropped, *nodes})
         for node in self.present:  # so that their workers accept the term as theirs, and save

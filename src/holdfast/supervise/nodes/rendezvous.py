@@ -27,9 +27,9 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (`host:port`).
+    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (host:port).
 
-    A node without a heartbeat for `lost_after` seconds is lost. The others continue if at least `least` are left."""
+    A node without a heartbeat for `lost_after` seconds is lost. The run continues with at least `least` nodes."""
 
     rank: int = 0
     of: int = 1
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The IP address at which other nodes can reach this one: the source address of its route to the rendezvous."""
+        """The IP address at which other nodes can reach this node."""
         if self.of == 1 or self.endpoint is None:
             return LOOPBACK
         family, kind, *_, target = _resolved(self.endpoint)
@@ -68,7 +68,7 @@ class Node:
         return address, port
 
     def too_few(self, *, have_met: bool) -> str:
-        """Return the error message of a run with too few nodes; `have_met` is True if all nodes had met before."""
+        """Return the error message for too few nodes; `have_met` is True if all nodes were there before."""
         if not have_met:
             return f"fewer than {self.of} nodes came to {self.endpoint}"
         return (
@@ -94,7 +94,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """The status of a worker that has not failed: its process number, and the group that it trains in."""
+    """The status of a worker that has not failed: its process number `seat`, and the group in which it trains."""
 
     seat: int
     is_ready: bool = False
@@ -103,10 +103,10 @@ class WorkerStatus:
 
 
 class MembersReport(NamedTuple):
-    """The status of the workers of one node, or of several nodes.
+    """The status of the workers of one or more nodes.
 
-    `broken` is True if some have waited long to be told who their peers are, `ended` if some have nothing left to
-    train, and `goes_on` if all that train could continue now after the loss of a peer."""
+    `broken` is True if workers wait for a new training group although none was lost, `ended` if some have nothing left
+    to train, and `goes_on` if all could continue now without a lost peer."""
 
     seen: tuple[WorkerStatus, ...] = ()
     broken: bool = False
@@ -115,7 +115,7 @@ class MembersReport(NamedTuple):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The process numbers (seats) of the workers that train, rather than wait to join."""
+        """The process numbers of the workers that train, without those that wait to join."""
         return tuple(worker.seat for worker in self.seen if worker.membership is not None)
 
     @property
@@ -136,7 +136,6 @@ class MembersReport(NamedTuple):
 
 
 def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
-    """Merge the reports of several nodes into one report."""
     all_reports = list(reports)
     return MembersReport(
         tuple(worker for report in all_reports for worker in report.seen),
@@ -148,7 +147,7 @@ def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """The result of one rendezvous: which nodes start how many workers each, and where the workers' store is."""
+    """The result of one rendezvous: the nodes, the number of workers on each, and the address of the workers' store."""
 
     attempt: int
     round: str
@@ -174,7 +173,7 @@ class RoundInfo:
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return messages for the user about lost nodes, and about a new host since the rendezvous `before`."""
+        """Return messages about the nodes missing from all `of` nodes, and about a new host since `before`."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"
@@ -185,7 +184,7 @@ class RoundInfo:
 
 
 class RunEnded(Exception):
-    """Raised if the run is over. The message is the verdict as JSON, or empty if the other nodes left no verdict."""
+    """Raised if the run is over. The message is the verdict as JSON, or empty if other nodes left no verdict."""
 
 
 class TooFewNodes(Exception):
@@ -193,10 +192,10 @@ class TooFewNodes(Exception):
 
 
 class Peers:
-    """The other nodes while the workers train; this base class is for a single node, which has none.
+    """The other nodes during training; this base class is for a single node, which has no others.
 
-    `server` is the store of the workers, if this node hosts it. `members` maps supervisors to node numbers, and `where`
-    maps node numbers to the addresses of their own stores."""
+    `server` is the workers' TCPStore, if this node hosts it. `members` maps supervisors to node numbers, and `where`
+    maps node numbers to the addresses of their rendezvous stores."""
 
     term: Term | None = None
     members: Mapping[str, int] = {}
@@ -217,11 +216,11 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the node that decides who trains; return the memberships published after number `known`."""
+        """Send `report` to the node that decides which workers train; return training groups newer than `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node, or None until all have sent one; {} if another node decides."""
+        """Return the last report of each other node; None until all have sent one, {} if another node decides."""
         return {}
 
     def announce_end(self) -> None:
@@ -236,24 +235,24 @@ class Peers:
         return False
 
     def finish(self) -> bool:
-        """Report that the workers of this node have exited normally; return True once those of all nodes have."""
+        """Report that the workers of this node have exited normally; return True once the workers of all nodes have."""
         return True
 
     def exchange_progress(self, progress: JSON) -> list[Any]:
-        """Send the progress of this node's workers to the other nodes; return the latest progress of each of them."""
+        """Send the progress of this node's workers to the other nodes, and return their latest progress."""
         return []
 
     def lost(self, *, suspected: bool = False) -> list[int]:
-        """Return the nodes without a heartbeat for too long; if `suspected`, also those whose supervisor has exited."""
+        """Return the nodes without a heartbeat for too long; if `suspected`, also nodes whose supervisor has exited."""
         return []
 
     def gone(self) -> list[int]:
-        """Return the nodes whose supervisor has exited: their machine refuses connections to its port."""
+        """Return the nodes whose supervisor has exited, since their machine refuses connections."""
         return []
 
 
 class Rendezvous:
-    """The coordination between the supervisors of all nodes, who agree on every start of the workers."""
+    """The coordination of the supervisors on all nodes, which agree on every start of the workers."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt
@@ -261,7 +260,7 @@ class Rendezvous:
         self.peers = Peers()
 
     def meet(self, workers: int) -> RoundInfo:
-        """Wait for the other nodes, and return the result of the rendezvous; this node will start `workers` workers."""
+        """Wait for the other nodes and return the result of the rendezvous; this node offers `workers` workers."""
         self.round = self._meet(workers)
         self.next_attempt = self.round.attempt + 1
         return self.round
@@ -274,22 +273,22 @@ class Rendezvous:
         return False
 
     def waiting_nodes(self) -> int:
-        """Return the number of nodes that wait at the rendezvous for the next start."""
+        """Return how many nodes wait for the next start."""
         return 0
 
     def stop(self, verdict: str) -> None:
-        """Tell the other nodes that the run failed or was stopped, with its `verdict` as JSON text."""
+        """Tell the other nodes that the run failed or was stopped; `verdict` is JSON text."""
 
     def stopped(self) -> str | None:
-        """Return the verdict with which another node has stopped the run, or None if no node has."""
+        """Return the verdict if another node has stopped the run, otherwise None."""
         return None
 
     def close(self, verdict: str) -> None:
-        """Leave `verdict` in the store for nodes that come later, and close all connections."""
+        """Store `verdict` for nodes that come later, and close all connections."""
 
 
 class SingleNodeRendezvous(Rendezvous):
-    """The rendezvous of a single node, which waits for no other node."""
+    """A rendezvous that returns at once, for a run on one node."""
 
     def __init__(self, attempt: int) -> None:
         super().__init__(attempt)
@@ -297,7 +296,7 @@ class SingleNodeRendezvous(Rendezvous):
         """The next start of the workers, if it was prepared."""
 
     def prepare(self, workers: int) -> RoundInfo:
-        """Return what the next `meet` will return, for workers that are started before it."""
+        """Return the result of the next `meet` in advance, for workers that are started before it."""
         self.prepared = self._round_of(workers)
         return self.prepared[0]
 
@@ -314,7 +313,7 @@ class SingleNodeRendezvous(Rendezvous):
 
 
 def listen(address: str, port: int = 0) -> TCPStore:
-    """Open a TCPStore server on `address` only, at any free port by default; torch would listen on all interfaces."""
+    """Open a TCPStore server that listens only on `address`; port 0 is any free port."""
     family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as server:
         # A supervisor that starts again takes the port back from connections that the kernel still remembers.

@@ -39,7 +39,7 @@ SHOW_STACK = signal.SIGRTMIN + 9  # no script is likely to use it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The script that a worker runs, its environment, its supervisor's process id, and the files that it writes."""
+    """Everything that a new worker process needs: settings, environment variables, and its output files."""
 
     config: RunConfig
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class Task:
 
 
 def main(task: Task) -> NoReturn:
-    """Run the script of `task` in this process, which was forked for it, and exit."""
+    """Run the script of `task` in this forked process, and exit."""
     die_with(task.supervisor)
     _take_resolver_lock()
     process.set_title(
@@ -75,7 +75,7 @@ def main(task: Task) -> NoReturn:
 
 
 def die_with(supervisor: int) -> None:
-    """Make the kernel kill this process when the process `supervisor` dies, and start a new process group."""
+    """Make the kernel kill this process when the process with id `supervisor` dies; start a new process group."""
     process.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # the supervisor died before the request
@@ -83,10 +83,10 @@ def die_with(supervisor: int) -> None:
 
 
 def _take_resolver_lock() -> None:
-    """Use the C library's resolver once, so that a worker with a broken resolver lock blocks here, and is forked again.
+    """Take the C library's resolver lock once, so that a worker in which it was forked as held blocks here.
 
-    A thread of the supervisor holds this lock for a moment whenever a worker connects to its store. A fork in that
-    moment copies the lock as held, and no thread will release it."""
+    The supervisor then forks the worker again. A thread of the supervisor holds the lock for a moment whenever a worker
+    connects to its store."""
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
 
@@ -107,7 +107,7 @@ def _redirect_output(stdout: Path, stderr: Path, stack: int) -> None:
 
 
 class WorkerOutput(io.FileIO):
-    """The output file of a worker, which ignores write errors, so that a full disk does not make the script fail."""
+    """An output stream of a worker that ignores write errors, so that a full disk does not stop the script."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "w", closefd=False)
@@ -120,7 +120,7 @@ class WorkerOutput(io.FileIO):
 
 
 def _undo_inheritance() -> None:
-    """Reset exit handlers, numpy's random state and thread counts, as in a new interpreter under torchrun."""
+    """Reset the exit handlers, numpy's random state and the thread counts that were inherited by the fork."""
     atexit._clear()
     np.random.seed()
     # Like torchrun: several workers on one machine take one thread each, unless the user says otherwise.
@@ -133,7 +133,7 @@ def _undo_inheritance() -> None:
 
 @cache
 def thread_pools() -> ThreadpoolController:
-    """Return a controller of the thread pools of numerical libraries, cached because the search is slow."""
+    """Return a cached controller of the thread pools of numerical libraries."""
     return ThreadpoolController()
 
 
@@ -182,7 +182,7 @@ def _file(config: RunConfig) -> str:
 
 
 def _exit_at_once(status: int) -> NoReturn:
-    """Exit without exit handlers, so that connections close at once and peers notice it in their collectives."""
+    """Exit without exit handlers, so that peers in a collective notice at once that this worker is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

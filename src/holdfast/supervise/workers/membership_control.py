@@ -27,8 +27,8 @@ SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 class Members:
     """The workers that train together; the group changes when workers are lost, replaced or put to sleep.
 
-    Each worker process has a unique number, its `seat`. The member number of a worker in the group is the rank that its
-    process keeps."""
+    `seat` is the unique number of a worker process. A member number is a rank in the group; it passes from a lost
+    worker to its replacement."""
 
     def __init__(self, strategy: str, size: int) -> None:
         self.wanted = size
@@ -41,36 +41,36 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the member number of the process `seat`; `seat` itself if that process was never a member."""
+        """Return the member number (rank) of the process `seat`; `seat` itself if it was never in the group."""
         return self._numbers[seat] if seat in self._been else seat
 
     def assigned(self, seat: int) -> int | None:
-        """Return the member number that the process `seat` has for life; None for a spare."""
+        """Return the member number (rank) of the process `seat`; None for a spare, which has none yet."""
         return self._numbers.get(seat)
 
     def assign(self, seat: int, number: int) -> None:
-        """Give the worker process number `seat` the member number `number`, which it then keeps."""
+        """Give the process `seat` the member number `number`, which is its rank until it exits."""
         self._numbers[seat] = number
 
     def is_member(self, seat: int) -> bool:
-        """Return True if the worker process number `seat` is a member, or was told to become one."""
+        """Return True if the worker process with number `seat` trains, or was told to join."""
         return seat in self._seats.values()
 
     def was_member(self, seat: int) -> bool:
-        """Return True if the worker process number `seat` is or was a member, and was not put to sleep since."""
+        """Return True if the process number `seat` trains or has trained, and was not put to sleep since."""
         return seat in self._been and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the numbers of the members whose processes are not among `workers`."""
+        """Return the member numbers (ranks) of the training processes that are not among `workers`."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the member numbers of the worker processes in `seats`, without processes that are not members."""
+        """Return the sorted member numbers (ranks) of those of the processes `seats` that train."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
-        """Make `membership` (a group of training workers) the current one."""
+        """Make `membership` the current group of training workers."""
         known = {**self._leaving, **self._seats}
         inside = {number: known[number] for number in membership.members if number not in membership.joining}
         self._leaving = {number: self._seats[number] for number in membership.asleep}
@@ -81,19 +81,19 @@ class Members:
         self.current = membership
 
     def is_held(self, number: int, dead: Collection[int]) -> bool:
-        """Return True if member number `number` belongs to a process whose number is not in `dead`."""
+        """Return True if the rank `number` belongs to a training process that is not in `dead` (process numbers)."""
         return number in self._seats and self._seats[number] not in dead
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if as many workers train as are wanted, and all of them are in the current membership."""
+        """Return True if the `wanted` number of workers train, all in the current group."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
 
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
-        """Choose, adopt and return the next group of training workers, or None if none is due.
+        """Choose, adopt and return the next group of training workers, or None if no change is due.
 
-        `broken` is True if a connection between members broke although no member was lost."""
+        `broken` is True if a connection in the group broke although no worker was lost."""
         present = {worker.seat: worker for worker in workers}
         self._numbers |= {worker.seat: worker.number for worker in workers if worker.number is not None}
         known = {**self._leaving, **self._seats}
@@ -119,17 +119,14 @@ class Members:
             return self._publish({number: inside[number] for number in sorted(inside)[:more]}, {}, tuple(asleep))
         seated = self._seated(set(range(self._size)) - inside.keys(), inside, present)
         if more == 0:
-            seated, more = (
-                {number: seat for number, seat in seated.items() if number == 0},
-                1,
-            )  # another one then sleeps
+            seated, more = {n: seat for n, seat in seated.items() if n == 0}, 1  # another worker then sleeps
         joining = {number: seated[number] for number in sorted(seated)[:more]}
         return self._publish(inside, joining) if joining else None
 
     def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
-        """Return the seats (process numbers) of the workers that can join now, by member number.
+        """Return the processes that can join now, as a mapping from member number (rank) to process number.
 
-        A process has one member number for life. A spare gets one of `free` that no living process has."""
+        A process never changes its member number. A spare gets one of `free` that no living process has."""
         ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
         numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
         spare_numbers = sorted(free - {*numbers.values()})
@@ -143,11 +140,11 @@ class Members:
 
 
 class Stranded(Exception):
-    """Raised if members (training workers) were lost and the other members cannot continue without them."""
+    """Raised if training workers were lost and the remaining ones cannot continue without them."""
 
 
 class MembershipController:
-    """The controller of the workers that train together in one attempt, `wanted` of them if not None."""
+    """The controller of which workers train together; `wanted` is their number, or None for all workers."""
 
     def __init__(
         self,
@@ -173,7 +170,7 @@ class MembershipController:
         return RankLog(self._out, self._round.attempt)
 
     def report(self) -> MembersReport:
-        """Return the state of the workers of this node that have not failed."""
+        """Return the status of the workers of this node that have not failed."""
         left = [worker for worker in self._pool.running if not worker.has_failed]
         return MembersReport(
             tuple(
@@ -211,7 +208,7 @@ class MembershipController:
     def can_replace(self, nodes: list[int]) -> bool:
         """Return True if training can continue without the lost `nodes`.
 
-        `replay` needs a ready spare for each lost worker; the others need one only if rank 0 is lost."""
+        With recovery by `replay`, each lost worker needs a ready spare; otherwise only rank 0 does."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         lost = self.members_of(nodes)
@@ -219,13 +216,13 @@ class MembershipController:
         return bool(left.inside) and left.goes_on and left.ready >= needed
 
     def members_of(self, nodes: list[int]) -> list[int]:
-        """Return the member numbers (ranks for life) of the workers that `nodes` have reported."""
+        """Return the ranks of the training workers on `nodes`, according to the reports of these nodes."""
         reports = self._peers.reports() or {}
         seats = {worker.seat for node in nodes if node in reports for worker in reports[node].seen}
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Publish the next group of training workers, if one is due and this node decides, or adopt the latest."""
+        """Choose and publish the next training group if this node decides, otherwise adopt the latest published one."""
         self._assign_spares()
         if self._peers.decides:
             self._decide()
@@ -261,14 +258,14 @@ class MembershipController:
         self._rank_log.follow(self.members.current, {worker.rank: worker.task.stdout.stem for worker in members})
 
     def start(self) -> None:
-        """Start the workers of this node, and its spares (workers that wait to replace a lost one)."""
+        """Start the workers of this node, and its spares, which wait to replace a lost worker."""
         with self._pool.starting():
             for local_rank, rank in enumerate(self._round.ranks):
                 self._pool.start(self._round, local_rank=local_rank, seat=rank)
             self._start_missing()
 
     def fill_up(self) -> None:
-        """Start replacements for lost workers; they join the training once they are ready."""
+        """Start replacements for lost workers; they join the training when they are ready."""
         with self._pool.starting():
             self._start_missing()
 
@@ -311,7 +308,7 @@ class MembershipController:
         return self._rank_log.news(all_train=wanted if all_train else 0)
 
     def local_progress(self) -> RemoteProgress:
-        """Return the progress of this node's workers, to be sent to the other nodes."""
+        """Return the progress of this node's workers, for the other nodes."""
         looks = self._pool.looks(self.members.is_member)
         places = [look.place for look in looks if look.is_member and look.phase is not Phase.ENDED]
         return RemoteProgress(min(places, default=None), sum(look.moved for look in looks))

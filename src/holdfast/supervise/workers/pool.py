@@ -38,7 +38,7 @@ STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a sec
 
 
 class WorkerPool:
-    """The worker processes of this node in the present attempt, from one start of all workers to the next."""
+    """The worker processes of this node, from one start of all workers to the next."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self._config, self._out = config, out
@@ -54,7 +54,7 @@ class WorkerPool:
         entry.thread_pools()  # before any fork
 
     def begin_attempt(self) -> None:
-        """Forget the workers of the last attempt, which have exited."""
+        """Forget the workers of the last start, which have exited."""
         self.has_script_collectives |= any(
             worker.task.progress.has_exchanged for worker in [*self.running, *self._leaving]
         )
@@ -64,7 +64,7 @@ class WorkerPool:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Enclose calls to `start`; at the end of the block, wait until the new processes have begun to run."""
+        """Enclose calls of `start`; at the end of the `with` block, wait until the new processes run."""
         try:
             with held_back(), warnings.catch_warnings():
                 # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
@@ -86,10 +86,10 @@ class WorkerPool:
         rank: int | None = None,
         is_standby: bool = False,
     ) -> WorkerProcess:
-        """Fork a worker process with the unique number `seat`; in an attempt's first group, `seat` is also its rank.
+        """Fork a worker process with the unique number `seat`, which is also its rank unless `joins`.
 
-        A worker that `joins` is added to the group later; `rank` is the rank that it will have, or None for a spare. A
-        standby worker waits for the next attempt."""
+        A worker that `joins` enters the training group later, with the given `rank`, or None for a spare. A standby
+        worker waits for the next start of all workers."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -152,7 +152,7 @@ class WorkerPool:
         return {name: str(value) for name, value in variables.items()}
 
     def late_start(self) -> list[str]:
-        """Return lines about what each worker does, once, if a minute has passed without a first step; else none."""
+        """Return messages about what the workers do, once, if none has begun a step for a minute; otherwise []."""
         if not self._reports_start or time.monotonic() - self._began < FIRST_STEP:
             return []
         self._reports_start = False
@@ -172,7 +172,7 @@ class WorkerPool:
             worker.poll()
 
     def poll_dying(self) -> None:
-        """Detect killed workers at once during a recovery, since the kernel may take long to remove them entirely."""
+        """Detect killed workers early during a recovery, before the kernel has removed them entirely."""
         self._leaving = [worker for worker in self._leaving if not worker.is_gone]
         if any(worker.task.progress.phase is Phase.RECOVERING for worker in self.running):
             for worker in self.running:
@@ -184,7 +184,7 @@ class WorkerPool:
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally, and end the spares, which wait to join.
+        """Return True if all training workers have exited normally; then also end the spares.
 
         A node with only spares waits until workers of other nodes have finished (`others_are_ending`)."""
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
@@ -197,7 +197,7 @@ class WorkerPool:
         return not self.failed and all(status is not None for status in exits)
 
     def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
-        """Return the progress of every running worker; `is_member(seat)` is True if process `seat` may train."""
+        """Return the progress of every running worker; `is_member(seat)` tells whether process number `seat` trains."""
         is_one_done = any(worker.exit in IN_ORDER for worker in self.running)
         return [
             worker.look(is_member(worker.seat), has_done_peers=is_one_done)
@@ -206,13 +206,17 @@ class WorkerPool:
         ]
 
     def late_to_stop(self, is_member: Callable[[int], bool]) -> list[WorkerProcess]:
-        """Return the workers that were asked to stop, and have neither stopped nor made progress since."""
+        """Return the workers that were asked to stop, and have made no progress for too long since.
+
+        `is_member(seat)` tells whether process number `seat` trains."""
         members = (look for look in self.looks(is_member) if look.is_member)  # spares wait for nothing else
         late = {look.seat for look in members if self.hangs.is_late_to_stop(look)}
         return [worker for worker in self.running if worker.seat in late]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
-        """Mark the workers that hang, and kill processes that do not exit after their script has ended."""
+        """Set `hung` of the workers that hang, and kill processes that do not exit after their script has ended.
+
+        `is_member(seat)` tells whether process number `seat` trains; `remote` is the progress of other nodes."""
         now = time.monotonic()
         if now - self._looked < 0.25:
             return
@@ -230,7 +234,7 @@ class WorkerPool:
                 workers[look.seat].kill()  # it counts as done
 
     def exit_reports(self) -> list[WorkerExit]:
-        """Return a report on each worker: how it ended, or that it still runs."""
+        """Return how each worker exited, or that it still runs."""
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
@@ -240,11 +244,11 @@ class WorkerPool:
         return [error.message for error in raised if error]
 
     def log_with_stacks(self, rank: int) -> str:
-        """Return the path of the log with the stacks of a killed worker, relative to the run; empty if it has none."""
+        """Return the log file with the stacks of worker `rank`, relative to the run's folder; "" if there is none."""
         return next((report.log for report in self.exit_reports() if report.rank == rank), "")
 
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:
-        """Kill the workers that have failed and stop watching them; return the process number and report of each."""
+        """Kill and remove the workers that have failed; return the process number and exit report of each."""
         failed = self.failed
         self._print_stacks([worker for worker in failed if worker.hung], STACKS_SOON)
         reports = [(w.seat, w.exit_report(self.hangs.idle(w.seat), self._out)) for w in failed]
@@ -258,7 +262,7 @@ class WorkerPool:
         return reports
 
     def kill(self, *, stacks: bool = False) -> None:
-        """Kill all workers and their child processes; if `stacks`, they print the stacks of their threads first."""
+        """Kill all workers and their child processes; if `stacks`, they first print the stacks of their threads."""
         if stacks:
             self._print_stacks(self.running, STACKS_WITHIN)
         self.end([*self.running, *self._leaving])

@@ -30,7 +30,7 @@ NO_CORE = 1  # bytes: where a program receives core dumps, the kernel takes 0 fo
 
 
 class WorkerProcess:
-    """A worker process with a unique number `seat`. Its `rank` equals `seat` until it replaces a lost worker."""
+    """A worker process with the unique number `seat`. Its `rank` equals `seat` until it replaces a lost worker."""
 
     def __init__(self, task: Task, *, seat: int, rank: int, local_rank: int) -> None:
         self.task, self.seat, self.rank, self.local_rank = task, seat, rank, local_rank
@@ -51,7 +51,7 @@ class WorkerProcess:
         return process
 
     def wait_until_up(self) -> None:
-        """Wait until the process has begun to run; fork again if it hangs with a lock copied while it was held."""
+        """Wait until the process runs; fork it again if it hangs because a lock was held during the fork."""
         for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
             while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
@@ -64,13 +64,13 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Set `exit` if the process has exited. Nothing else does, so workers that die together are seen together."""
+        """Set `exit` if the process has exited."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)
 
     def poll_dying(self) -> None:
-        """Update `exit` like `poll`, but also detect a killed process that the kernel has not removed entirely."""
+        """Set `exit` if the process has exited, or was killed but is not yet removed entirely by the kernel."""
         self.poll()
         if self.exit is None and (status := dying_status(self.pid)) is not None and status not in IN_ORDER:
             self._kill_group()
@@ -92,32 +92,32 @@ class WorkerProcess:
 
     @property
     def is_gone(self) -> bool:
-        """True if the process is gone entirely, so that its memory and its share of a GPU are free."""
+        """True if the kernel has removed the process entirely, so that its CPU and GPU memory is free."""
         return self.exit is not None and self._process.exitcode is not None
 
     @property
     def membership(self) -> int | None:
-        """The number of the group of workers (membership) in which this worker trains; None if it waits to join."""
+        """The number of the training group that this worker is in; None if it waits to join."""
         return number if (number := self.task.progress.membership) >= 0 else None
 
     @property
     def is_in_reserve(self) -> bool:
-        """True if the worker takes no part in training yet: it is starting, or waits to join."""
+        """True if the worker does not train yet: it is starting, or waits to join the training group."""
         return self.membership is None
 
     @property
     def is_ready(self) -> bool:
-        """True if the worker has started and waits to join the others."""
+        """True if the worker has started, has a rank, and waits to join the training group."""
         return self.task.progress.phase is Phase.JOINING and not self.asks_for_rank
 
     @property
     def is_starting(self) -> bool:
-        """True if the worker is to join the others later, and its script is not ready to join yet."""
+        """True if the worker will join the training group, but its script is not ready yet."""
         return self.is_in_reserve and self.task.progress.phase is not Phase.JOINING
 
     @property
     def asks_for_rank(self) -> bool:
-        """True if the worker is a spare whose script has asked for its rank and waits for it."""
+        """True if the worker is a spare whose script waits to get its rank."""
         return self.task.progress.asks_for_rank
 
     @property
@@ -141,7 +141,7 @@ class WorkerProcess:
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
-        """Return the worker's progress; `has_done_peers` is True if another worker has ended in order."""
+        """Return the worker's progress; `has_done_peers` is True if another worker has exited normally."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -158,13 +158,12 @@ class WorkerProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send the signal `number` to the worker, if it runs."""
         self.poll()
         if self.exit is None:
             os.kill(self.pid, number)
 
     def stack(self) -> str:
-        """Return the stack of the worker's main thread, the innermost call first; empty if it does not answer."""
+        """Return the stack of the worker's main thread, innermost call first; empty if the worker does not answer."""
         file, deadline = self.task.stack, time.monotonic() + STACK_WITHIN
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)  # all workers share the file and its position
@@ -174,7 +173,7 @@ class WorkerProcess:
         return text.decode(errors="replace")
 
     def abort(self) -> None:
-        """Make the worker print the stacks of its threads and exit (SIGABRT), if it runs."""
+        """Make the worker print the stacks of its threads and exit, by SIGABRT."""
         self.poll()
         if self.exit is None:
             with suppress(OSError):  # a log may be missing
@@ -195,7 +194,7 @@ class WorkerProcess:
         return False
 
     def kill(self) -> None:
-        """Kill the worker, if it runs, and all processes that it started."""
+        """Kill the worker and all processes that it started."""
         self.poll()
         if self.exit is None:
             self._kill_group()
@@ -212,7 +211,9 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker exited, or that it hung for `idle` seconds; its log is relative to the folder `out`."""
+        """Return how the worker exited, or that it still runs without progress for `idle` seconds.
+
+        The path of its log is relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -230,7 +231,7 @@ class WorkerProcess:
 
 
 def innermost_call(stack: str, script: str) -> str:
-    """Return text that names the innermost line of `script` in a stack that faulthandler printed, and the call in it."""
+    """Return the innermost line of `script` in a faulthandler `stack`, and the function it called, as text."""
     frames = [(path, f"{Path(path).name}:{line}", name) for path, line, name in _FRAME.findall(stack)]
     if not frames:
         return ""
@@ -242,9 +243,9 @@ def innermost_call(stack: str, script: str) -> str:
 
 
 def dying_status(pid: int) -> int | None:
-    """Return the exit status of a process that was killed, but of which some threads still exist; otherwise None.
+    """Return the exit status of a killed process that still has threads; otherwise None.
 
-    `waitpid` reports such a process only after all threads are gone; with a GPU, this takes 0.2 s."""
+    `waitpid` does not report such a process until all its threads are gone, which takes 0.2 s with a GPU."""
     fields = _stat_fields(_PROC / str(pid))
     if len(fields) <= _EXIT or fields[0] != "Z" or not (status := int(fields[_EXIT])):
         return None  # the kernel writes 0 if we may not see the status
@@ -252,10 +253,9 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the CPU seconds that a process group used or waited for; None without /proc.
+    """Return the CPU seconds that a process group has used, or has waited for on a busy machine; None without /proc.
 
-    Waiting for a CPU counts, because on a busy machine a worker is slow, not hung. It is counted for main threads only:
-    others may poll, and would seem to wait most of the time."""
+    Waiting is counted for main threads only, because other threads may poll."""
     if not _PROC.exists():
         return None
     seconds = 0.0

@@ -13,7 +13,7 @@ from holdfast.runs.logs import LOG_FOLDER, RANKS
 
 
 class RankLog:
-    """The record of which worker of this node has which rank, shown to the user and kept beside the logs."""
+    """A record of the rank of each worker of this node, for messages to the user and for readers of the logs."""
 
     def __init__(self, out: Path, attempt: int) -> None:
         self._out, self._attempt = out, attempt
@@ -23,7 +23,7 @@ class RankLog:
         self._has_main = True  # a worker has rank 0
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the rank of each worker in the new training group; `names` has their log file names, by rank."""
+        """Record the ranks in a new training group; `names` maps each rank on this node to a log file name."""
         changed = []
         for rank in membership.members:
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(rank, "")
@@ -44,7 +44,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages on new rank changes; `all_train` is the number of workers if all of them train now."""
+        """Return messages about new rank changes; `all_train` is the number of workers if all of them train, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False

@@ -15,7 +15,7 @@ SCALE_LOOK = 0.1  # seconds between two looks for a scale request
 
 
 class Scaler:
-    """The handler of scale requests in a run on one node: `wanted` workers train, and the others are suspended."""
+    """The handler of `holdfast scale` requests in a run on one node; surplus workers are put to sleep."""
 
     def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
         self._requests, self._workers = ScaleRequests(out), workers
@@ -26,7 +26,7 @@ class Scaler:
         """The number of workers that should train, also after a restart; None before the first request."""
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if the user requested it, and record an event when this is complete."""
+        """Put workers to sleep or wake them if the user requested it; record an event when the change is complete."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now

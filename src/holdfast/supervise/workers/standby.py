@@ -24,7 +24,7 @@ FIRST_STEP = 2  # boundaries that a worker has passed after its first step
 
 
 class Standby:
-    """The waiting workers of the next attempt, or none; `say` shows a line to the user."""
+    """Standby workers, which have started early and wait for the next restart; `say` shows a message to the user."""
 
     def __init__(
         self, config: RunConfig, out: Path, pool: WorkerPool, nodes: SingleNodeRendezvous, say: Callable[[str], None]
@@ -35,7 +35,7 @@ class Standby:
         self._is_announced = False
 
     def update(self, restarts: int) -> None:
-        """Start standby workers once all workers have trained a step, replace lost ones, and end them after training.
+        """Start standby workers once all workers have trained a step, and replace dead ones; end them after training.
 
         `restarts` is the number of restarts so far."""
         running = self._pool.running
@@ -51,7 +51,7 @@ class Standby:
             self._say(f"{counted(len(self._workers), 'standby worker')} ready to take over")
 
     def take_over(self) -> list[WorkerProcess]:
-        """Let the waiting workers begin the next attempt, and return them; if some are not ready, end all of them."""
+        """Let the standby workers begin to train, and return them; if some are not ready, end all and return []."""
         for worker in self._workers:
             worker.poll()
         if self._workers and not self._is_ready:
@@ -67,7 +67,7 @@ class Standby:
         return workers
 
     def end(self) -> None:
-        """Kill the waiting workers, and remove their logs."""
+        """Kill the standby workers, and remove their logs."""
         if self._workers:
             self._pool.end(self._workers)
             shutil.rmtree(self._logs, ignore_errors=True)
