@@ -90,7 +90,7 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery strategy that spends most of the time on training. One that loses samples must be 1 % better."""
+    """Return the recovery strategy that trains most of the time; one that loses samples is chosen only if 1 % better."""
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:

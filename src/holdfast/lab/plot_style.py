@@ -26,7 +26,6 @@ LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 
 def style_name(strategy: Strategy) -> str:
-    """Return the key of `COLOURS` for a strategy: its recovery if it saves full checkpoints, else its block ranking."""
     return strategy.policy.name if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 

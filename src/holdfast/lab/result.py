@@ -77,8 +77,6 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table in a report, with one value per column in every row."""
-
     title: str
     columns: list[str]
     rows: list[list[Value]]

@@ -120,7 +120,6 @@ def measured(claim: Claim) -> str:
 
 
 def expected(claim: Claim) -> str:
-    """Return the expected range of a claim as text, such as "at least 2"."""
     low, high = claim.expected
     if low is None or high is None:
         return f"at most {high:g}" if high is not None else f"at least {low:g}" if low is not None else "any"

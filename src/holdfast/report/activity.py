@@ -69,8 +69,6 @@ def activity(history: Sequence[Event]) -> Activity:
 
 
 class _Clock:
-    """A converter of event times to seconds since the start of the run."""
-
     def __init__(self, stretches: Sequence[AttemptStretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
 

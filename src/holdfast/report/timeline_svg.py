@@ -83,7 +83,6 @@ def left_out(run: Activity) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text with a suitable unit, for example "3.5 min"."""
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"

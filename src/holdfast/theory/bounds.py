@@ -50,7 +50,7 @@ def gaussian(shape: int | tuple[int, ...], size: float, rng: np.random.Generator
 
 
 def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: float) -> Floats:
-    """Return the worst perturbation of norm `size`: from `x` straight away from the optimum."""
+    """Return the worst perturbation of norm `size`: a vector that moves `x` straight away from `optimum`."""
     return _scaled(np.asarray(x - optimum, dtype=np.float64), size)
 
 

@@ -74,7 +74,7 @@ class Split:
         return mean(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return the mean number of iterations that `approach` needs less than `against`, over the trials in `mask`."""
+        """Return how many iterations `approach` saves relative to `against`, as a mean over the trials in `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean(theirs - ours)
 

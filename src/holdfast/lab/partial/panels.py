@@ -36,7 +36,7 @@ def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
 
 
 def quick_notes(names: Sequence[str]) -> list[str]:
-    """Return a note that lists the chosen panels that a quick run leaves out as duplicates."""
+    """Return a note that lists the chosen panels (models with data sets) that a quick run leaves out as duplicates."""
     kept = distinct_panels(names, quick=True)
     left_out = [panel.name for panel in chosen(names, PANELS, "panel") if panel not in kept]
     return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []

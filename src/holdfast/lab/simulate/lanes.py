@@ -240,7 +240,7 @@ class _Lanes:
 
 
 def start_as_given(start: Start) -> Start:
-    """Return `start` unchanged: a `begin` function for trials that are given as `Start` objects."""
+    """Return `start` unchanged. Pass this function as `begin` if the trials are given as `Start` objects."""
     return start
 
 

@@ -39,7 +39,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of trial `number` after `step` iterations; without it, the run would converge after `crossed`."""
+    """The failure of trial `number` after `step` iterations; without it, the run converges after `crossed` iterations."""
 
     number: int
     length: int
