@@ -109,7 +109,7 @@ class SynchronousRounds:
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait for the calls `asked` of `measure` (None: start them); return the loss and the seconds."""
+        """Wait for the calls `asked` (None: call `measure`); return the loss and the seconds of the slowest call."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):

@@ -79,7 +79,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """A question to each node: how many blocks has it in each of `bins` equal bins of the ranking range `span`?"""
+    """A question to each node: how many blocks of what size are in each of `bins` bins of the ranking range `span`?"""
 
     above: float
     span: RankingRange

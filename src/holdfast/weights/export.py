@@ -26,8 +26,8 @@ SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
     """Write a state_dict, or a dict of state_dicts, to the path `to`; `force` replaces an existing file.
 
-    The suffix selects the format: `.safetensors` for one state_dict of tensors, or `.pt` or `.pth` for `torch.load`
-    with `weights_only=True`. A path without a suffix becomes a folder for `torch.distributed.checkpoint.load`."""
+    The suffix selects the format: `.safetensors` for one state_dict of tensors; `.pt` or `.pth` for a file that PyTorch
+    loads with `weights_only=True`; and none for a folder for `torch.distributed.checkpoint.load`."""
     write = writer_for(to)
     with _replacing(Path(to), force=force) as place:
         write(_plain(state), place)
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path beside `target` to write to, and rename it to `target` if no exception occurs."""
+    """Yield a temporary path to write to, then rename it to `target`; raise BadInput if that exists, unless `force`."""
     if os.path.lexists(target) and not force:
         raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
