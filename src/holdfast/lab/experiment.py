@@ -126,7 +126,7 @@ class Options:
             raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
 
     def open_log(self, name: str, code: str) -> TrialLog:
-        """Open the log of finished trials called `name` in the result folder; entries by other `code` are not used."""
+        """Open the log of trials called `name` in the result folder; `code` is a digest of the code that runs them."""
         self.logs.append(TrialLog(self.out / "trials" / f"{name}.jsonl", code))
         return self.logs[-1]
 
