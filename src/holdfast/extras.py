@@ -11,7 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def require(extra: str, what: str) -> None:
-    """Raise BadInput if a module of the optional dependencies `extra` is missing; `what` names the feature for it."""
+    """Raise BadInput if a module of the optional dependencies `extra` is missing; `what` names the feature."""
     if modules := missing(extra):
         raise BadInput(
             f"{what} needs packages that are not installed ({', '.join(modules)}): pip install 'holdfast[{extra}]'."

@@ -139,7 +139,7 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """The steps of each lost rank whose events may be absent, because an event is written during the next step."""
+        """The steps of each lost rank whose events may be absent, since a step's event is written one step later."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:

@@ -166,7 +166,7 @@ class RunRecord:
 
     @cached_property
     def plans(self) -> Sequence[tuple[RankSession, Plan]]:
-        """Every plan event with its session, sorted by attempt and rank."""
+        """Every plan event with the `RankSession` of the process that wrote it, sorted by attempt and rank."""
         return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
 
     @property
@@ -272,11 +272,11 @@ class RunRecord:
         return {id(join.session): join for change in changes for join in change.joined if join.session}
 
     def has_joined(self, session: RankSession) -> bool:
-        """Return True if this process joined while others trained, and received its state from them."""
+        """Return True if the process of `session` joined while others trained, and received its state from them."""
         return id(session) in self.joins
 
     def never_joined(self, session: RankSession) -> bool:
-        """Return True if this process was started to replace a lost worker, but ended before it joined."""
+        """Return True if the process of `session` was started to replace a lost worker, but ended before it joined."""
         is_live = any(memberships.attempt == session.attempt for memberships in self.live_attempts)
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
@@ -309,7 +309,7 @@ class RunRecord:
 
     @cached_property
     def absent_nodes(self) -> list[int]:
-        """The nodes without an event file of their supervisor, shortened to `SHOWN` + 1 nodes."""
+        """The nodes whose supervisor has no event file; at most `SHOWN` + 1 of them are returned."""
         nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
         absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
         return list(islice(absent, SHOWN + 1))

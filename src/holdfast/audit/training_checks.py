@@ -48,7 +48,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks of the steps of `session` that were not rolled back: known as trained, known as not trained."""
+    """Return two masks of the steps of `session` that were not rolled back: surely trained, and surely not trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -59,7 +59,7 @@ def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[
 
 
 def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:
-    """Return a mask of the steps of `session` after which the fingerprint of the state differs from the one before."""
+    """Return a mask of the steps of `session` that changed the fingerprint (hash) of the model's state."""
     state, before = session.steps.shared, states_before(record, session)
     mask: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
     return mask
@@ -147,7 +147,7 @@ def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
 
 
 def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession, RankSession]]:
-    """Yield every pair of sessions whose ranges of step numbers overlap, once, in the order of `sessions`."""
+    """Yield every pair of worker processes that trained overlapping ranges of steps, in the order of `sessions`."""
     spans = [(int(s.steps.step.min()), int(s.steps.step.max()), i) for i, s in enumerate(sessions) if len(s.steps)]
     active: list[tuple[int, int]] = []  # last steps, with the index of their session
     for first, last, i in sorted(spans):
@@ -221,7 +221,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
-    """Return the ranks whose buffers differed from those of rank 0 at a save, and were replaced by them at a restore.
+    """Return the ranks whose buffers differed from those of rank 0 before a save, and equal them after its restore.
 
     A snapshot has only the buffers of rank 0, such as the running averages of BatchNorm."""
     fingerprints = {r.recover.attempt: r.recover.fingerprint for r in record.restores if r.session.rank == 0}
@@ -238,7 +238,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare the results of steps that were trained again after the same earlier steps, ranks and script arguments."""
+    """Compare the results of steps that were trained again with the same ranks and script arguments up to there."""
     found = _Comparison()
     earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
     numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session

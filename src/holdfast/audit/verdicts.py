@@ -58,7 +58,7 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Check a run and return the finding of each check; the events of each writing process must be in their order."""
+    """Run all checks on the events of a run, and return their findings. Events of one process must be in order."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
@@ -110,7 +110,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:
-    """Return `findings`, but as unknown where the missing histories of the nodes `absent` may explain a failure."""
+    """Return `findings`, with failures set to "unknown" if missing histories of the nodes `absent` may explain them."""
     if not absent:
         return findings
     nodes = ", ".join(map(str, absent[:SHOWN])) + (", ..." if len(absent) > SHOWN else "")
