@@ -230,7 +230,7 @@ class RunRecord:
 
     @cached_property
     def saves(self) -> Sequence[CommittedSave]:
-        """Every commit, with the attempt that trained its last step, in the order of attempts."""
+        """The committed snapshots, in the order of attempts, each with the attempt that trained the step before it."""
         return self._followed[2]
 
     @cached_property

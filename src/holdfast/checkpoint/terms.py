@@ -43,7 +43,7 @@ class Term(NamedTuple):
 
 
 def newest(store: Store) -> Term | None:
-    """Return the newest term (numbered group of nodes) in the store, or None if there is none."""
+    """Return the group of nodes that has claimed the right to save last, or None if none has."""
     number = _last(store)
     if not number:
         return None
@@ -56,7 +56,9 @@ def newest(store: Store) -> Term | None:
 
 
 def take(store: Store, term: Term) -> bool:
-    """Record `term` (a group of nodes) in the store; return False if this number or a higher one exists there."""
+    """Claim the right to save for the group of nodes `term`, by a file in the store with the number of the term.
+
+    Return False if the store has a file with this number or a higher one."""
     if _last(store) >= term.number:
         return False
     try:
@@ -67,7 +69,7 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove the record of term `number` (a group of nodes), in which no node has trained."""
+    """Remove the file by which a group of nodes claimed term `number`, the right to save, and did not use it."""
     store.remove(_name(number))
 
 

@@ -58,7 +58,9 @@ def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield steps that only other ranks recorded: the rank of `path` was killed before it wrote them."""
+    """Yield the steps that a killed rank had trained but not written to its history, as other ranks recorded them.
+
+    `path` has the recorded steps of the killed rank."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):

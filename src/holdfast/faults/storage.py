@@ -38,7 +38,9 @@ Record: TypeAlias = Callable[[Failure], None]
 
 
 class FaultyStore:
-    """A wrapper of `store` that injects each of `faults` once, in the first save at or after its step."""
+    """A wrapper of `store` that injects each of `faults` once, in the first save at or after its step.
+
+    `record` is called with each fault before it is injected."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None

@@ -24,7 +24,9 @@ class RankValues:
         self._store, self._protected = store, protected
 
     def keep(self, member: int, step: int) -> None:
-        """Post this rank's values as they are just before `step`; `member` is the member number of this rank."""
+        """Write this rank's protected plain values to the store as they are before `step`, for its replacement.
+
+        `member` is the number under which the store has the values of this rank."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 

@@ -25,7 +25,7 @@ def loop_counter(case: DivergenceCase) -> Cause | None:
 
 
 def moved_counters(case: DivergenceCase) -> tuple[str, ...]:
-    """Return lines of text about loop counters that started again after a kill, as evidence beside another cause."""
+    """Return lines that name the loop counters which started again from 0 after a kill, for the report."""
     counters = _counters(case)
     return (
         (*_values(case, counters), f"to continue such a count, write {_enumerate_advice(case, counters[0])}")

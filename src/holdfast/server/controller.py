@@ -257,9 +257,9 @@ class Controller:
         self._status = self._status._replace(iteration=step, loss=loss, seconds=seconds, saves=saves, failures=failures)
 
     def _select(self, step: int, chosen: int) -> SelectedBlocks | None:
-        """Let nodes choose the blocks to save after iteration `step`; return None if no save is due.
+        """Let the server nodes choose the blocks to save after iteration `step`; return None if no save is due.
 
-        `chosen` is the last iteration for which an earlier controller has already done this."""
+        `chosen` is the last iteration for which blocks were chosen before this controller took over."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()

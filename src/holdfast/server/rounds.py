@@ -109,7 +109,9 @@ class SynchronousRounds:
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Wait for the calls `asked` (None: call `measure`); return the loss and the seconds of the slowest call."""
+        """Return the loss that the calls `asked` to all workers measured, and the seconds of the slowest call.
+
+        If `asked` is None, make these calls now."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):

@@ -115,7 +115,9 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: HeldBlocks, map_version: int) -> None:
-        """Take over the blocks `holding`, assigned by partition map `map_version`; repeated calls change nothing."""
+        """Add the blocks `holding`, which the assignment of blocks with the number `map_version` gives to this node.
+
+        Blocks that this assignment or a newer one has given to the node before keep their values."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)

@@ -92,11 +92,13 @@ class Checkpoints:
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Undo the claim of `term` (a numbered group of nodes), because its nodes did not start."""
+        """Remove the file by which the group of nodes `term` claimed the right to save, because they did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput unless this node can read `term`, which another node wrote to the shared checkpoint store."""
+        """Raise BadInput unless this node sees the file that another node wrote to the shared checkpoint store.
+
+        `term` is the content of the file: the group of nodes that may save from now on."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:

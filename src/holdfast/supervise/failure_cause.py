@@ -203,7 +203,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks of idle workers for which all workers that timed out in a collective were waiting."""
+    """Return the ranks that did not take part in a collective, so that every other rank timed out in it."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT

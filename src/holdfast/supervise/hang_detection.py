@@ -71,7 +71,9 @@ class Hang(NamedTuple):
 
 
 class AwaitedWorkers(NamedTuple):
-    """Workers that others wait for, `surely` or maybe. If all of them exceed their deadline, the first one hangs."""
+    """Workers for which other workers wait, certainly if `surely`, otherwise possibly.
+
+    If all of them exceed their deadline, the first of them counts as hanging."""
 
     workers: Sequence[WorkerLook]
     surely: bool = False

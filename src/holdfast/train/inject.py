@@ -92,7 +92,7 @@ class Injection:
             replica.watch(self.posted)
 
     def next(self, step: int) -> int:
-        """Return the first step, not before `step`, for which a failure is planned on any rank; NEVER without one."""
+        """Return the first step from `step` on in which a failure is planned for any rank; NEVER if there is none."""
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:

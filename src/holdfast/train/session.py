@@ -223,7 +223,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
-        """Raise BadInput, on all ranks alike, if the loop `phase` cannot be trained, or restored after a failure."""
+        """Raise BadInput on every rank if the settings of a training loop are impossible, or it could not be resumed."""
         protect_checks.refuse_sharded(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protect_checks.check_covers(protected, model)

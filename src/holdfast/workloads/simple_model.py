@@ -34,7 +34,7 @@ class OneState(Protocol):
 
 
 class OneStateAdapter:
-    """An adapter that makes a `OneState` model a `Workload`; several runs are trained one after the other."""
+    """A `Workload` made from a model that trains one state at a time; a batch of runs is trained one by one."""
 
     def __init__(self, model: OneState) -> None:
         self._model = model

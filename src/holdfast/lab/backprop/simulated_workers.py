@@ -135,7 +135,8 @@ def train_minibatch(
 ) -> None:
     """Train one mini-batch on all simulated workers, with the failure `interruption` if given.
 
-    `inside` is as in `apply_gradients`."""
+    `shares` has the samples of each worker. If `inside`, the optimizer steps layer by layer during the backward pass,
+    otherwise once after it."""
     wanted = None
     abandoned = ("skip", "replay") if inside else ("skip",)
     if interruption and interruption.casualties and interruption.strategy in abandoned:

@@ -113,7 +113,9 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Measure the speeds of this machine with `workload`; the network speeds `transferred` and `message` are given."""
+    """Measure how fast this machine computes, selects and saves the blocks of `workload`, in the folder `scratch`.
+
+    `transferred` (bytes per second) and `message` (seconds of a round trip) describe the network, and are not measured."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)

@@ -17,7 +17,9 @@ NOBODY = -1
 
 
 class Tenure:
-    """A period in which blocks keep their owners; it begins with update round `start` and partition map `version`."""
+    """A period in which every block stays on the same server node.
+
+    It begins with round `start` of updates. `version` is the number of the table that assigns blocks to nodes."""
 
     def __init__(self, start: int, version: int, owners: Owners) -> None:
         self.start, self.version, self.owners = start, version, owners
@@ -65,7 +67,9 @@ class Ownership:
         self.version, self._changed = max(version, self.version), True
 
     def move(self, node: int, ids: Blocks, version: int, open_round: int) -> None:
-        """Make `node` the owner of the blocks `ids` by partition map `version`, from update round `open_round` on."""
+        """Make the server node `node` the owner of the blocks `ids`, from round `open_round` of updates on.
+
+        `version` is the number of the table that assigns blocks to nodes."""
         self.owners[ids] = node
         self.version, self._changed, self.open_round = version, True, open_round
 

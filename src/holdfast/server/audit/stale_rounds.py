@@ -14,7 +14,7 @@ Applications: TypeAlias = Sequence[tuple[int, Applied]]
 
 
 def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that no part of the training data was ahead of another by more iterations than `staleness` allows."""
+    """Check that no worker was more iterations ahead of another worker than the run's `staleness` allows."""
     plan, replay = ledger.plan, ledger.replay
     if not plan.staleness:
         return "pass", "workers wait for each other after every round"
