@@ -191,7 +191,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers join just before `step`: if `step` is the first step that no worker has begun."""
+        """Return True if new workers wait to join, and `step` is the first step that no worker has begun."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:

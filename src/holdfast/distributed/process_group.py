@@ -231,9 +231,7 @@ class ReplacedGroup(ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """The name by which functional collectives find a process group.
-
-        Reading this property makes the run restart."""
+        """Raise an error that makes the run restart: a functional collective asks for the name of this group."""
         _fall_back()
 
 

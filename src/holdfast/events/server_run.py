@@ -11,10 +11,10 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a parameter server began or continued to train, until the loss is below `criterion`, at most `iterations`.
+    """Event: a parameter server began or continued to train, until the loss is below `criterion` or after `iterations`.
 
     The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses the blocks of each save, a
-    `fraction` of the model. The saves of `interval` iterations add up to the size of the model."""
+    `fraction` of the model. After `interval` iterations, as many values are saved as the model has."""
 
     attempt: int
     workload: str
@@ -94,7 +94,7 @@ class Struck(NamedTuple):
 class Lost(NamedTuple):
     """Event: a process was lost in `round`; `kind` and `number` identify it, such as "node" and 2.
 
-    `blocks` are the parts of the model that the process held. `version` is the number of the next round in the run."""
+    `blocks` are the parts of the model that the process held. `round` counts within an iteration; `version` counts the rounds of the whole run, and is that of the next one."""
 
     iteration: int
     round: int

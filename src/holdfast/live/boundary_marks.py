@@ -21,9 +21,9 @@ _KEPT_ELSEWHERE = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Plain
 
 
 class BoundaryMarks:
-    """Version counters of the protected state outside of parameters and optimizers, to notice changes within a step.
+    """Version counters of protected state that no optimizer trains, to notice that it has changed within a step.
 
-    `synced` in the methods are the ids of the buffers that each forward pass copies from rank 0, which are ignored."""
+    Buffers that each forward pass copies from rank 0 are ignored; the methods get their ids as `synced`."""
 
     def __init__(self, protected: Protected) -> None:
         trained = {

@@ -32,7 +32,7 @@ class DivergenceCase:
 
     @property
     def first(self) -> Window:
-        """The first step that the differing rank trained after its last start, as observed in `run`."""
+        """The observations of the first step that the rank with the different result trained after its last start."""
         run = self.divergence.run
         return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 

@@ -107,7 +107,9 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, convergence_rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations lost if a fraction `lost` of the model returns to its last saves; `noise` adds error."""
+    """Estimate the iterations that a failure costs which sets the fraction `lost` of the model back to its last saves.
+
+    Each part is saved every `interval` iterations. `noise`, in iterations, widens the confidence interval."""
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
     c = convergence_rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared

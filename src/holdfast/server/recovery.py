@@ -189,7 +189,9 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Return a map by the blocks that each node `held`, and whether the node `missing` gets blocks that none held."""
+    """Assign `count` blocks to server nodes: each block to the node that `held` it, and the rest to the node `missing`.
+
+    Return the assignment, numbered `version`, and True if there were such other blocks."""
     owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

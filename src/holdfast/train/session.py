@@ -239,7 +239,7 @@ class Session:
             restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
     def _make_writer(self) -> Writer:
-        """Return a writer of snapshots that injects planned storage faults and is protected by `_fenced`."""
+        """Return a writer of snapshots, which injects the planned storage faults."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
         store = _fenced(attempt.store, self.ranks)

@@ -106,7 +106,9 @@ class Convolution:
         _pool(self._sums, self._bias, self.output, self._winner)
 
     def backward(self, slope: Reals, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        """Compute the gradients of `weight` and `bias` into these tensors; `slope` is the gradient of `output`."""
+        """Write the gradients of the weights and biases to the tensors `weight` and `bias`.
+
+        `slope` is the gradient of the output."""
         _unpool(slope, self._winner, self._sums, bias.numpy())
         if len(self._weight) < 16:
             torch.mm(self._sum_rows, self._patch_rows.T, out=weight.flatten(1))

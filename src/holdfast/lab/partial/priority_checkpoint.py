@@ -104,7 +104,8 @@ def figure(
 ) -> "Figure":
     """Plot the mean cost of a failure against the frequency of checkpoints; if `paper`, also the paper's ranges.
 
-    The rankings `others` are drawn at the highest frequency only."""
+    `interval` is the number of iterations between full checkpoints. The policies `others` are drawn at the highest
+    frequency only."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):

@@ -106,7 +106,7 @@ class MembersReport(NamedTuple):
     """The status of the workers of one or more nodes.
 
     `broken` is True if workers wait for a new training group although none was lost, `ended` if some have nothing left
-    to train, and `goes_on` if all could continue now without a lost peer."""
+    to train, and `goes_on` if the workers could continue training if a worker of another node were lost now."""
 
     seen: tuple[WorkerStatus, ...] = ()
     broken: bool = False
@@ -220,7 +220,9 @@ class Peers:
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node; None until all have sent one, {} if another node decides."""
+        """Return the last report of each other node, or None until all have sent one.
+
+        Return {} unless this node decides for all nodes which workers train."""
         return {}
 
     def announce_end(self) -> None:

@@ -126,9 +126,7 @@ class AttemptContext:
     is_complete: bool = False  # the history is beside the checkpoints, so it tells of every snapshot
 
     def check_history(self, step: int, state: str) -> None:
-        """Raise Corrupt if the history contradicts the snapshot of `step`.
-
-        The digest in the history differs from `state`, or the run never reached `step`."""
+        """Raise Corrupt if the history has another digest than `state` for the snapshot of `step`, or no such step."""
         if not self.is_complete:
             return
         committed, reached = committed_state(self.folder, step), furthest_step(self.folder)
