@@ -174,7 +174,7 @@ class StepState(NamedTuple):
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "StepState":
-        """Return the state after this rank has trained the step, with its counts reset."""
+        """Return the state after this rank has trained the step, in which no backward pass is counted yet."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: RecoveryPlan) -> "StepState":

@@ -11,7 +11,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause of a difference: a short name, an explanation, what to do instead, and the evidence."""
+    """The likely cause why a run with kills ended in another state: its name, explanation, remedy and evidence."""
 
     word: str
     why: str
@@ -72,7 +72,7 @@ def others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...
 
 
 def described(value: UnprotectedValue) -> str:
-    """Return the type of a value that is not passed to `run.protect` in words, such as "an int"."""
+    """Return the type of an unprotected value in words, such as "an int"."""
     if value.kind in ("buffer", "module"):
         return (
             "a tensor of a module that is not protected"

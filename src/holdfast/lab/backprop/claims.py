@@ -127,7 +127,7 @@ def claims(results: PanelResults) -> list[Claim]:
 
 
 def remarks(results: PanelResults) -> list[str]:
-    """Return sentences for the reader of the report about one network, including why a claim fails."""
+    """Return sentences for the report on one network, such as why one of its claims does not hold."""
     label, prices = results.label, results.times.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}

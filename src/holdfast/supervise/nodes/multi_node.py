@@ -52,10 +52,10 @@ _LOOK = 0.02
 
 
 class RunEndWatch:
-    """A watch for the end of the run, which other nodes may complete while this node waits for them.
+    """A watch that notices if other nodes complete the run while this node waits for them.
 
-    It reads the history files in `out` and those beside the checkpoints. An end recorded before this command is ignored
-    if it does not apply, for example because the run is extended (`extends`)."""
+    It reads the histories in `out` and those beside the checkpoints. If the run is extended (`extends`), an end that
+    was recorded before does not count."""
 
     def __init__(
         self,
