@@ -257,19 +257,19 @@ class LiveRecovery:
         """Recover the backward pass of `group` if a lost worker made it fail; return False for any other error."""
         if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
             return False
-        self._check_one_model()
+        self._check_one_model(has_failed=True)
         self.recover(group)
         self._complete_backward(group)
         return True
 
-    def _check_one_model(self) -> None:
+    def _check_one_model(self, *, has_failed: bool = False) -> None:
         """Warn once if a backward pass goes through several replicated models; make the run restart if it has failed.
 
         The gradients of one model can be completed after a loss, but not those of several models at once."""
         summed = [group for group in self.groups if group.sums]
         if len(summed) < 2:
             return
-        if self.link.is_broken or any(group.has_failed() for group in summed):
+        if has_failed or self.link.is_broken or any(group.has_failed() for group in summed):
             raise restart_needed(f"a worker was lost in a backward pass through {len(summed)} replicated models")
         if not self._has_warned and self.coordination.rank == 0:
             logger.warning(
