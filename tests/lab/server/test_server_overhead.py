@@ -15,11 +15,9 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
 from holdfast.lab.server import server_overhead as overhead
-from holdfast.lab.server.projection import PAPER, Projection, Rates, project
 from holdfast.lab.server.server_overhead import (
     OverheadResults,
     _lengths,
-    _projection,
     checkpoint_share,
     claims,
     figure,
@@ -40,8 +38,6 @@ from holdfast.lab.server.server_trials import (
     ServerTrial,
     run_trials,
 )
-
-RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
 
 def losses(behind: float, length: int = 17) -> np.ndarray:
@@ -68,7 +64,7 @@ def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float =
         for seed in range(len(behind_scar))
         for arm in ARMS
     ]
-    return OverheadResults("lda-made-up", 20, trials, RATES, project(RATES, PAPER))
+    return OverheadResults("lda-made-up", 20, trials)
 
 
 @pytest.mark.parametrize(("scar", "full"), [(0.0, 3.0), (0.5, 3.0), (0.25, 2.0), (3.0, 3.0)])
@@ -110,8 +106,7 @@ def test_failed_claims_are_explained() -> None:
     assert not any(claim.holds for claim in claims(poor))
     text = "\n".join(remarks(poor))
     assert "it is itself 1.50 (1.50 to 1.50) behind" in text
-    assert "Distances, choice and copies take a node 0.05 s when nothing else runs, 5.0% of the rest" in text
-    assert "2 empty messages 0.01 s; the other 0.14 s were not measured by part" in text
+    assert "Checkpoints are too expensive here, where 7 processes share the cores" in text
     assert "a save of all blocks, which measures no distances, makes training wait 0.2 s" in text
 
 
@@ -122,34 +117,18 @@ def test_two_panels_show_the_effect_of_the_length_of_an_iteration() -> None:
     assert _lengths([found()]) == []
 
 
-def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: Path) -> None:
+def test_the_report_has_the_remarks_and_the_figure(tmp_path: Path) -> None:
     result = Result(
         experiment="server-overhead",
         config={},
         rows=rows(found()),
         claims=claims(found()),
-        remarks=[*remarks(found()), *_projection(found())],
+        remarks=remarks(found()),
         figures={"server-overhead": figure(found())},
     )
     result_page.write(result, tmp_path)
-    page = (tmp_path / "summary.md").read_text()
-    assert "PROJECTION, not measured" in page
-    assert "It assumes: 8 workers per machine" in page
+    assert "Nodes are killed at the end of iteration 7" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "figures" / "server-overhead.png").stat().st_size > 1000
-
-
-def test_the_projection_is_the_time_of_one_machine() -> None:
-    at = project(
-        RATES, replace(PAPER, tokens=4e6, documents=4e3, topics=10, vocabulary=1e3, cores=2, token=1, messages=3)
-    )
-    expected = Projection(
-        compute=1e6 / 2 * 10 * 1e-9,
-        transfer=(2e6 + 4 * 1e3 * 10 * 4) / 1e8,
-        checkpoint=1e6 * 1e-8 + 4e3 * 1e-6 + 0.25e6 / 1e8 + 3 * 0.005,
-        write=0.25e6 / 1e7,
-    )
-    assert (at.compute, at.transfer) == pytest.approx((expected.compute, expected.transfer))
-    assert (at.checkpoint, at.write) == pytest.approx((expected.checkpoint, expected.write))
 
 
 def test_an_unknown_panel_is_refused_with_the_known_names(tmp_path: Path) -> None:

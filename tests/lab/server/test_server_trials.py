@@ -11,7 +11,6 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.server import server_overhead as overhead
 from holdfast.lab.server import server_trials
-from holdfast.lab.server import server_trials as server_messages
 from holdfast.server.settings import Settings
 from holdfast.workloads.mlr import mlr
 from server_in_process import run_in_process
@@ -41,18 +40,6 @@ def test_full_recovery_then_has_the_loss_of_the_last_full_checkpoint(
     assert told(tmp_path, events.Iterate)[2].loss == pytest.approx(loss_of(workload, saved), rel=1e-5)
 
 
-@pytest.mark.xdist_group("ray")
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_message_that_asks_nothing_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = Options(quick=True, out=tmp_path / "out")
-    options.out.mkdir()
-    monkeypatch.setattr(server_messages, "NODES", 2)
-    seconds = server_messages.message_seconds("mlr-digits", options)
-    assert 0 < seconds < 10
-    monkeypatch.setattr(server_messages, "measure_message", lambda _: pytest.fail("it was measured again"))
-    assert server_messages.message_seconds("mlr-digits", options) == seconds
-
-
 def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(chosen: Settings, report: object) -> None:
         with monkeypatch.context() as patched:
@@ -60,7 +47,6 @@ def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(server_trials, "serve", serve)
     monkeypatch.setattr(server_trials, "cluster", lambda: pytest.MonkeyPatch.context())
-    monkeypatch.setattr(server_trials, "message_seconds", lambda *_: 0.005)
     done = []
 
     def meter(what: str, total: int) -> Progress:

@@ -1,8 +1,8 @@
 """Figure 9 of the SCAR paper: kill half of a parameter server's nodes, and measure recovery and checkpoint costs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from holdfast.report.files import prepare
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from holdfast.lab.server.projection import Projection, Rates
-    from holdfast.workloads.lda import LatentDirichletAllocation
-
 SOONER, PAPER_SHARE, GOAL = 2.0, 0.054, 0.02
 PAPER_TOPICS, PAPER_SECONDS = 1000, 243.0
 
@@ -30,6 +27,7 @@ class OverheadPanel(NamedTuple):
     """A topic model to train, with the number of iterations and of random seeds."""
 
     workload: str
+    topics: int
     iterations: int
     seeds: int
 
@@ -37,21 +35,19 @@ class OverheadPanel(NamedTuple):
 # The paper has 1,000 topics, which make its iterations long. Besides the 20 topics of all our panels, a model with 200
 # shows how the length of an iteration changes the share of a checkpoint. Runs with 20 topics differ more from seed to
 # seed: 8 of them did not decide how much sooner SCAR is.
-PANELS = (OverheadPanel("lda-20news", 17, 16), OverheadPanel("lda-20news-200", 17, 3))
-REDUCED = (OverheadPanel("lda-generated", 12, 3),)
+PANELS = (OverheadPanel("lda-20news", 20, 17, 16), OverheadPanel("lda-20news-200", 200, 17, 3))
+REDUCED = (OverheadPanel("lda-generated", 20, 12, 3),)
 DRAWN_IN = {SCAR: COLOURS["priority"], FULL: COLOURS["full recovery"], SCAR_ALONE: COLOURS["partial recovery"]}
 CAPTION = "Likelihood over iterations and over seconds: every seed thin, their mean thick. Nodes are killed at the dotted line."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadResults:
-    """The trials of one topic model, the speeds of this machine, and times projected to the paper's scale."""
+    """The trials of one topic model."""
 
     workload: str
     topics: int
     trials: Sequence[ServerTrial]
-    rates: "Rates"
-    projection: "Projection"
 
     def of(self, arm: server_trials.ExperimentArm) -> list[ServerTrial]:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
@@ -91,23 +87,24 @@ def checkpoint_share(trial: ServerTrial) -> float:
 
 def time_added(trial: ServerTrial) -> float:
     """Return the time that a save adds to training, divided by the time of an iteration without a save."""
-    steps, period, seconds = (
-        np.arange(1, len(trial.losses) + 1),
-        int(server_trials.SELDOM.period),
-        trial.columns["seconds"],
-    )
+    seconds, period = trial.columns["seconds"], int(server_trials.SELDOM.period)
+    steps = np.arange(1, len(seconds) + 1)
     saving, writing = (np.median(seconds[(steps > 1) & (steps % period == after)]) for after in (0, 1))
     clean = np.median(seconds[(steps > 1) & (steps % period > 1)])
     return float((saving + writing - 2 * clean) / clean)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: train with every checkpoint policy and recovery, then measure the speed of this machine."""
+    """Run the experiment: train topic models on the parameter server, with every checkpoint policy and recovery."""
     known = PANELS if options.data is not None and not options.quick else REDUCED
     panels = chosen(options.panels, {panel.workload: panel for panel in known}, "panel")
     prepare(options.out)
     seeds = {p.workload: range(options.seed, options.seed + options.trial_count(p.seeds, 1)) for p in panels}
-    all_results = [_measure(panel, seeds[panel.workload], options, meter) for panel in panels]
+    arms = [arm for arm in server_trials.ARMS if not (options.quick and arm == FULL_ALONE)]
+    all_results = []
+    for name, topics, iterations, _ in panels:
+        trials = server_trials.run_trials(name, iterations, arms, seeds[name], options, meter)
+        all_results.append(OverheadResults(name, topics, trials))
     return Result(
         experiment="server-overhead",
         config={
@@ -123,32 +120,10 @@ def run(options: Options, meter: Meter) -> Result:
         remarks=[
             *(line for results in all_results for line in remarks(results)),
             *_lengths(all_results),
-            *_projection(all_results[-1]),
         ],
         figures={results.workload: figure(results) for results in all_results},
         captions={results.workload: CAPTION for results in all_results},
     )
-
-
-def _measure(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter: Meter) -> OverheadResults:
-    from holdfast.lab.server.projection import PAPER, measure_rates, project
-    from holdfast.workloads.registry import load_workload
-
-    name, arms = (
-        panel.workload,
-        server_trials.ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, server_trials.SIDE_BY_SIDE),
-    )
-    trials = server_trials.run_trials(name, panel.iterations, arms, seeds, options, meter)
-    message = server_trials.message_seconds(name, options)
-    model = cast("LatentDirichletAllocation", load_workload(name, options.data))
-    # A worker moves the topics of its tokens both ways, and the counts of every node.
-    start = model.start()
-    counts = model.summary(np.arange(len(model.blocks)), start)["counts"].nbytes
-    moved = 2 * start["topics"].nbytes / server_trials.WORKERS + NODES * counts
-    alone = [trial.columns for trial in trials if trial.arm == SCAR_ALONE]
-    speeds = [moved / np.median((columns["pull"] + columns["push"])[1:]) for columns in alone]
-    rates = measure_rates(model, options.out, float(np.median(speeds)), message)
-    return OverheadResults(name, model.topics, trials, rates, project(rates, PAPER))
 
 
 def claims(results: OverheadResults) -> list[Claim]:
@@ -187,26 +162,17 @@ def remarks(results: OverheadResults) -> list[str]:
             f"SCAR is not {SOONER:g} iterations sooner: it is itself {behind} behind the run without a failure."
         )
     if failed & {"share", "goal", "added"}:
-        lines.append(_checkpoint_parts(results))
+        lines.append(_checkpoint_cost(results))
     return [f"{results.workload}: {line}" for line in lines]
 
 
-def _checkpoint_parts(results: OverheadResults) -> str:
-    """Return a sentence that says how the time of a checkpoint is spent."""
-    from holdfast.lab.server.projection import MESSAGES
-
-    alone, rates = results.of(SCAR_ALONE), results.rates
-    seconds, checkpoint = _median(alone, "seconds"), _median(alone, "checkpoint")
-    messages = MESSAGES * rates.message
-    rest = max(checkpoint - rates.work - messages, 0.0)
-    text = (
-        f"Checkpoints are too expensive here. Distances, choice and copies take a node {rates.work:.2g} s when nothing else "
-        f"runs, {rates.work / (seconds - checkpoint):.1%} of the rest of an iteration, and {MESSAGES} empty messages "
-        f"{messages:.2g} s; the other {rest:.2g} s were not measured by part: {NODES + server_trials.WORKERS + 1} processes share the cores"
-    )
+def _checkpoint_cost(results: OverheadResults) -> str:
+    """Return a sentence that says why the time of a checkpoint is large beside that of an iteration."""
+    text = f"Checkpoints are too expensive here, where {NODES + server_trials.WORKERS + 1} processes share the cores"
     if full := results.of(FULL_ALONE):
         waits = np.concatenate([trial.columns["checkpoint"][INTERVAL - 1 :: INTERVAL] for trial in full])
         text += f" (a save of all blocks, which measures no distances, makes training wait {np.median(waits):.2g} s)"
+    seconds = _median(results.of(SCAR_ALONE), "seconds")
     return f"{text}. The paper's iteration is {PAPER_SECONDS / seconds:.0f} times longer."
 
 
@@ -224,36 +190,22 @@ def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
     ]
 
 
-def _projection(results: OverheadResults) -> list[str]:
-    from holdfast.lab.server.projection import ASSUMPTIONS
-
-    rates, at = results.rates, results.projection
-    return [
-        f"PROJECTION, not measured, to 480 K documents, 2 B tokens, 1 K topics, 4 machines: an iteration of "
-        f"{at.iteration:.0f} s from the rates of {results.workload} (computing {at.compute:.0f} s, pulling and pushing "
-        f"{at.transfer:.0f} s; the paper's took 243 s), to which a checkpoint adds {at.checkpoint:.1f} s (the paper's 13 s), "
-        f"{at.share:.1%}; its write takes {at.write:.0f} s in the background, "
-        f"{'less' if at.write < at.iteration else 'MORE'} than an iteration.",
-        f"Its rates: {rates.sample * 1e9:.2g} ns per token and topic sampled; {rates.transfer / 1e6:.3g} MB/s pulled "
-        f"and pushed by a worker; for distances {rates.tally * 1e9:.3g} ns per token; "
-        f"{rates.select * 1e6:.2g} µs per document for the selection; {rates.set_aside / 1e6:.3g} MB/s set "
-        f"aside; {rates.write / 1e6:.3g} MB/s written; {rates.message:.2g} s per message.",
-        f"It assumes: {'; '.join(ASSUMPTIONS)}.",
-    ]
-
-
 def rows(results: OverheadResults) -> list[Row]:
-    """Return one row for each iteration of each trial, then a row of measured speeds and a row of projected times."""
-    which, iterations = {"workload": results.workload}, list[Row]()
-    for trial in results.trials:
-        own = {"what": "iteration", **which, "arm": trial.arm.name, "seed": trial.seed}
-        named = {name if name == "loss" else f"{name}_s": column for name, column in trial.columns.items()}
-        for number in range(len(trial.losses)):
-            values = {name: float(column[number]) for name, column in named.items()}
-            iterations.append({**own, "iteration": number + 1, **values})
-    projected = {f"{name}_s": seconds for name, seconds in asdict(results.projection).items()}
-    rates = {"what": "rates", **which, **asdict(results.rates)}
-    return [*iterations, rates, {"what": "projection", **which, **projected}]
+    """Return one row for each iteration of each trial."""
+    return [
+        {
+            "what": "iteration",
+            "workload": results.workload,
+            "arm": trial.arm.name,
+            "seed": trial.seed,
+            "iteration": number + 1,
+            **{
+                name if name == "loss" else f"{name}_s": float(column[number]) for name, column in trial.columns.items()
+            },
+        }
+        for trial in results.trials
+        for number in range(len(trial.losses))
+    ]
 
 
 def figure(results: OverheadResults) -> "Figure":
@@ -288,8 +240,7 @@ def _median(trials: Sequence[ServerTrial], name: str) -> float:
 def _words(estimate: ConfidenceInterval) -> str:
     if not np.isfinite(estimate.value):
         return "unknown (one run never reaches the losses of the other)"
-    value = f"{estimate.value:.2f}"
-    return f"{value} ({estimate.ends()})"
+    return f"{estimate.value:.2f} ({estimate.ends()})"
 
 
 EXPERIMENT = Experiment(

@@ -1,10 +1,8 @@
 """Trials of `server-overhead`: a topic model on the parameter server; half of the nodes are killed in iteration 7.
 
-The measurements are copied from the server's history to the trial log, so a finished trial never runs again. The time of
-an empty message to all nodes is measured too: faster nodes could not reduce this part of a checkpoint.
+The measurements are copied from the server's history to the trial log, so a finished trial never runs again.
 """
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,17 +25,11 @@ from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
 
-if TYPE_CHECKING:
-    from holdfast.server.members import ServerMembers
-
 NODES, WORKERS = 4, 2
 KILLED = (0, 1)
 FAILS = 7  # the iteration in which nodes are killed, counted from 1
 INTERVAL = 4  # iterations in which saves together have the bytes of a full checkpoint
 ENDS_WITHIN = 600.0  # the most seconds that a trial may take
-TIMES = 25  # messages to measure
-PATIENCE = 120.0  # the most seconds that nodes may take to load everything
-KEY = "message/seconds"
 MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 
@@ -122,31 +113,25 @@ def _serve(workload: str, iterations: int, arm: ExperimentArm, seed: int, option
             )
 
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
-        settings = trial_settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
+        out = Path(folder).absolute() / "run"
+        settings = Settings(
+            workload=workload,
+            nodes=NODES,
+            workers=WORKERS,
+            policy=arm.policy,
+            out=out,
+            store=str(out / "checkpoints"),
+            data=None if options.data is None else options.data.absolute(),
+            recovery=arm.recovery,
+            seed=seed,
+            iterations=iterations,
+            failures=arm.failures,
+        )
         serve(settings, report=check_deadline)
         history = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
     if arm.failures and not any(isinstance(what, events.Struck) for what in history):
         raise WorkerLost(f"{arm.name} with seed {seed} ended before iteration {FAILS}, so no node was killed.")
     return [what for what in history if isinstance(what, events.Iterate)]
-
-
-def trial_settings(
-    workload: str, iterations: int, arm: ExperimentArm, seed: int, out: Path, data: Path | None
-) -> Settings:
-    """Return the settings to run the variant `arm` once in the folder `out`."""
-    return Settings(
-        workload=workload,
-        nodes=NODES,
-        workers=WORKERS,
-        policy=arm.policy,
-        out=out,
-        store=str(out / "checkpoints"),
-        data=None if data is None else data.absolute(),
-        recovery=arm.recovery,
-        seed=seed,
-        iterations=iterations,
-        failures=arm.failures,
-    )
 
 
 def _known(log: TrialLog, arm: ExperimentArm, seed: int, iterations: int) -> dict[str, Floats] | None:
@@ -161,41 +146,3 @@ def _known(log: TrialLog, arm: ExperimentArm, seed: int, iterations: int) -> dic
 
 def _key(arm: ExperimentArm, seed: int, iterations: int, *parts: object) -> str:
     return "/".join(map(str, (arm.name, seed, iterations, *parts)))
-
-
-def message_seconds(workload: str, options: Options) -> float:
-    """Return the median seconds of a round trip to all nodes, measured once and then read from the log."""
-    with closing(options.open_log(f"server-{workload}", code_digest())) as log:
-        if log.get(KEY) is None:
-            with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
-                out = Path(folder).absolute() / "run"
-                log.record(KEY, measure_message(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
-        return log.known[KEY]
-
-
-def measure_message(settings: Settings) -> float:
-    """Start empty server nodes, and return the median seconds of a message round trip to all of them."""
-    import ray
-
-    from holdfast.server.members import Member, ServerMembers
-    from holdfast.server.server_node import THREADS, ServerNode
-
-    members = ServerMembers()
-    options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}
-    made: Any = ray.remote(**options)(ServerNode)
-    for number in range(NODES):
-        members.admit(Member("node", number), made.remote(number, settings))
-    try:
-        _round_trip(members)  # the nodes load everything first
-        return statistics.median(_round_trip(members) for _ in range(TIMES))
-    finally:
-        for member in members.all():
-            members.expel(member)
-
-
-def _round_trip(members: "ServerMembers") -> float:
-    began = time.perf_counter()
-    missing = members.ask("node", "ready", dict.fromkeys(members.nodes, ()), PATIENCE).missing
-    if missing:
-        raise WorkerLost(f"nodes did not answer an empty message: {missing}; run the experiment again.")
-    return time.perf_counter() - began
