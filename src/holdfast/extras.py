@@ -6,7 +6,7 @@ from holdfast.errors import BadInput
 
 # The modules that each extra in pyproject.toml installs.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "lab": ("jinja2", "llvmlite", "matplotlib", "numba", "PIL", "sklearn"),
+    "lab": ("jinja2", "llvmlite", "matplotlib", "numba", "PIL", "scipy", "sklearn"),
 }
 
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from scipy.sparse import csr_array
 
 from holdfast.blocks.division import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.divided import DividedDefaults, Push, RoundId, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
-from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
@@ -27,9 +27,9 @@ class _Part(NamedTuple):
 
     users: Ids
     items: Ids
-    by_user: Sparse
-    by_item: Sparse
-    square: float  # of the ratings by its users, summed
+    by_user: csr_array  # its users × all items
+    by_item: csr_array  # its items × all users
+    square: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class MatrixFactorization(DividedDefaults):
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
         left = _solved(left, self._matrix, right)
-        return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
+        return {"L": left, "R": _solved(right, self._matrix.T, left)}
 
     def loss(self, stack: Stack) -> Floats:
         left, right = (np.ascontiguousarray(stack[name]) for name in ("L", "R"))
@@ -90,9 +90,9 @@ class MatrixFactorization(DividedDefaults):
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
         by_user, by_item = self._ratings(users, slice(0, data.items)), self._ratings(slice(0, data.users), items)
-        square = float(np.sum(by_user.values**2))
+        square = float(np.sum(by_user.data**2))
         rows, columns = np.arange(users.start, users.stop), data.users + np.arange(items.start, items.stop)
-        return _Part(rows, columns, by_user, by_item.transposed, square)
+        return _Part(rows, columns, by_user, by_item.T, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
         rows, columns = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
@@ -120,12 +120,13 @@ class MatrixFactorization(DividedDefaults):
         left, right = (writable(pulled.get(name, none))[..., None] for name in ("L", "R"))
         return left, right
 
-    def _ratings(self, users: slice, items: slice) -> Sparse:
+    def _ratings(self, users: slice, items: slice) -> csr_array:
         data = self.data
         chosen = (users.start <= data.rows) & (data.rows < users.stop)
         chosen &= (items.start <= data.columns) & (data.columns < items.stop)
+        places = data.rows[chosen] - users.start, data.columns[chosen] - items.start
         shape = users.stop - users.start, items.stop - items.start
-        return sparse(shape, data.rows[chosen] - users.start, data.columns[chosen] - items.start, data.values[chosen])
+        return csr_array((data.values[chosen], places), shape)
 
     @cached_property
     def _weights(self) -> dict[str, float]:
@@ -135,7 +136,7 @@ class MatrixFactorization(DividedDefaults):
         return {"L": right, "R": left}
 
     @cached_property
-    def _matrix(self) -> Sparse:
+    def _matrix(self) -> csr_array:
         return self._ratings(slice(0, self.data.users), slice(0, self.data.items))
 
     @cached_property
@@ -158,14 +159,19 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
     return MatrixFactorization(load(name, data), factors, criterion)
 
 
-def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
-    return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
+def _solved(x: Floats, matrix: csr_array, other: Floats) -> Floats:
+    return np.asarray(_sweep(x, _times(matrix, other), _gram(other)))
 
 
-def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
-    # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
-    overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed.times(left), right)
+def _square_residual(square: float, matrix: csr_array, left: Floats, right: Floats) -> Floats:
+    overlap = _inner(_times(matrix, right), left)
     return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))
+
+
+def _times(matrix: csr_array, x: Floats) -> Floats:
+    """Return the products of a sparse matrix with the matrices `x[:, :, i]`, one for each independent run i."""
+    rows, factors, trials = x.shape
+    return np.asarray(matrix @ x.reshape(rows, factors * trials)).reshape(-1, factors, trials)
 
 
 # In the functions below the trial is the innermost loop: neighbouring memory, and for each trial the same operations in
