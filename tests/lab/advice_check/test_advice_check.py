@@ -21,7 +21,6 @@ from holdfast.lab.advice_check.measurements import (
     kill_schedule,
     resampled_sweep,
 )
-from holdfast.lab.advice_check.run_driver import start_driver
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.panels import PANELS
 
@@ -106,10 +105,9 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
-    with start_driver(tmp_path) as execute:
-        quiet = execute(measurements.run_config("small", steps=40, save_every=15), "calm")
-        struck = (Failure(step=47, kind="kill", targets=(2,)),)
-        history = execute(measurements.run_config("small", "forward", struck, steps=80), "struck")
+    quiet = measurements.history_of(measurements.run_config("small", steps=40, save_every=15), tmp_path)
+    struck = (Failure(step=47, kind="kill", targets=(2,)),)
+    history = measurements.history_of(measurements.run_config("small", "forward", struck, steps=80), tmp_path)
     costs = run_costs(quiet)
     cases = measurements._killed_cases("small", costs, prices(costs, Question())["forward"], history)
     assert [case.unit for case in cases] == ["seconds", "iterations"]

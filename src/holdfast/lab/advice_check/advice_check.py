@@ -29,7 +29,6 @@ def run(options: Options, meter: Meter) -> Result:
     """Run the experiment: predict what failures and save intervals cost, and compare with measured runs."""
     prepare(options.out)
     runs = measurements.run_and_kill(options, meter)
-    trials = measurements.simulate_failures(options, meter)
     sweeps = [
         measurements.resampled_sweep(name, costs, runs.restarts[name], options.seed)
         for name, costs in runs.calm.items()
@@ -37,6 +36,7 @@ def run(options: Options, meter: Meter) -> Result:
     if not options.quick:
         name, costs = next(iter(runs.calm.items()))
         sweeps += measurements.real_sweeps(name, costs, options, meter)
+    trials = measurements.simulate_failures(options, meter)  # after all real runs, because it starts threads
     cases, jobs = [*runs.cases, *trials], simulate_published_jobs()
     goodputs: list[Row] = [
         {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": interval, "goodput": float(mean)}

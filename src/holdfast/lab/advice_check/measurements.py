@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,10 @@ from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.cost.breakdown import cost_breakdown
+from holdfast.errors import WorkerLost
 from holdfast.events import Event, Iterate, Serve, What
 from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.comparison import measure
 from holdfast.lab.partial.panels import PANELS
@@ -82,24 +85,34 @@ class ObservedRuns:
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
     """Run each workload once without failures, and once per recovery method with two workers killed."""
-    from holdfast.lab.advice_check.run_driver import start_driver
-
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
     kills, observed = scheduled_kills(options.seed), ObservedRuns([], {}, {})
-    with start_driver(options.out) as execute:
-        for name in names:
-            observed.calm[name] = costs = run_costs(execute(run_config(name), f"{name}-calm"))
+    for name in names:
+        observed.calm[name] = costs = run_costs(history_of(run_config(name), options.out))
+        progress(1)
+        predicted = prices(costs, Question())
+        for recovery in RECOVERIES:
+            history = history_of(run_config(name, recovery, kills), options.out)
+            observed.cases.extend(_killed_cases(name, costs, predicted[recovery], history))
+            if recovery == "restart":
+                restarts = map(restart_seconds, cost_breakdown(history).failures)
+                observed.restarts[name] = [value for value in restarts if value is not None]
             progress(1)
-            predicted = prices(costs, Question())
-            for recovery in RECOVERIES:
-                history = execute(run_config(name, recovery, kills), f"{name}-{recovery}")
-                observed.cases.extend(_killed_cases(name, costs, predicted[recovery], history))
-                if recovery == "restart":
-                    restarts = map(restart_seconds, cost_breakdown(history).failures)
-                    observed.restarts[name] = [value for value in restarts if value is not None]
-                progress(1)
     return observed
+
+
+def history_of(config: "RunConfig", out: Path) -> Sequence[Event]:
+    """Train as `config` says, in a temporary folder below `out`, and return the events of the run."""
+    from holdfast.lab.supervised_run import execute
+    from holdfast.supervise.preload import warm
+
+    warm()  # otherwise only the first run would pay for the imports
+    with TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as folder:
+        verdict = execute(config, Path(folder).absolute() / "run", out / "runs.log")
+        if verdict.verdict != "completed":
+            raise WorkerLost(f"a run with {config.recovery} was not completed: {verdict.verdict}: {verdict.because}")
+        return read_history(Path(folder) / "run").events
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
@@ -238,22 +251,19 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
 
     The first sweep divides the usual time of the steps by the duration of the run. The second uses the measured time of
     the steps instead, which varies less on a shared machine."""
-    from holdfast.lab.advice_check.run_driver import start_driver
-
     mtbf, every = intervals_to_sweep(costs)
     steps = round(FAILURES * mtbf / costs.step.value)
     progress = meter(f"{name}: save intervals", REPEATS * len(every))
     clock, own = np.zeros((2, REPEATS, len(every)))
-    with start_driver(options.out) as execute:
-        for repeat in range(REPEATS):
-            failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)  # for all intervals
-            for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
-                config = run_config(name, failures=failures, steps=steps, save_every=every[place])
-                cost = cost_breakdown(execute(config, f"{repeat}-{place}"))
-                lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
-                clock[repeat, place] = steps * costs.step.value / lasted
-                own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted
-                progress(1)
+    for repeat in range(REPEATS):
+        failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)  # for all intervals
+        for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
+            config = run_config(name, failures=failures, steps=steps, save_every=every[place])
+            cost = cost_breakdown(history_of(config, options.out))
+            lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
+            clock[repeat, place] = steps * costs.step.value / lasted
+            own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted
+            progress(1)
     return [Sweep(name, "real", mtbf, every, clock), Sweep(name, "real, of its own time", mtbf, every, own)]
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
-from rich.console import Console
 
 from holdfast.checkpoint.place import store_at
 from holdfast.errors import HoldfastError, StorageFailed
@@ -28,12 +27,11 @@ from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import Distances, MeasuredRun, distances, measure, read_measured
 from holdfast.lab.matrix.models_and_data import PreparedData, prepare_dataset
 from holdfast.lab.matrix.suites import PlannedRun, Suite, config_digest, planned_runs, run_config
+from holdfast.lab.supervised_run import execute
 from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import ChildCall
 from holdfast.supervise.preload import warm
-from holdfast.supervise.stop_signals import stop_signals
-from holdfast.supervise.supervisor import supervise
 
 STATISTICS = Path("/proc/stat")
 MEMORY = Path("/dev/shm")
@@ -141,13 +139,11 @@ class MatrixRunner:
         self._remove_snapshots(planned)
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
+        log = folder.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
         before = processor_ticks()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".log").open("w") as log:
-            verdict = supervise(config, folder, console=Console(file=log, width=160))
-        # The signal asked to stop the matrix, not one run. A run that was about to end anyway is completed in spite of it.
-        if verdict.verdict == "preempted" or stop_signals.count:
-            raise KeyboardInterrupt
+        verdict = execute(config, folder, log)
         share = stolen_share(before, processor_ticks())
         return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
