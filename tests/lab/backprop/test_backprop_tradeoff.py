@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
-from holdfast.lab.backprop import figures, scenarios, training
+from holdfast.lab.backprop import figures, scenarios, simulated_workers, training
 from holdfast.lab.backprop.claims import MeasuredTimes, PanelResults, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices
@@ -93,7 +93,7 @@ def test_a_trial_measures_every_cell_of_every_phase_and_is_repeated_exactly() ->
 def test_a_trial_that_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, float] = {}
     first, reports = trial(known)
-    monkeypatch.setattr(Scenarios, "_run_cell", lambda *_: pytest.fail("it was run again"))
+    monkeypatch.setattr(simulated_workers, "compute_gradients", lambda *_: pytest.fail("it was run again"))
     assert trial(known) == (first, reports)
 
 

@@ -11,7 +11,7 @@ from holdfast.lab import confidence
 from holdfast.lab.backprop import figures, scenarios
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, BackpropPanel
-from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
+from holdfast.lab.backprop.performance_model import checkpoint_restart
 from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, FailureCase, Scenarios, TrialOutcome
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options, chosen
@@ -96,7 +96,7 @@ def _rows(results: PanelResults) -> Iterator[Row]:
         model = results.times.predicted[cell.point or 0] if cell.strategy == "replay" else 1.0
         yield {**_cell_columns(results, "slowdown", cell), **_columns("slowdown", slowdown), "model": model}
     prices, length = results.times.prices, results.panel.epoch
-    mean = mean_checkpoint_restart(prices, epoch=length, saves=1)
+    mean = checkpoint_restart(prices, since=length / 2, saves=1)
     yield {
         "panel": results.panel.name,
         "what": "checkpoint-restart",

@@ -9,7 +9,7 @@ from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
 from holdfast.lab.backprop import scenarios
 from holdfast.lab.backprop.panels import BackpropPanel
-from holdfast.lab.backprop.performance_model import Prices, immediate_rollback, mean_checkpoint_restart
+from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, immediate_rollback
 from holdfast.lab.backprop.scenarios import BASELINE, BEFORE, INTERRUPTED, LATER, NOW, PHASES, POINTS, FailureCase
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.result import Claim, Expected
@@ -65,9 +65,7 @@ class PanelResults:
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
         """Return the mini-batches that a checkpoint restart repeats, divided by those that `strategy` adds."""
-        repeated = (
-            mean_checkpoint_restart(self.times.prices, epoch=self.panel.epoch).replay / self.times.prices.minibatch
-        )
+        repeated = self.panel.epoch / 2  # on average, with a checkpoint in every epoch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
@@ -142,7 +140,7 @@ def remarks(results: PanelResults) -> list[str]:
             mean = confidence.mean(signed)
             parts.append(f"{strategy} {mean.value:+.1%} ({mean.ends('+.1%')})")
         deviations.append(f"{label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}.")
-    restart, rollback = mean_checkpoint_restart(prices, epoch=results.panel.epoch), immediate_rollback(prices)
+    restart, rollback = checkpoint_restart(prices, since=results.panel.epoch / 2), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
         f"{label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}.",

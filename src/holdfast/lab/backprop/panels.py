@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,33 +61,19 @@ def _resnet18(data: Path | None) -> TrainingTask:
     from holdfast.workloads.images import cifar10
 
     train, test = map(_tensors, cifar10(data))
-    return TrainingTask(
-        data="cifar10",
-        build=lambda: _resnet(18, classes=10, width=16, small=True),
-        train=train,
-        test=test,
-        share=32,
-        rate=0.1,
-        phases=(0, 4, 12),
-    )
+    build = partial(_resnet, 18, 10, width=16, small=True)
+    return TrainingTask(data="cifar10", build=build, train=train, test=test, share=32, rate=0.1, phases=(0, 4, 12))
 
 
 def _resnet50(data: Path | None) -> TrainingTask:
     from holdfast.workloads.images import TINY_CLASSES, tiny_imagenet
 
     train, test = map(_tensors, tiny_imagenet(data))
-    return TrainingTask(
-        data="tinyimagenet, 25 classes",
-        build=lambda: _resnet(50, classes=TINY_CLASSES),
-        train=train,
-        test=test,
-        share=32,
-        rate=0.05,
-        phases=(0, 6, 14),
-    )
+    name, build = f"tinyimagenet, {TINY_CLASSES} classes", partial(_resnet, 50, TINY_CLASSES)
+    return TrainingTask(data=name, build=build, train=train, test=test, share=32, rate=0.05, phases=(0, 6, 14))
 
 
-def _digits(depth: int) -> TrainingTask:
+def _digits(depth: int, _: Path | None) -> TrainingTask:
     """Return a small task: 160 images of 8×8 pixels, and a ResNet of the given depth with 1/8 of the usual width."""
     import torch
 
@@ -94,14 +81,9 @@ def _digits(depth: int) -> TrainingTask:
 
     digits = load("digits")
     x, y = torch.tensor(digits.x).reshape(-1, 1, 8, 8), torch.tensor(digits.y)
-    return TrainingTask(
-        data="digits",
-        build=lambda: _resnet(depth, classes=10, width=8, channels=1, small=True),
-        train=(x[:160], y[:160]),
-        test=(x[-400:], y[-400:]),
-        share=4,
-        rate=0.05,
-    )
+    train, test = (x[:160], y[:160]), (x[-400:], y[-400:])
+    build = partial(_resnet, depth, 10, width=8, channels=1, small=True)
+    return TrainingTask(data="digits", build=build, train=train, test=test, share=4, rate=0.05)
 
 
 def _nt3(data: Path | None) -> TrainingTask:
@@ -139,10 +121,10 @@ def _small_nt3(data: Path | None) -> TrainingTask:
     )
 
 
-def _resnet(depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> "nn.Module":
+def _resnet(depth: int, classes: int, **options: Any) -> "nn.Module":
     from holdfast.workloads.resnet import ResNet
 
-    return ResNet(depth, classes, width=width, channels=channels, small=small)
+    return ResNet(depth, classes, **options)
 
 
 def _tensors(images: "LabeledImages") -> "tuple[Tensor, Tensor]":
@@ -157,7 +139,7 @@ PANELS: dict[str, BackpropPanel] = {
         BackpropPanel(
             "resnet18-cifar10",
             _resnet18,
-            lambda data: _digits(18),
+            partial(_digits, 18),
             390,
             "not in the paper: a quarter of ResNet-18's width and the first 10,000 images, small enough for a CPU; the "
             "epoch length is that of the paper's ResNet-50.",
@@ -165,7 +147,7 @@ PANELS: dict[str, BackpropPanel] = {
         BackpropPanel(
             "resnet50-tinyimagenet",
             _resnet50,
-            lambda data: _digits(50),
+            partial(_digits, 50),
             390,
             "25 of the paper's 200 classes, so 48 mini-batches per epoch instead of the paper's 390, and validation accuracy.",
         ),

@@ -12,8 +12,8 @@ from holdfast.lab.simulate.pools import Report
 from holdfast.lab.simulate.strategy import trial_stream
 
 if TYPE_CHECKING:
-    from holdfast.lab.backprop.simulated_workers import Interruption, WorkerGradients
-    from holdfast.lab.backprop.training import State, Training
+    from holdfast.lab.backprop.simulated_workers import Interruption
+    from holdfast.lab.backprop.training import Training
 
 PHASES = ("early", "middle", "late")
 POINTS = (0.25, 0.5, 0.75)
@@ -102,45 +102,30 @@ class Scenarios:
     def _phase(
         self, training: "Training", failing: int, order: list[int], report: Report
     ) -> dict[tuple[FailureCase, str], float]:
+        """Return the accuracies after each kind of failure in mini-batch `failing`; unknown ones are measured."""
         from torch.nn.functional import cross_entropy
 
-        from holdfast.lab.backprop.simulated_workers import compute_gradients
+        from holdfast.lab.backprop.simulated_workers import apply_gradients, compute_gradients, train_minibatch
 
-        def record(key: str, value: float) -> None:
-            self.known[key] = value
-            report(key, value)
-
-        before = training.state()
+        before, shares = training.state(), training.shares(failing)
         keys = {(cell, when): f"{before.digest}/{cell.name}/{when}" for cell, when in MEASURED}
-        if all(key in self.known for key in keys.values()):
-            for key in keys.values():
+        todo = {cell for (cell, _), key in keys.items() if key not in self.known}
+        model, optimizer = training.model, training.optimizer
+        first = compute_gradients(model, shares, cross_entropy) if todo else []
+        for cell in CELLS:
+            if cell in todo:
+                training.restore(before)
+                if cell != BEFORE and apply_gradients(model, optimizer, first, cell.interruption(order)):
+                    train_minibatch(model, optimizer, shares, cross_entropy)
+                self.known[keys[cell, NOW]] = training.accuracy()
+                if cell != BEFORE:
+                    for number in range(failing + 1, failing + 1 + training.epoch):
+                        training.step(number)
+                    self.known[keys[cell, LATER]] = training.accuracy()
+            for key in (key for (of, _), key in keys.items() if of == cell):
                 report(key, self.known[key])
-        else:
-            first = compute_gradients(training.model, training.shares(failing), cross_entropy)
-            for cell in CELLS:
-                if not all(key in self.known for (of, _), key in keys.items() if of == cell):
-                    self._run_cell(training, before, first, failing, cell, order)
-                    record(keys[cell, NOW], training.accuracy())
-                    if cell != BEFORE:
-                        for number in range(failing + 1, failing + 1 + training.epoch):
-                            training.step(number)
-                        record(keys[cell, LATER], training.accuracy())
-            training.restore(before)
-        return {place: self.known[key] for place, key in keys.items()}
-
-    def _run_cell(
-        self, training: "Training", before: "State", first: "list[WorkerGradients]", failing: int, cell: FailureCase, order: list[int]
-    ) -> None:  # fmt: skip
-        """Train mini-batch `failing` from the state `before` with the failure `cell`; `first` has its gradients."""
-        from torch.nn.functional import cross_entropy
-
-        from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch
-
         training.restore(before)
-        if cell == BEFORE:
-            return
-        if apply_gradients(training.model, training.optimizer, first, cell.interruption(order)):
-            train_minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
+        return {place: self.known[key] for place, key in keys.items()}
 
 
 @cache  # each process loads it once

@@ -1,7 +1,7 @@
 """The workers of one mini-batch, simulated in one process, and a failure during their backward.
 
-All replicas are equal before a step, so one model represents all of them. Each worker has the gradients of the mean loss
-of its share of the samples, and its own buffers. The key of a share seeds all random numbers of its forward.
+All replicas are equal before a step, so one model represents all of them. Each worker has the gradients of its share of
+the samples, and its own buffers.
 
 Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
 layer is updated as soon as its gradients are summed, and a failure leaves a model of which only the upper layers have
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.errors import BadInput
 from holdfast.live import lossy_gradient
 from holdfast.live.lossy_gradient import Weights
 
@@ -52,7 +51,7 @@ class Interruption:
     """A failure during the backward pass of a mini-batch, and the strategy that recovers from the failure."""
 
     strategy: str
-    point: float | str  # fraction of the gradients that were applied before, or the name of a layer
+    point: float  # fraction of the gradients that were applied before
     casualties: frozenset[int] = field(default_factory=frozenset)  # the lost workers; without any, nothing fails
 
 
@@ -100,21 +99,14 @@ def seeded(key: int, device: torch.device) -> Iterator[None]:
 def layers_of(model: nn.Module) -> Layers:
     """Return the names of the trainable parameters, grouped by the module that directly holds them."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return tuple(tuple(group) for _, group in groupby(names, key=_module))
+    return tuple(tuple(group) for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]))
 
 
-def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
+def completed_parameters(order: Layers, point: float) -> frozenset[str]:
     """Return the names of the parameters whose gradients were complete when the backward pass failed at `point`.
 
-    `point` is a layer's name or the fraction of the parameters, rounded down to whole layers. The backward pass goes
-    from the last layer in `order` to the first."""
-    if isinstance(point, str):
-        layers = [_module(names[0]) for names in order]
-        if point not in layers:
-            raise BadInput(f"there is no layer {point!r}; choose among {', '.join(layers)}.")
-        return frozenset(_flat(order[layers.index(point) + 1 :]))
-    if not 0 <= point <= 1:
-        raise BadInput(f"a point of back-propagation must lie in [0, 1], from its start to its end (got {point}).")
+    `point` is the fraction of the parameters, rounded down to whole layers. The backward pass goes from the last layer
+    in `order` to the first."""
     allowed = round(point * sum(map(len, order)), 6)  # 6: a product such as 0.7 x 10 must not fall short of 7
     done: list[str] = []
     for layer in reversed(order):
@@ -157,20 +149,18 @@ def apply_gradients(
 
     If `inside`, the optimizer steps layer by layer during the backward pass, otherwise once after it. Return True if
     the mini-batch must be computed again."""
-    order = layers_of(model)
-    samples = [worker.samples for worker in workers]
-    if interruption is None or not interruption.casualties:
-        weights: dict[str, Weights | None] = dict.fromkeys(_flat(order), lossy_gradient.normal(samples))
-        _step(model, optimizer, order, workers, weights, inside=inside)
-        copy_into(workers[0].buffers, dict(model.named_buffers()))
-        return False
-    weights = _weights(order, samples, interruption, inside=inside)
+    order, samples = layers_of(model), [worker.samples for worker in workers]
+    weights: dict[str, Weights | None] = dict.fromkeys(_flat(order), lossy_gradient.normal(samples))
+    strategy, lost = (interruption.strategy, interruption.casualties) if interruption else ("", frozenset[int]())
+    if interruption and lost:
+        weights = _weights(order, samples, interruption, inside=inside)
     _step(model, optimizer, order, workers, weights, inside=inside)
-    if inside or interruption.strategy != "skip":  # a step that is dropped as a whole leaves the buffers unchanged too
-        lost = frozenset[int]() if interruption.strategy == "replay" and not inside else interruption.casualties
-        keeper = next((worker for worker in range(len(workers)) if worker not in lost), 0)  # replay replaces casualties
-        copy_into(workers[keeper].buffers, dict(model.named_buffers()))
-    return inside and interruption.strategy == "replay"
+    if lost and strategy == "skip" and not inside:
+        return False  # a step that is dropped as a whole leaves the buffers unchanged too
+    replaced = strategy == "replay" and not inside
+    keeper = next((worker for worker in range(len(workers)) if replaced or worker not in lost), 0)
+    copy_into(workers[keeper].buffers, dict(model.named_buffers()))
+    return bool(lost) and strategy == "replay" and inside
 
 
 def _weights(
@@ -218,7 +208,3 @@ def _step(
 
 def _flat(order: Iterable[Iterable[str]]) -> list[str]:
     return [name for names in order for name in names]
-
-
-def _module(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
