@@ -19,8 +19,8 @@ from holdfast.report import figures, files, runs_page
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
 from holdfast.report.run_data import names, run_from_history
-from holdfast.report.thinning import TimelineBar, thinned, thinned_line, thinned_marks
-from holdfast.report.timeline_svg import COLUMNS, left_out, standalone, timeline
+from holdfast.report.thinning import TimelineBar, thinned, thinned_line
+from holdfast.report.timeline_figure import COLUMNS, described, left_out, timeline
 from holdfast.sampler.digest import Samples
 from repository import ROOT
 
@@ -83,9 +83,6 @@ class TestThinning:
         assert {min(values), max(values)} <= {value for _, value in line}
         assert line == sorted(line)
 
-    def test_marks_that_would_cover_each_other_are_one_that_says_how_many(self) -> None:
-        assert thinned_marks([0.0, 0.5, 0.9, 3.0], least=1.0) == [(0.0, 3), (3.0, 1)]
-
 
 class TestActivity:
     def test_a_rank_starts_trains_waits_loses_a_step_and_recovers(self) -> None:
@@ -134,11 +131,11 @@ class TestActivity:
 
 class TestTimeline:
     def test_it_names_what_failed_and_says_in_words_what_is_drawn(self) -> None:
-        drawn = timeline(activity(killed_once()))
-        assert "rank 0: SIGKILL" in drawn
-        assert 'role="img"' in drawn
-        assert "1 rank over" in drawn
-        assert "2 snapshots, 1 failure (SIGKILL of rank 0" in drawn
+        drawn = figures.svg(timeline(activity(killed_once())), "timeline")
+        assert {">failure<", ">snapshot<", ">rank 0<"} <= set(re.findall(r">[^<>]+<", drawn))
+        text = described(activity(killed_once()))
+        assert "1 rank over" in text
+        assert "2 snapshots, 1 failure (SIGKILL of rank 0" in text
 
     def test_a_run_of_very_many_steps_is_small_and_says_what_it_leaves_out(self) -> None:
         history = FakeHistory()
@@ -149,7 +146,7 @@ class TestTimeline:
                 history.saves(durable=0.01, snapshot=0.002)
         history.finishes()
         run = activity(history.events)
-        assert len(timeline(run)) < 100_000
+        assert len(figures.svg(timeline(run), "timeline")) < 100_000
         assert "are merged" in left_out(run)
 
     def test_of_very_many_ranks_those_that_failed_are_drawn(self) -> None:
@@ -163,16 +160,8 @@ class TestTimeline:
         history.trains()
         history.finishes()
         run = activity(history.events)
-        assert ">rank 150<" in timeline(run)
+        assert ">rank 150<" in figures.svg(timeline(run), "timeline")
         assert "Only 32 of 200 ranks are shown" in left_out(run)
-
-    def test_as_a_file_it_is_an_image_of_its_own(self) -> None:
-        from xml.etree import ElementTree
-
-        picture = ElementTree.fromstring(standalone(activity(killed_once())))
-        assert picture.tag.endswith("svg")
-        assert "var(--bad)" in standalone(activity(killed_once()))
-        assert "--bad:#" in standalone(activity(killed_once()))
 
     def test_columns_are_more_than_a_phone_has(self) -> None:
         assert COLUMNS > 390
@@ -183,7 +172,7 @@ class TestPage:
         page = runs_page.page([run_from_history(killed_once(), "a")], {"Command": "holdfast report a"})
         assert page.title == "a"
         assert "4 committed steps" in page.lead
-        assert [picture.name for picture in page.timelines] == ["timeline-a"]
+        assert [picture.name for picture in page.pictures] == ["wall-clock", "timeline-a"]
         titles = [table.title for table in page.tables]
         assert {"Wall clock by cause", "Failures", "Attempts"} <= set(titles)
         assert "a is still running: it is audited when it has ended." in page.remarks
@@ -192,7 +181,14 @@ class TestPage:
         fast, slow = run_from_history(killed_once(stall=0.0), "fast"), run_from_history(killed_once(stall=3.0), "slow")
         assert runs_page.baseline([fast, slow]) is fast
         page = runs_page.page([fast, slow], {})
-        assert [picture.name for picture in page.pictures] == ["goodput", "gain", "stall-gain", "wall-clock"]
+        assert [picture.name for picture in page.pictures] == [
+            "goodput",
+            "gain",
+            "stall-gain",
+            "wall-clock",
+            "timeline-fast",
+            "timeline-slow",
+        ]
         assert "slow -" in next(picture for picture in page.pictures if picture.name == "gain").alt
 
     def test_losses_are_drawn_where_steps_told_them(self) -> None:
@@ -302,7 +298,7 @@ class TestPictures:
 
     def test_a_pdf_has_its_fonts_embedded_and_none_of_type_3(self) -> None:
         page = runs_page.page([run_from_history(killed_once(), "a")], {})
-        (picture,) = page.pictures
+        picture = page.pictures[0]
         assert picture.figure is not None
         document = figures.rendered(picture.figure, "pdf")
         assert b"/FontFile2" in document
@@ -343,7 +339,7 @@ class TestFolders:
         assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.html"]
         files.write(page, tmp_path / "two/report.md")
         beside = {path.name for path in (tmp_path / "two/figures").iterdir()}
-        assert beside == {"wall-clock.png", "wall-clock.pdf", "timeline-a.svg"}
+        assert beside == {f"{name}.{form}" for name in ("wall-clock", "timeline-a") for form in ("png", "pdf")}
         assert all(
             f"figures/{name}" in (tmp_path / "two/report.md").read_text() for name in beside if "pdf" not in name
         )

@@ -13,9 +13,6 @@ from holdfast.events import Commit, Detect, Event, Regroup, Strike, rank_of
 from holdfast.history.lineage import Lineage
 from holdfast.report.thinning import Point, TimelineBar
 
-# In the order of drawing: a later kind is drawn over an earlier one.
-KINDS = ("train", "undone", "wait", "recover")
-
 
 class TimelineMark(NamedTuple):
     """A save or failure to mark in a timeline, `at` seconds after the start of the run."""

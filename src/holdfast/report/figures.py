@@ -23,7 +23,7 @@ STYLE: dict[Any, Any] = {
     **{"font.size": 9, "axes.titlesize": 10, "axes.facecolor": "none", "axes.axisbelow": True},
 }
 DOTS = 150  # per inch, in a PNG
-ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
+ACCENT, QUIET, LOSS, SAVED = "#3b6fd4", "#a9b1bd", "#c0362c", "#18794e"
 WIDTH = 4.5  # inches: fits a phone and half of a wide page
 LINE_COLUMNS = 600
 LARGEST = 1e100  # the largest loss that is drawn: an axis of much larger numbers overflows

@@ -13,7 +13,6 @@ from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.report import figures
 from holdfast.report.page import TONES, Page, Picture, Table
-from holdfast.report.timeline_svg import WORDS
 
 PAGE, SUMMARY = "report.html", "summary.md"
 FILES = (".html", ".htm", ".md")
@@ -57,13 +56,10 @@ def write_folder(page: Page, out: Path) -> Path:
 
 
 def _write_figures(page: Page, out: Path) -> None:
-    if page.pictures or page.timelines:
+    if page.pictures:
         _make(out / "figures")
-    for picture in (*page.pictures, *page.timelines):
+    for picture in page.pictures:
         path = out / "figures" / picture.name
-        if picture.file:
-            replace_text(path.with_name(f"{picture.name}.svg"), picture.file)
-            continue
         if picture.figure is not None:
             replace_bytes(path.with_name(f"{picture.name}.pdf"), figures.rendered(picture.figure, "pdf"))
         png = picture.png or (figures.rendered(picture.figure, "png") if picture.figure is not None else b"")
@@ -116,7 +112,7 @@ def html_text(page: Page) -> str:
     def png(picture: Picture) -> str:
         return "data:image/png;base64," + b64encode(picture.png).decode()
 
-    return _template().render(page=page, tones=TONES, kinds=WORDS, png=png, refresh=REFRESH)
+    return _template().render(page=page, tones=TONES, png=png, refresh=REFRESH)
 
 
 @cache
@@ -150,8 +146,8 @@ def _body(page: Page) -> Iterator[str]:
         yield from ("", ", ".join(f"{number.name} {number.value} ({number.about})" for number in page.numbers) + ".")
     if page.remarks:
         yield from ("", *(f"- {remark}" for remark in page.remarks))
-    for picture in (*page.pictures, *page.timelines):
-        yield from ("", f"![{picture.alt}](figures/{picture.name}.{'svg' if picture.file else 'png'})")
+    for picture in page.pictures:
+        yield from ("", f"![{picture.alt}](figures/{picture.name}.png)")
         if picture.caption:
             yield from ("", picture.caption)
     for table in page.tables:

@@ -23,6 +23,13 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "table"
 
 
+def duration(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """A claim with its verdict, such as "holds"."""
@@ -102,7 +109,6 @@ class Picture:
     svg: str = ""  # with the colours of the page
     png: bytes = b""
     wide: bool = False  # it has the width of the page
-    file: str = ""  # a standalone SVG file
     figure: "Figure | None" = None  # for other formats
 
 
@@ -117,7 +123,6 @@ class Page:
     brief: bool = False  # statements are collapsed if all verdicts are good
     numbers: Sequence[Number] = ()
     pictures: Sequence[Picture] = ()
-    timelines: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     remarks: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)  # command, date and environment

@@ -9,9 +9,9 @@ from holdfast.cost.breakdown import CAUSES
 from holdfast.finding import counted
 from holdfast.report import figures
 from holdfast.report.figures import picture, styled
-from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, slug
+from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, duration, slug
 from holdfast.report.run_data import ReportedRun
-from holdfast.report.timeline_svg import described, duration, left_out, standalone, timeline
+from holdfast.report.timeline_figure import described, left_out, timeline
 
 FOLDED = 12  # rows from which a table is folded
 MOST_TIMELINES = 12
@@ -28,7 +28,6 @@ def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = 
         brief=one is not None,
         numbers=_numbers(one) if one else _compared(runs),
         pictures=list(_pictures(runs)) if any(run.cost.trained for run in runs) else [],
-        timelines=[_timeline(run) for run in runs[:MOST_TIMELINES] if run.cost.trained],
         tables=list(_tables(runs)),
         remarks=list(_remarks(runs)),
         facts=facts,
@@ -132,6 +131,16 @@ def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
             caption=f"The loss of each step, as the script recorded it.{marks}",
             alt=f"Loss over steps: {ends}.",
         )
+    for run in (run for run in runs[:MOST_TIMELINES] if run.cost.trained):
+        text = described(run.activity)
+        yield picture(
+            timeline(run.activity),
+            name=f"timeline-{slug(run.name)}",
+            title=f"Timeline of {run.name}",
+            caption=f"{text} Above: progress of training. Below: activity of each rank. {left_out(run.activity)}".strip(),
+            alt=text,
+            wide=True,
+        )
 
 
 def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
@@ -169,18 +178,6 @@ def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
 
 def _label(run: ReportedRun) -> str:
     return run.name if len(run.name) <= 24 else f"…{run.name[-23:]}"
-
-
-def _timeline(run: ReportedRun) -> Picture:
-    return Picture(
-        name=f"timeline-{slug(run.name)}",
-        title=f"Timeline of {run.name}",
-        caption=f"{described(run.activity)} Above: progress of training. Below: activity of each rank. {left_out(run.activity)}".strip(),
-        alt=described(run.activity),
-        svg=timeline(run.activity),
-        file=standalone(run.activity),
-        wide=True,
-    )
 
 
 def _tables(runs: Sequence[ReportedRun]) -> Iterator[Table]:

@@ -89,14 +89,3 @@ def _outline(points: Sequence[Point]) -> list[Point]:
         return list(points)
     inner = {min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])}
     return sorted({points[0], points[-1], *inner})
-
-
-def thinned_marks(places: Sequence[float], least: float) -> list[tuple[float, int]]:
-    """Merge positions that are less than `least` apart; return (position, number of merged positions) pairs."""
-    marks: list[tuple[float, int]] = []
-    for place in places:
-        if marks and place - marks[-1][0] < least:
-            marks[-1] = (marks[-1][0], marks[-1][1] + 1)
-        else:
-            marks.append((place, 1))
-    return marks

@@ -9,8 +9,7 @@ from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.report import figures
 from holdfast.report.figures import picture
-from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
-from holdfast.report.timeline_svg import duration
+from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, duration
 from holdfast.server.cost import PARTS, Served, contraction, prediction, served_cost
 
 COLOURS = {
