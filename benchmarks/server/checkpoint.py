@@ -24,7 +24,7 @@ from holdfast.blocks.policy import Policy
 
 NODES, WORKERS = 4, 2
 QUARTERS = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
-EXTRA = ("a message that asks nothing", "AskSurvey")  # not part of a checkpoint, which needs one survey
+EXTRA = ("a message that asks nothing", "survey")  # not part of a checkpoint, which needs one survey
 
 
 def main() -> int:

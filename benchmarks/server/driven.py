@@ -16,7 +16,7 @@ import ray
 from holdfast.blocks.policy import Policy
 from holdfast.server.members import Member, ServerMembers
 from holdfast.server.recovery import first_map
-from holdfast.server.selection import BINS, FEW, Answer, AskSurvey, Question, converse, exchange
+from holdfast.server.selection import BINS, FEW, Question, converse, exchange
 from holdfast.server.server_node import ServerNode
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Worker, WorkerRound
@@ -111,13 +111,13 @@ class Driven:
             took[name] = took.get(name, 0.0) + time.perf_counter() - began
             return answers
 
-        def ask(question: Question) -> list[Answer]:
-            answers = asked(type(question).__name__, "answer", self._done, question)
+        def ask(question: Question) -> list[Any]:
+            answers = asked(question.method, "answer", self._done, question)
             return [answers[node] for node in sorted(answers)]
 
         asked("a message that asks nothing", "ready")
-        ask(AskSurvey(-np.inf, FEW * BINS))
-        took["AskSurvey, with distances"] = took.pop("AskSurvey")
+        ask(Question("survey", (-np.inf, FEW * BINS)))
+        took["survey, with distances"] = took.pop("survey")
         selection = converse(exchange(self._settings.policy, self._credit), ask)
         self._credit = selection.credit
         asked("save", "save", self._done, selection.verdict, selection.credit)

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
-from holdfast.server.candidates import Candidates
-from holdfast.server.selection import Answer, Conversation, Question, converse, exchange
+from holdfast.server.selection import Candidates, Conversation, Question, converse, exchange
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
 SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {
@@ -139,7 +138,7 @@ def selected(
     )
     resumed = time.perf_counter()
 
-    def ask(question: Question) -> list[Answer]:
+    def ask(question: Question) -> list[Any]:
         nonlocal resumed
         cost.alone(time.perf_counter() - resumed)
         answers = on_each(cost, [lambda node=node: node.answer(question) for node in nodes])

@@ -305,7 +305,7 @@ class TestPictures:
         assert b"/Type3" not in document
 
     def test_the_svg_has_the_colours_of_the_page_and_ids_of_its_own(self) -> None:
-        (picture,) = runs_page.page([run_from_history(killed_once(), "a")], {}).pictures
+        picture = runs_page.page([run_from_history(killed_once(), "a")], {}).pictures[0]
         assert "currentColor" in picture.svg
         assert "<style" not in picture.svg
         assert all(name.startswith("wall-clock-") for name in re.findall(r'\bid="([^"]*)"', picture.svg))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import fsum, inf, nan, nextafter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import RANKINGS, BlockChoice, BlockInfo, Policy, at_most, exact_sum
-from holdfast.server.candidates import Candidates
-from holdfast.server.selection import (
-    BINS,
-    FEW,
-    Answer,
-    AskBlocks,
-    AskHistogram,
-    AskSurvey,
-    Conversation,
-    Question,
-    Survey,
-    converse,
-    exchange,
-)
+from holdfast.server.selection import BINS, FEW, Candidates, Conversation, Question, Survey, converse, exchange
 
 MANY_BINS = 1 << 40  # so many that every node lists its blocks at once
 rankings = st.sampled_from(sorted(RANKINGS))
@@ -159,9 +147,9 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
     info = some_info(rng, 3000, "few different", equal_sizes=False)
     policy = a_policy("priority", Fraction(1, 4))
     (node,) = on_nodes(policy, 24, info, np.zeros(3000, np.int64), 1)
-    asked: list[tuple[Question, Answer]] = []
+    asked: list[tuple[Question, Any]] = []
 
-    def ask(question: Question) -> list[Answer]:
+    def ask(question: Question) -> list[Any]:
         asked.append((question, node.answer(question)))
         return [asked[-1][1]]
 
@@ -172,7 +160,7 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("ranking", ["priority", "relative", "round", "random"])
-@pytest.mark.parametrize(("each", "questions"), [(64, ["AskSurvey"]), (65, ["AskSurvey", "AskHistogram"])])
+@pytest.mark.parametrize(("each", "questions"), [(64, ["survey"]), (65, ["survey", "histogram"])])
 def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, each: int, questions: list[str]) -> None:
     rng = np.random.default_rng(1)
     nodes, bins = 3, 64 // FEW
@@ -180,8 +168,8 @@ def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, ea
     asked = on_nodes(policy, 24, info, np.arange(nodes * each) % nodes, nodes)
     put: list[str] = []
 
-    def ask(question: Question) -> list[Answer]:
-        put.append(type(question).__name__)
+    def ask(question: Question) -> list[Any]:
+        put.append(question.method)
         return [node.answer(question) for node in asked]
 
     verdict = converse(exchange(policy, Fraction(0), bins), ask).verdict
@@ -195,15 +183,13 @@ def test_blocks_are_sent_with_the_first_answer_only_where_they_are_few_and_a_par
     rng = np.random.default_rng(2)
     info = some_info(rng, 100, "all different", False)
     owners = (np.arange(100) >= 40).astype(np.int64)
-    few, many = (
-        node.answer(AskSurvey(-inf, 50)) for node in on_nodes(a_policy("priority", Fraction(1, 2)), 24, info, owners, 2)
-    )
+    few, many = (node.survey(-inf, 50) for node in on_nodes(a_policy("priority", Fraction(1, 2)), 24, info, owners, 2))
     assert isinstance(few, Survey)
     assert few.blocks is not None
     assert len(few.blocks.ids) == 40
     assert isinstance(many, Survey)
     assert many.blocks is None
-    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == AskSurvey(-inf, 0)
+    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == Question("survey", (-inf, 0))
 
 
 @settings(max_examples=30, deadline=None)
@@ -215,15 +201,15 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
     asked = on_nodes(policy, 24, some_info(rng, count, kind, True), partition(count, nodes, rng), nodes)
     rounds = []
 
-    def ask(question: Question) -> list[Answer]:
+    def ask(question: Question) -> list[Any]:
         answers = [node.answer(question) for node in asked]
         rounds.append((question, sum(map(array_bytes, answers))))
         return answers
 
     converse(exchange(policy, Fraction(0), bins), ask)
-    assert all(sent <= nodes * bins * 16 for question, sent in rounds if isinstance(question, AskHistogram))
-    assert all(sent <= bins * 32 for question, sent in rounds if isinstance(question, AskBlocks))
-    assert all(sent <= nodes * (FEW * bins * 32 + 100) for question, sent in rounds if isinstance(question, AskSurvey))
+    assert all(sent <= nodes * bins * 16 for question, sent in rounds if question.method == "histogram")
+    assert all(sent <= bins * 32 for question, sent in rounds if question.method == "blocks")
+    assert all(sent <= nodes * (FEW * bins * 32 + 100) for question, sent in rounds if question.method == "survey")
     assert len(rounds) <= 3 + 3 * 64 // 6
 
 

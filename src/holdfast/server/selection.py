@@ -1,29 +1,34 @@
 """Choose the blocks to save in a conversation: the controller asks, nodes answer, until the last block is found.
 
 Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
-Places are compared in this order, and no two are equal. The cut is the place of the last block within the budget.
-
-`exchange` asks for histograms and narrows the bin that contains the cut, so that traffic grows with nodes and bins
-instead of blocks; if every node has few blocks, one question is enough. The choice is exactly that of `Policy.choose`.
-A conversation is a generator of questions that receives the answers of all nodes; its caller carries the messages.
+`exchange` asks for histograms and narrows the bin that contains the last block within the budget, so that traffic grows
+with nodes and bins instead of blocks; if every node has few blocks, one question is enough. The choice is exactly that
+of `Policy.choose`.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.division import Ids
-from holdfast.blocks.policy import Policy, mean
+from holdfast.blocks.division import Floats, Ids
+from holdfast.blocks.own_policy import is_file, urgency
+from holdfast.blocks.policy import BlockInfo, Policy, distance_per_value, mean, relative_distance, total_distance
+from holdfast.errors import BadInput
 
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Place: TypeAlias = tuple[int, int, int]
+Where: TypeAlias = Ids | slice
 
 BEFORE_ALL: Place = (0, 0, -1)
 AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
+BINS = 1024  # also the number of blocks that are listed one by one
+FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models need one question
+_ALL = slice(None)
+_SIGN = np.uint64(1 << 63)
 
 
 class RankingRange(NamedTuple):
@@ -49,26 +54,8 @@ class RankingRange(NamedTuple):
         return RankingRange(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
-class AskTotal(NamedTuple):
-    """A question to each server node: how far have all its blocks together moved since their last saves?"""
-
-
-class BlockTotal(NamedTuple):
-    """A node's answer to `AskTotal`: its number of blocks, and the sum of their distances (None if not finite)."""
-
-    blocks: int
-    moved: Fraction | None
-
-
-class AskSurvey(NamedTuple):
-    """A question to each node: which blocks moved by more than `above`? They are listed if there are at most `few`."""
-
-    above: float
-    few: int
-
-
 class Survey(NamedTuple):
-    """A node's answer to `AskSurvey`: the number, total size and ranking range of the blocks that may be saved."""
+    """A node's blocks that may be saved: their number, total size and ranking range, and a list if they are few."""
 
     values: int
     candidates: int
@@ -78,30 +65,8 @@ class Survey(NamedTuple):
     blocks: "CandidateBlocks | None"
 
 
-class AskHistogram(NamedTuple):
-    """A question to each node: how many blocks of what size are in each of `bins` bins of the ranking range `span`?"""
-
-    above: float
-    span: RankingRange
-    bins: int
-
-
-class Histogram(NamedTuple):
-    """A node's answer to `AskHistogram`: for each bin, the number of blocks and their total size in array elements."""
-
-    counts: Ids
-    values: Ids
-
-
-class AskBlocks(NamedTuple):
-    """A question to each node: which blocks moved by more than `above` and are in the ranking range `span`?"""
-
-    above: float
-    span: RankingRange
-
-
 class CandidateBlocks(NamedTuple):
-    """A node's answer: the blocks that may be saved, with their sizes and the three keys by which they are ranked."""
+    """Blocks of a node that may be saved, with their sizes and the three keys by which they are ranked."""
 
     first: Codes
     saved_at: Ids
@@ -116,12 +81,110 @@ class SaveUpTo(NamedTuple):
     last: Place
 
 
-Question: TypeAlias = AskTotal | AskSurvey | AskHistogram | AskBlocks
-Answer: TypeAlias = BlockTotal | Survey | Histogram | CandidateBlocks
+class Question(NamedTuple):
+    """A call of a method of `Candidates` on every node, for example "survey"."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
 
 
-BINS = 1024  # also the number of blocks that are listed one by one
-FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models need one question
+class Candidates:
+    """The blocks `ids` of one node, ranked by `policy` for the save after `step`; the run has `count` blocks."""
+
+    def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
+        self._ids, self._info = ids, info
+        self._first = _ranking_keys(policy, step, ids, info, count)
+
+    def answer(self, question: Question) -> Any:
+        return getattr(self, question.method)(*question.arguments)
+
+    def total(self) -> tuple[int, Fraction | None]:
+        """Return the number of blocks, and how far all of them moved since their saves (None if not finite)."""
+        return len(self._ids), total_distance(self._info)
+
+    def survey(self, above: float, few: int) -> Survey:
+        """Summarize the blocks that moved by more than `above`; they are listed if there are at most `few`."""
+        where = self._above(above)
+        numbers = [self._numbers(level, where) for level in range(3)]
+        found, sizes = len(numbers[0]), self._info.sizes
+        lowest, highest = (np.array([end(n) for n in numbers if found], np.uint64) for end in (np.min, np.max))
+        blocks = self._listed(where) if found <= few else None
+        return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
+
+    def histogram(self, above: float, span: RankingRange, bins: int) -> tuple[Ids, Ids]:
+        """Return the number and the total size of the blocks in each of `bins` bins of the ranking range `span`."""
+        where = self._inside(above, span)
+        shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
+        which = shifted.view(np.int64)
+        values = np.bincount(which, weights=self._info.sizes[where], minlength=bins)  # exact up to 2**53
+        return np.bincount(which, minlength=bins), values.astype(np.int64)
+
+    def blocks(self, above: float, span: RankingRange) -> CandidateBlocks:
+        """List the blocks in the ranking range `span` that moved by more than `above`."""
+        return self._listed(self._inside(above, span))
+
+    def taken(self, verdict: SaveUpTo) -> Ids:
+        """Return the ids of this node's blocks that the controller's decision `verdict` selects for a save, sorted."""
+        first, saved_at, number = verdict.last
+        chosen = self._first < np.uint64(first)
+        equal = np.flatnonzero(self._first == np.uint64(first))
+        ages = self._info.saved_at[equal]
+        chosen[equal] = (ages < saved_at) | ((ages == saved_at) & (self._ids[equal] <= number))
+        if verdict.above > -np.inf:
+            chosen &= self._info.distances > verdict.above
+        return np.asarray(self._ids[chosen])
+
+    def _listed(self, where: Where) -> CandidateBlocks:
+        info = self._info
+        return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
+
+    def _inside(self, above: float, span: RankingRange) -> Where:
+        where = self._above(above)
+        for level, number in enumerate(span.prefix):
+            where = _narrowed(where, self._numbers(level, where) == np.uint64(number))
+        numbers = self._numbers(span.level, where)
+        return _narrowed(where, (numbers >= np.uint64(span.low)) & (numbers <= np.uint64(span.high)))
+
+    def _above(self, above: float) -> Where:
+        return _ALL if above == -np.inf else np.flatnonzero(self._info.distances > above)
+
+    def _numbers(self, level: int, where: Where) -> Codes:
+        return self._first[where] if level == 0 else (self._info.saved_at, self._ids)[level - 1][where].view(np.uint64)
+
+
+def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
+    """Return an integer for each of the blocks `ids`; `policy` saves the blocks with the smallest integers first."""
+    if is_file(policy.ranking):
+        return _codes(-urgency(policy.ranking, info, step))
+    match policy.ranking:
+        case "priority":
+            return _codes(-distance_per_value(info))
+        case "relative":
+            return _codes(-relative_distance(info))
+        case "random":
+            order = np.random.default_rng((policy.seed, step)).permutation(count)
+            ranks = np.empty(count, np.uint64)
+            ranks[order] = np.arange(count, dtype=np.uint64)
+            return ranks[ids]
+        case "full":
+            return ids.astype(np.uint64)
+        case "round" | "threshold":
+            return np.zeros(len(ids), np.uint64)
+    raise BadInput(f"nodes cannot choose together by policy {policy.ranking!r}")
+
+
+def _codes(keys: Floats) -> Codes:
+    """Map floats to unsigned integers that sort in the same order; -0 equals 0, and NaN comes last."""
+    keys = keys + 0.0
+    keys[np.isnan(keys)] = np.nan
+    bits = keys.view(np.uint64)
+    return np.asarray(bits ^ ((keys.view(np.int64) >> 63).view(np.uint64) | _SIGN))
+
+
+def _narrowed(where: Where, wanted: npt.NDArray[np.bool_]) -> Where:
+    if wanted.all():
+        return where
+    return np.flatnonzero(wanted) if isinstance(where, slice) else where[wanted]
 
 
 class Selection(NamedTuple):
@@ -131,12 +194,12 @@ class Selection(NamedTuple):
     credit: Fraction
 
 
-Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
+Conversation: TypeAlias = Generator[Question, Sequence[Any], Selection]
 Cut: TypeAlias = tuple[Place, int]
 """The position of the last block to save in the ranking, and the total size of the blocks up to it."""
 
 
-def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
+def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Any]]) -> Selection:
     """Pass each question of `conversation` to `ask`, which returns all nodes' answers; return the final decision."""
     try:
         question = next(conversation)
@@ -152,7 +215,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
     `credit` is the budget that earlier saves left, in array elements. Nodes send histograms of at most `bins` bins."""
     above = yield from _above(policy)
-    surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
+    surveys: Sequence[Survey] = yield Question("survey", (above, FEW * bins if policy.fraction < 1 else 0))
     count = sum(survey.candidates for survey in surveys)
     candidates = sum(survey.candidate_values for survey in surveys)
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
@@ -166,22 +229,20 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     while count > bins:
         while span.low == span.high:
             span = RankingRange((*span.prefix, span.low), *ends[span.level + 1])
-        histograms = _all(Histogram, (yield AskHistogram(above, span, bins)))
-        counts = np.sum([histogram.counts for histogram in histograms], axis=0)
-        up_to = np.cumsum(np.sum([histogram.values for histogram in histograms], axis=0))
+        counts, values = np.sum((yield Question("histogram", (above, span, bins))), axis=0)
+        up_to = np.cumsum(values)
         number = int(np.searchsorted(up_to, ceil(budget) - taken))
         taken += int(up_to[number - 1]) if number else 0
         span, count = span.bin(number, bins), int(counts[number])
-    blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, span))))
-    place, values = _cut(blocks, ceil(budget) - taken)
-    return _selection(policy, above, budget, (place, taken + values))
+    place, size = _cut(_together((yield Question("blocks", (above, span)))), ceil(budget) - taken)
+    return _selection(policy, above, budget, (place, taken + size))
 
 
-def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
+def _above(policy: Policy) -> Generator[Question, Sequence[Any], float]:
     if policy.ranking != "threshold":
         return -np.inf
-    totals = _all(BlockTotal, (yield AskTotal()))
-    return mean([total.moved for total in totals], sum(total.blocks for total in totals))
+    totals = yield Question("total")
+    return mean([moved for _, moved in totals], sum(count for count, _ in totals))
 
 
 def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
@@ -211,13 +272,3 @@ def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
 
 def _together(parts: Sequence[CandidateBlocks]) -> CandidateBlocks:
     return CandidateBlocks(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-Kind = TypeVar("Kind")
-
-
-def _all(kind: type[Kind], answers: Sequence[Answer]) -> list[Kind]:
-    wrong = next((answer for answer in answers if not isinstance(answer, kind)), None)
-    if wrong is not None:
-        raise TypeError(f"a node answered with a {type(wrong).__name__} where a {kind.__name__} was asked for")
-    return [answer for answer in answers if isinstance(answer, kind)]
