@@ -34,18 +34,26 @@ class Phase(IntEnum):
 
 
 class _Number(Generic[T]):
-    """A descriptor that reads the number at `index` in shared memory and returns `convert(number)`."""
+    """A descriptor of the number at `index` in shared memory, which is read as `kind`."""
 
-    def __init__(self, index: int, convert: Callable[[int], T]) -> None:
-        self._index, self._convert = index, convert
+    def __init__(self, index: int, kind: Callable[[int], T]) -> None:
+        self._index, self._kind = index, kind
 
     def __get__(self, progress: "Progress", _: type["Progress"]) -> T:
-        return self._convert(progress.numbers[self._index])
+        return self._kind(progress.numbers[self._index])
+
+    def __set__(self, progress: "Progress", value: int) -> None:
+        progress.numbers[self._index] = value
 
 
-def _unless_zero(number: int) -> int | None:
-    """Decode a value that was stored with 1 added; 0 means that no value was stored."""
-    return number - 1 if number else None
+class _NumberOrNone(_Number[int | None]):
+    """A descriptor of a number that may be unknown; it is stored with 1 added, and 0 means None."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, lambda number: number - 1 if number else None)
+
+    def __set__(self, progress: "Progress", value: int) -> None:
+        super().__set__(progress, value + 1)
 
 
 class Progress:
@@ -53,7 +61,7 @@ class Progress:
 
     boundaries = _Number(0, int)
     """The number of step boundaries that this process has passed."""
-    step = _Number(1, _unless_zero)
+    step = _NumberOrNone(1)
     """The step that is being trained or was trained last; None before the first step."""
     posted = _Number(2, int)
     """The number of exchanges with peers begun since the last boundary; a rank that waits is ahead of its peer."""
@@ -61,11 +69,11 @@ class Progress:
     """The bytes that saves, restores and transfers between ranks have moved."""
     phase = _Number(4, Phase)
     """The current activity of the worker."""
-    status = _Number(5, _unless_zero)
+    status = _NumberOrNone(5)
     """The exit status that the worker is about to end with, once its script has ended."""
     membership = _Number(6, int)
     """The number of the membership (set of training workers) that the worker is in; `IN_RESERVE` if in none."""
-    suspected = _Number(7, _unless_zero)
+    suspected = _NumberOrNone(7)
     """The number of the last membership in which a connection broke."""
     has_fallen_back = _Number(8, bool)
     """True if live recovery is impossible and only a restart helps."""
@@ -75,7 +83,7 @@ class Progress:
     """True if the worker runs a loop of holdfast, whose steps are recorded and saved."""
     has_exchanged = _Number(11, bool)
     """True if the script calls torch.distributed itself, so that a loss needs a restart."""
-    assigned = _Number(13, _unless_zero)
+    assigned = _NumberOrNone(13)
     """The rank that this process has for life, written by the supervisor of a worker that replaces another."""
     asks_for_rank = _Number(14, bool)
     """True while a spare waits to be told its rank, because its script has asked for it."""
@@ -102,72 +110,38 @@ class Progress:
 
     def pass_boundary(self, step: int) -> None:
         """Report that this worker begins `step`."""
-        self.numbers[2] = 0  # first: to appear behind for a moment does no harm
-        self.numbers[0] += 1
-        self.numbers[1] = step + 1
+        self.posted = 0  # first: to appear behind for a moment does no harm
+        self.boundaries += 1
+        self.step = step
 
     def catch_up(self, boundaries: int, posted: int) -> None:
         """Set the counts of begun steps and collectives to those of the worker from which this one copied its state."""
-        self.numbers[0], self.numbers[2] = boundaries, posted
-
-    def set_membership(self, number: int) -> None:
-        self.numbers[6] = number
-
-    def assign(self, rank: int) -> None:
-        """Tell the worker its rank, which it keeps until it ends. Called by the supervisor."""
-        self.numbers[13] = rank + 1
+        self.boundaries, self.posted = boundaries, posted
 
     @contextmanager
     def asking_for_rank(self) -> Iterator[None]:
         """Report, inside this context, that the worker waits for a rank from its supervisor."""
-        self.numbers[14] = 1
+        self.asks_for_rank = True
         try:
             yield
         finally:
-            self.numbers[14] = 0
-
-    def set_standby(self, is_standby: bool) -> None:
-        """Make a new worker wait in `run.protect` (True), or let it continue (False). Called by the supervisor."""
-        self.numbers[16] = is_standby
-
-    def suspect(self, number: int) -> None:
-        """Report that a connection between workers broke, in the group of workers with the number `number`."""
-        self.numbers[7] = number + 1
-
-    def fall_back(self) -> None:
-        self.numbers[8] = 1
+            self.asks_for_rank = False
 
     def count_evaluation(self) -> None:
         """Report that an evaluation makes progress. The worker's data-loading processes may call this too."""
-        self.numbers[9] += 1
-
-    def set_checked(self) -> None:
-        self.numbers[10] = 1
-
-    def set_exchanged(self) -> None:
-        self.numbers[11] = 1
-
-    def set_up(self) -> None:
-        self.numbers[12] = 1
-
-    def set_only_supervised(self) -> None:
-        self.numbers[15] = 1
+        self.evaluated += 1
 
     def count_post(self) -> None:
         """Count one more collective operation that this worker has begun; in it, the worker may wait for others."""
-        self.numbers[2] += 1
+        self.posted += 1
 
     def add_moved(self, count: int) -> None:
         """Report that `count` more bytes were saved, restored or transferred."""
-        self.numbers[3] += count
-
-    def enter(self, phase: Phase) -> None:
-        self.numbers[4] = phase
+        self.moved += count
 
     def end(self, status: int) -> None:
         """Report that the script has ended, with the exit status `status`."""
-        self.numbers[5] = status + 1
-        self.enter(Phase.ENDED)
+        self.status, self.phase = status, Phase.ENDED
 
     def leave_words(self, words: str) -> None:
         self._memory[8 * _NUMBERS :] = words.encode()[:WORDS].ljust(WORDS, b"\0")
@@ -182,11 +156,11 @@ def during(phase: Phase) -> Iterator[None]:
     """Report `phase` to the supervisor inside this context, and the previous phase again afterwards."""
     before = here.phase
     if before != Phase.CLOSING:  # a save while closing is part of it
-        here.enter(phase)
+        here.phase = phase
     try:
         yield
     finally:
-        here.enter(before)
+        here.phase = before
 
 
 def adopt(progress: Progress) -> None:
@@ -197,5 +171,5 @@ def adopt(progress: Progress) -> None:
 
 def restart_needed(why: str) -> WorkerLost:
     """Tell the supervisor that the run must restart because of `why`, and return the error to raise."""
-    here.fall_back()
+    here.has_fallen_back = True
     return WorkerLost(f"{why}: the run restarts from its newest snapshot.")

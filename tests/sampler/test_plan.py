@@ -49,14 +49,14 @@ class TestPosition:
     @pytest.mark.parametrize("at", [Position(0, 4), Position(0, -1), Position(-1, 0), Position(3, 1), Position(4, 0)])
     def test_a_position_outside_is_refused(self, at: Position) -> None:
         geometry = SamplePlan(samples=40, batch=10, epochs=3)
-        with pytest.raises(BadInput, match=f"{at} is not in this training of 3 epochs of 4 windows"):
+        with pytest.raises(BadInput, match=f"{at} is not in this training of 12 steps, 4 in an epoch"):
             geometry.step(at)
-        with pytest.raises(BadInput, match=f"There is no window {at} "):
+        with pytest.raises(BadInput, match=f"{at} is not in this training"):
             geometry.window(at)
 
     def test_there_is_no_window_at_the_end(self) -> None:
         geometry = SamplePlan(samples=40, batch=10, epochs=3)
-        with pytest.raises(BadInput, match="There is no window epoch 3 cursor 0"):
+        with pytest.raises(BadInput, match=r"Steps 12 to 12 are not all in 0\.\.11"):
             geometry.window(geometry.position(geometry.steps))
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     dist.distributed_c10d._set_pg_timeout(
         timedelta(seconds=TASK["patience"])
     )  # only from here on, because starting takes longer
-    progress.here.enter(Phase.TRAINING)
+    progress.here.phase = Phase.TRAINING
     for step in range(first, TASK["steps"]):
         progress.here.pass_boundary(step)
         fail(step)

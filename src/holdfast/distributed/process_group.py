@@ -190,7 +190,7 @@ def has_script_collectives() -> bool:
     # Every collective on a group increases its sequence number.
     has_used = len(groups) > 1 or any(group._get_sequence_number_for_group() > 0 for group in own)
     if has_used and not progress.here.has_exchanged:
-        progress.here.set_exchanged()
+        progress.here.has_exchanged = True
         if dist.get_rank() == 0:
             logger.warning(
                 "After the loss of a worker this run restarts, as with --recovery restart: %s.", SCRIPT_COLLECTIVES
@@ -240,7 +240,7 @@ class NoStore(Store):
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:
-    progress.here.set_exchanged()
+    progress.here.has_exchanged = True
     raise restart_needed(SCRIPT_COLLECTIVES)
 
 

@@ -137,7 +137,7 @@ class LiveRecovery:
 
     def join(self) -> int:
         """Join a run in progress: receive the training state of another worker; return the first step to train."""
-        progress.here.enter(Phase.JOINING)
+        progress.here.phase = Phase.JOINING
         while True:
             self.coordination.await_admission()
             self._training.record.enrol(self.member)
@@ -148,13 +148,13 @@ class LiveRecovery:
                 self.coordination.leave()
         self.coordination.is_joining = False
         replace_default_group(self.member, self.size)
-        progress.here.enter(Phase.TRAINING)
-        progress.here.set_membership(self.coordination.number)
+        progress.here.phase = Phase.TRAINING
+        progress.here.membership = self.coordination.number
         return plan.step
 
     def suspend(self) -> None:
         """Stop training with the other workers, and keep all state in memory until `join` is called."""
-        progress.here.set_membership(IN_RESERVE)
+        progress.here.membership = IN_RESERVE
         self._training.record_steps()
         self._training.record.retire()
         self.link.hang_up()
@@ -215,16 +215,16 @@ class LiveRecovery:
     def recover(self, group: RecoverableGroup | None) -> None:
         """Recover together with the remaining workers, and complete the interrupted backward of `group`, if any."""
         began = perf_counter()
-        progress.here.suspect(self.coordination.number)
+        progress.here.suspected = self.coordination.number
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
                     self._recover_once(group, began)
                     break
                 except GroupBroken:
-                    progress.here.suspect(self.coordination.number)
+                    progress.here.suspected = self.coordination.number
         replace_default_group(self.member, self.size)
-        progress.here.set_membership(self.coordination.number)
+        progress.here.membership = self.coordination.number
 
     def _guard_backward(self) -> None:
         """Wrap `torch.autograd.backward` so that it recovers if it fails because of a lost worker."""
@@ -483,7 +483,7 @@ def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
         return None
     joins = JOINS in os.environ
     if why := nccl_link.why_not(peers.backend):
-        progress.here.fall_back()
+        progress.here.has_fallen_back = True
         line = f"--recovery {config.recovery} is not possible here ({why})"
         if joins:
             raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")

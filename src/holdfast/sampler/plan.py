@@ -108,20 +108,9 @@ class SamplePlan:
         """The number of steps in the whole training."""
         return self.epochs * self.steps_per_epoch if self.limit is None else self.limit
 
-    @property
-    def length(self) -> str:
-        """The length of the training in words, such as "3 epochs of 100 windows" (a window is one step's samples)."""
-        windows = f"{self.epochs} epochs of {self.steps_per_epoch} windows"
-        return windows if self.limit is None else f"{self.limit} steps, in {windows}"
-
     def end_of(self, epoch: int) -> int:
         """Return the number of the first step after `epoch`."""
         return min((epoch + 1) * self.steps_per_epoch, self.steps)
-
-    def __contains__(self, at: Position) -> bool:
-        """Return True if the training has a step at position `at`."""
-        inside = at.epoch >= 0 and 0 <= at.cursor < self.steps_per_epoch
-        return inside and at.epoch * self.steps_per_epoch + at.cursor < self.steps
 
     def position(self, step: int) -> Position:
         """Return the position of `step`, which may also be the end of the training (step number `steps`)."""
@@ -129,24 +118,20 @@ class SamplePlan:
             raise BadInput(f"Step {step} is not in 0..{self.steps}, the steps of this training and its end.")
         return Position(*divmod(step, self.steps_per_epoch))
 
-    def following(self, at: Position) -> Position:
-        """Return the position after `at`; after the last step this is the end of the training."""
-        epoch, cursor = at
-        return Position(epoch, cursor + 1) if cursor + 1 < self.steps_per_epoch else Position(epoch + 1, 0)
-
     def step(self, at: Position) -> int:
         """Return the number of the step at position `at`; at the end of the training this is `steps`."""
-        if at not in self and at != self.position(self.steps):
-            raise BadInput(f"{at} is not in this training of {self.length}.")
-        return at.epoch * self.steps_per_epoch + at.cursor
+        step = at.epoch * self.steps_per_epoch + at.cursor
+        if not (0 <= at.cursor < self.steps_per_epoch and 0 <= step <= self.steps):
+            raise BadInput(f"{at} is not in this training of {self.steps} steps, {self.steps_per_epoch} in an epoch.")
+        return step
 
     def window(self, at: Position) -> Ids:
         """Return the ids of all samples that the step at position `at` trains, in the shuffled order."""
-        return self._ids(at, range(self.batch))
+        return self.windows([self.step(at)]).ravel()
 
     def share(self, at: Position, rank: int, world: int) -> Ids:
         """Return the ids of the samples that `rank` of `world` ranks trains in the step at position `at`."""
-        return self._ids(at, self.places(rank, world))
+        return self.windows([self.step(at)], self.places(rank, world)).ravel()
 
     def share_size(self, rank: int, world: int) -> int:
         """Return how many samples `rank` of `world` ranks trains in each step; ranks differ by at most one."""
@@ -182,12 +167,6 @@ class SamplePlan:
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""
             raise BadInput(f"Not the plan of a training: {value!r:.80}{lacking}.")
         return cls(**{name: value[name] for name in _NUMBERS if name in value}, orders=orders)
-
-    def _ids(self, at: Position, places: range) -> Ids:
-        if at not in self:
-            raise BadInput(f"There is no window {at} in {self.length}.")
-        start = at.cursor * self.batch
-        return self._shuffled(np.array([at.epoch]), np.arange(start + places.start, start + places.stop))
 
     def _shuffled(self, epochs: Ids, places: Ids) -> Ids:
         if self.orders:

@@ -123,13 +123,13 @@ def watch_for_own_loop() -> None:
 
 def loop_begins() -> None:
     """Cancel the warning of `watch_for_own_loop`, because the script has begun to iterate over `run.batches`."""
-    progress.here.set_checked()
+    progress.here.is_checked = True
     _remove_hook()
 
 
 def _warn(*_: Any) -> None:
     _remove_hook()
-    progress.here.set_only_supervised()
+    progress.here.is_only_supervised = True
     if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":
         sys.stderr.write(f"{ONLY_SUPERVISED}\n")
         sys.stderr.flush()

@@ -105,7 +105,7 @@ class Boundary:
             self.live.reach_boundary(self.end)
         try:
             self._follow_membership(self.end, last=True)  # members may have been lost in the last step
-            progress.here.enter(Phase.CLOSING)
+            progress.here.phase = Phase.CLOSING
             self._save(self.end, self.plan.position(self.end))
             self.saves.close()
             self.ranks.from_rank_0(FINISHED, None if self.ranks.rank else "")  # once the state is durable
@@ -193,7 +193,7 @@ class Boundary:
             return self.saves.take(step, at, stops=self.stopping.wanted and step < self.plan.steps)
 
     def _stop(self, step: int, at: Position) -> None:
-        progress.here.enter(Phase.CLOSING)
+        progress.here.phase = Phase.CLOSING
         self._save(step, at)
         self.saves.close()
         self.stopping.wait_for_save()
@@ -206,7 +206,7 @@ class Boundary:
     def _leave(self, event: Done | Preempted | Stopped) -> None:
         self.record.append(event)
         self.record.close()
-        progress.here.enter(Phase.DONE)
+        progress.here.phase = Phase.DONE
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -143,7 +143,7 @@ class LoopSetup:
 
     def _enter_training(self) -> None:
         if not self._is_joining:
-            progress.here.enter(Phase.TRAINING)
+            progress.here.phase = Phase.TRAINING
         guards.loop_begins()
         if self.ranks.rank == 0 and self.number == 1:
             if (seed := rng.seeded()) is not None:

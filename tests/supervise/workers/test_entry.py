@@ -37,7 +37,7 @@ def _main(stuck: int) -> object:
         with task.stdout.open("a") as file:
             file.write("x")
         if _started(task.stdout.parent) > stuck:
-            task.progress.set_up()
+            task.progress.is_up = True
         time.sleep(60)
 
     return main

@@ -57,7 +57,7 @@ def test_a_worker_that_dies_after_a_poll_is_dead_from_the_next_poll_on(
     monkeypatch.setattr(WorkerProcess, "_has_exited", lambda _: next(dies))
     worker = object.__new__(WorkerProcess)
     worker.task = SimpleNamespace(progress=Progress())  # type: ignore[assignment]
-    worker.task.progress.enter(Phase.TRAINING)
+    worker.task.progress.phase = Phase.TRAINING
     worker.exit, worker.hung = None, ""
     worker._process = SimpleNamespace(exitcode=-9)  # type: ignore[assignment]
     for is_dead in (False, True):

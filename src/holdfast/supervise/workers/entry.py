@@ -60,7 +60,7 @@ def main(task: Task) -> NoReturn:
     )
     if task.progress.is_standby:
         process.lower_priority()
-    task.progress.set_up()
+    task.progress.is_up = True
     _redirect_output(task.stdout, task.stderr, task.stack)
     os.environ.update(task.environment)
     progress.adopt(task.progress)

@@ -292,7 +292,7 @@ class MembershipController:
         for worker in self._pool.running:
             if worker.asks_for_rank and self.members.assigned(worker.seat) is None and (vacant := self._vacant()):
                 self.members.assign(worker.seat, vacant[0])
-                worker.task.progress.assign(vacant[0])
+                worker.task.progress.assigned = vacant[0]
 
     def _vacant(self) -> list[int]:
         living = {worker.seat for worker in self._pool.running if not worker.has_failed}

@@ -98,12 +98,12 @@ class WorkerPool:
             error.unlink(missing_ok=True)
             (logs / STANDBY).touch() if is_standby else (logs / STANDBY).unlink(missing_ok=True)
         progress = Progress()
-        progress.set_standby(is_standby)
+        progress.is_standby = is_standby
         environment = self._environment(round, local_rank, seat if rank is None else rank, error)
         if joins:
-            progress.set_membership(IN_RESERVE)
+            progress.membership = IN_RESERVE
             if rank is not None:
-                progress.assign(rank)
+                progress.assigned = rank
             environment[JOINS] = str(seat)
         task = Task(
             config=self._config,

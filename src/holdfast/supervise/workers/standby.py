@@ -63,7 +63,7 @@ class Standby:
             (self._logs / STANDBY).unlink(missing_ok=True)
         for worker in workers:
             process.regain_priority(worker.pid)
-            worker.task.progress.set_standby(False)
+            worker.task.progress.is_standby = False
         return workers
 
     def end(self) -> None:
