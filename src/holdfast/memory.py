@@ -1,9 +1,12 @@
-"""Checks that enough memory is available before a value is read or processes are started.
+"""Checks that enough memory is available before a value is read or processes are started; a pause of the collector.
 
 The length in an untrusted manifest may be any number, so it is compared with the available memory first.
 """
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import BadInput
@@ -43,6 +46,18 @@ def require_room(processes: int, least: int, who: str, advice: str) -> None:
             f"{processes} {who} need {processes * least / 2**30:.3g} GiB of memory or more, and this machine has "
             f"{total / 2**30:.3g}: {advice}"
         )
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Disable Python's garbage collector in a `with` block, because it is slow while millions of objects are made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _container_limit() -> int | None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
 from holdfast.rehearse.case import Cause, DivergenceCase
-from holdfast.rehearse.cause import of_a_killed_run, of_unkilled_runs
+from holdfast.rehearse.cause import of_a_killed_run, of_forgotten, of_unkilled_runs
 from holdfast.rehearse.compare import (
     Divergence,
     divergence,
@@ -19,7 +19,6 @@ from holdfast.rehearse.compare import (
     unmatched,
     unstable,
 )
-from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed, lines
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, line, parse
@@ -299,7 +298,7 @@ def test_a_tensor_that_is_computed_from_its_lost_value_decides() -> None:
     wrong = {"centre": held("tensor", "tensor float32[6] x")}
     run = [*reference[:3], window(3, attempt=2, held=wrong, kept={"centre": held("tensor", "tensor float32[6] y")})]
     forgotten = left_behind(reference, run, ())
-    found = cause_of(forgotten, reference, run)
+    found = of_forgotten(forgotten, reference, run)
     assert found is not None
     assert found.word == "not protected"
     assert found.why.startswith("centre, a Thing, is not protected")
@@ -313,7 +312,7 @@ def test_a_single_number_that_was_lost_is_only_noted(mark: str) -> None:
     run = [*reference[:3], window(3, attempt=2, held={"total": held(kind, f"{mark}0")}, kept=kept)]
     forgotten = left_behind(reference, run, ())
     assert list(forgotten) == ["total"]
-    assert cause_of(forgotten, reference, run) is None
+    assert of_forgotten(forgotten, reference, run) is None
 
 
 def test_a_lost_tensor_that_nothing_reads_is_only_noted() -> None:
@@ -321,7 +320,7 @@ def test_a_lost_tensor_that_nothing_reads_is_only_noted() -> None:
     reference[5] = replace(reference[5], kept=reference[5].held)
     wrong = {"last": held("tensor", "tensor float32[6] x")}
     run = [*reference[:3], window(3, attempt=2, held=wrong, kept=wrong)]
-    assert cause_of(left_behind(reference, run, ()), reference, run) is None
+    assert of_forgotten(left_behind(reference, run, ()), reference, run) is None
 
 
 # A counter of the loop

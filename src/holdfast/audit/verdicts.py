@@ -1,9 +1,7 @@
 """The audit of a run: read its event files (the history), run every check, and return their findings."""
 
-import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, training_checks
@@ -11,6 +9,7 @@ from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.history.log import TornLine, Where, stream_history
+from holdfast.memory import no_collection
 from holdfast.runs.histories import RunFacts, read_facts
 
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
@@ -95,18 +94,6 @@ def audit_files(
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the worst verdict of `findings`, or "unknown" if there are none."""
     return max((finding.verdict for finding in findings), key=SEVERITY.index, default="unknown")
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Disable Python's garbage collector in a `with` block, because it is slow with millions of events in memory."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:

@@ -5,8 +5,8 @@ thousand. Injected failures have small files of their own.
 """
 
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import Corrupt
 from holdfast.events import Attempt, Commit, Done, Preempted, Recover, Step, Stopped, Strike
@@ -25,14 +25,14 @@ class PastAttempts:
     struck: frozenset[Struck] = frozenset()
 
 
+def _last(file: Path, *kinds: type) -> Any:
+    return next((event.what for event in backwards(file) if isinstance(event.what, kinds)), None)
+
+
 def read_past(folder: Path) -> PastAttempts:
     """Return the number of rank 0's last attempt, and all injected failures so far, from the histories in `folder`."""
-    past = frozenset(struck(folder))
-    for event in backwards(folder / RANK_0):
-        match event.what:
-            case Attempt(attempt=number) | Step(attempt=number) | Commit(attempt=number) | Recover(attempt=number):
-                return PastAttempts(number, past)
-    return PastAttempts(0, past)
+    last = _last(folder / RANK_0, Attempt, Step, Commit, Recover)
+    return PastAttempts(last.attempt if last else 0, frozenset(struck(folder)))
 
 
 def first_seed(folder: Path, *, has_trained: bool = False) -> int | None:
@@ -89,28 +89,14 @@ def committed_state(folder: Path, step: int) -> str | None:
 
 def furthest_step(folder: Path) -> int | None:
     """Return how many steps the most advanced rank has trained, in its last attempt; None if there are no histories."""
-    reached: list[int] = []
-    for file in folder.glob("rank-*.jsonl"):
-        for event in backwards(file):
-            match event.what:
-                case Step(step=step):
-                    reached.append(step + 1)
-                    break
-                case Recover(restored=restored):
-                    reached.append(restored or 0)
-                    break
-    return max(reached, default=None)
+    lasts = filter(None, (_last(file, Step, Recover) for file in folder.glob("rank-*.jsonl")))
+    return max((last.step + 1 if isinstance(last, Step) else last.restored or 0 for last in lasts), default=None)
 
 
 def had_snapshots(folder: Path) -> bool:
     """Return True if rank 0 committed or restored a snapshot in its last attempt."""
-    for event in backwards(folder / RANK_0):
-        match event.what:
-            case Commit():
-                return True
-            case Recover(restored=restored):
-                return restored is not None
-    return False
+    last = _last(folder / RANK_0, Commit, Recover)
+    return last is not None and (isinstance(last, Commit) or last.restored is not None)
 
 
 def last_commit(folder: Path) -> int | None:
@@ -141,10 +127,8 @@ class Finish:
 
 def finish(folder: Path) -> Finish | None:
     """Return the last step and attempt of the run with history `folder`; None if that attempt has not ended."""
-    lasts: list[Done | Stopped | Preempted | Attempt | Step] = []
-    for file in folder.glob("rank-*.jsonl"):
-        events = (event.what for event in backwards(file))
-        lasts += islice((e for e in events if isinstance(e, Done | Stopped | Preempted | Attempt | Step)), 1)
+    kinds = (Done, Stopped, Preempted, Attempt, Step)
+    lasts = [last for file in folder.glob("rank-*.jsonl") if (last := _last(file, *kinds))]
     newest = max((last.attempt for last in lasts), default=0)
     ends = [last for last in lasts if last.attempt == newest]
     ended = [last for last in ends if isinstance(last, Done | Stopped)]

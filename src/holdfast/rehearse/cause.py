@@ -1,12 +1,19 @@
 """The likely cause of a divergence between two runs, from the observations of their workers. No I/O.
 
-Each check returns a Cause with its evidence, or None. The first check that returns a cause decides.
+Each check returns a Cause with its evidence, or None. The first check that returns a cause decides. A run with the same
+protected state may still have lost other values in a kill: if the script computes such a value from its own old value,
+it stays wrong, unless it is a plain number, which may be a count for the log alone.
 """
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
 from holdfast.rehearse.case import Cause, DivergenceCase, described, listed, others, protection
-from holdfast.rehearse.compare import changed
+from holdfast.rehearse.compare import by_step, changed
 from holdfast.rehearse.loop_counter import loop_counter, moved_counters
-from holdfast.train.observe.observations import Ending, differing, is_tensor
+from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, differing, is_tensor, windows
+
+_ONE_VALUE = re.compile(r"tensor (numpy )?\w+\[1?\] ")
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
@@ -221,3 +228,41 @@ UNKILLED_CHECKS = (_entropy, _other_data, _other_start, _kernel)
 def _is_other_batch(case: DivergenceCase) -> bool:
     reference, run = case.divergence.reference, case.divergence.run
     return reference.ids == run.ids and reference.batch != run.batch
+
+
+def of_forgotten(
+    forgotten: Mapping[str, UnprotectedValue], reference: Sequence[Observed], run: Sequence[Observed]
+) -> Cause | None:
+    """Return a Cause if the script computes one of the `forgotten` values, lost in a kill, from its old value."""
+    read = {path: forgotten[path] for path in _read_again(forgotten, reference, run) if _is_state(forgotten[path])}
+    if not read:
+        return None
+    path, value = next(iter(read.items()))
+    return Cause(
+        word="not protected",
+        why=f"{path}, {described(value)}, is not protected: it started over after a kill, and the script computes it from "
+        "its old value, so it stays wrong",
+        instead=protection(path, value),
+        evidence=("every bit of the protected state is the same after each step", *others(read, skip=1)),
+    )
+
+
+def _read_again(paths: Iterable[str], reference: Sequence[Observed], run: Sequence[Observed]) -> list[str]:
+    """Return the subset of `paths` whose values a step after a kill changed to other values than in the reference."""
+    expected = by_step(reference)
+    pairs = [(expected.get((window.step, window.rank)), window) for window in windows(run) if window.attempt > 1]
+    return [
+        path
+        for path in paths
+        if any(
+            right is not None
+            and right.held.get(path) != right.kept.get(path)
+            and path in window.kept
+            and window.kept[path] != right.kept.get(path)
+            for right, window in pairs
+        )
+    ]
+
+
+def _is_state(value: UnprotectedValue) -> bool:
+    return value.kind != "value" and not _ONE_VALUE.match(value.mark)

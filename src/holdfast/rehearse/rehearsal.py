@@ -22,7 +22,6 @@ from holdfast.progress import Progress
 from holdfast.rehearse import cause
 from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.compare import divergence, first_steps, left_behind, live_divergence, unmatched, unstable
-from holdfast.rehearse.forgotten import cause_of
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import read_error
@@ -105,7 +104,7 @@ def _compare_killed(
         steps=trained,
         kills=kills,
         began=began,
-        cause=cause_of(forgotten, reference, killed),
+        cause=cause.of_forgotten(forgotten, reference, killed),
         forgotten=forgotten,
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )

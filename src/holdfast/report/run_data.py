@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.audit.verdicts import Finding, audit_run, no_collection, worst
+from holdfast.audit.verdicts import Finding, audit_run, worst
 from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
 from holdfast.history.log import read_history
+from holdfast.memory import no_collection
 from holdfast.printable import printable
 from holdfast.report.activity import Activity, activity
 from holdfast.report.page import Cell

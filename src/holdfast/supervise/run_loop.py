@@ -29,7 +29,6 @@ from holdfast.supervise.nodes.rendezvous import (
     Rendezvous,
     RoundInfo,
     RunEnded,
-    SingleNodeRendezvous,
     TooFewNodes,
     node_names,
 )
@@ -76,7 +75,7 @@ class RunLoop:
             (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
         )
         self._standby: Standby | None = None
-        if config.spares and config.recovery == "restart" and isinstance(nodes, SingleNodeRendezvous):
+        if config.spares and config.recovery == "restart":
             self._standby = Standby(config, out, self._pool, nodes, display.say)
         self._first_loss: FirstFailure | None = None  # of this attempt, if the others continued after it
         self._is_live = config.recovery != "restart"

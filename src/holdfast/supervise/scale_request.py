@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,31 +16,10 @@ FILE = "scale.json"
 WITHIN = 60.0
 
 
-class ScaleRequests:
-    """A reader of new `holdfast scale` requests for the run in the folder `out`."""
-
-    def __init__(self, out: Path) -> None:
-        self._path = out / FILE
-        self._path.unlink(missing_ok=True)
-        self._known = 0
-
-    def new(self) -> int | None:
-        """Return the requested number of workers, or None if there was no request since the last call."""
-        try:
-            changed = self._path.stat().st_mtime_ns
-            if changed == self._known:
-                return None
-            self._known = changed
-            workers = json.loads(self._path.read_bytes()[:1000])["workers"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return workers if isinstance(workers, int) else None
-
-
-def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> Scale:
+def scale(out: Path, workers: int) -> Scale:
     """Ask the run in `out` to train with `workers` workers; wait until it does, and return the recorded event.
 
-    `tick` is called while waiting. Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
+    Raise BadInput if the run cannot be scaled, or does not answer within a minute."""
     config = read_config(out)
     if config.recovery == "restart":
         raise BadInput(
@@ -67,7 +45,6 @@ def scale(out: Path, workers: int, tick: Callable[[], None] = lambda: None) -> S
                 raise BadInput(f"the run in {out} ended before it could be scaled ({answer.verdict}).")
             if answer.workers == workers:
                 return answer
-        tick()
         time.sleep(0.05)
     with suppress(OSError):
         (out / FILE).unlink()

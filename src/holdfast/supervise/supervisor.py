@@ -15,12 +15,7 @@ from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full
 from holdfast.supervise.display import Display, Journal, last_attempt
 from holdfast.supervise.failure_cause import RestartPolicy
 from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous, RunEndWatch
-from holdfast.supervise.nodes.rendezvous import (
-    LOST_AFTER,
-    Node,
-    Rendezvous,
-    SingleNodeRendezvous,
-)
+from holdfast.supervise.nodes.rendezvous import LOST_AFTER, Node, Rendezvous
 from holdfast.supervise.preload import import_heavy, script_file, warm
 from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.run_loop import RunLoop
@@ -91,9 +86,7 @@ def supervise(
                     names = import_heavy(script) if preload is None else []
                 if names:
                     display.say(f"imported {', '.join(names)} once for all workers (--preload none turns this off)")
-            if summary := start_up.take_summary():
-                display.say(summary)
-            nodes: Rendezvous = SingleNodeRendezvous(attempt)
+            nodes = Rendezvous(attempt)
             if nnodes > 1:
                 identity = config.identity | {"script": script.name}  # its folder may differ from node to node
                 nodes = MultiNodeRendezvous(

@@ -1,5 +1,7 @@
 """The nodes report their workers, and the reports are merged."""
 
+import json
+
 from holdfast.distributed.membership import Membership
 from holdfast.supervise.nodes.rendezvous import MembersReport, WorkerStatus, merge_reports
 from holdfast.supervise.workers.membership_control import Members
@@ -9,7 +11,7 @@ THERE = MembersReport((WorkerStatus(seat=2, membership=0),), broken=True, ended=
 
 
 def test_a_report_reads_back_as_it_was_written() -> None:
-    assert [MembersReport.from_json(report.to_json()) for report in (HERE, THERE, MembersReport())] == [
+    assert [MembersReport.from_json(json.loads(json.dumps(report))) for report in (HERE, THERE, MembersReport())] == [
         HERE,
         THERE,
         MembersReport(),

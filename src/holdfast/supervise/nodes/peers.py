@@ -60,7 +60,7 @@ class OtherNodes(Peers):
         def exchange(store: Store) -> list[Membership]:
             if report != self._reported[1] or now - self._reported[0] > _AGAIN:
                 self._reported = now, report
-                store.set(f"{self._round}/report/{self._node.rank}", json.dumps(report.to_json()))
+                store.set(f"{self._round}/report/{self._node.rank}", json.dumps(report))
             memberships: list[Membership] = []
             while data := read_json(store, f"{self._round}/membership/{known + len(memberships) + 1}"):
                 memberships.append(Membership.from_json(data))

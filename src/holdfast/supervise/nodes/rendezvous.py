@@ -92,8 +92,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
+class WorkerStatus(NamedTuple):
     """The status of a worker that has not failed: its process number `seat`, and the group in which it trains."""
 
     seat: int
@@ -122,17 +121,9 @@ class MembersReport(NamedTuple):
     def ready(self) -> int:
         return sum(worker.is_ready for worker in self.seen)
 
-    def to_json(self) -> list[Any]:
-        seen = [[worker.seat, worker.is_ready, worker.membership, worker.number] for worker in self.seen]
-        return [seen, self.broken, self.ended, self.goes_on]
-
     @classmethod
     def from_json(cls, data: list[Any]) -> "MembersReport":
-        seen = tuple(
-            WorkerStatus(seat=seat, is_ready=ready, membership=membership, number=number)
-            for seat, ready, membership, number in data[0]
-        )
-        return cls(seen, *data[1:])
+        return cls(tuple(WorkerStatus(*worker) for worker in data[0]), *data[1:])
 
 
 def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
@@ -254,12 +245,21 @@ class Peers:
 
 
 class Rendezvous:
-    """The coordination of the supervisors on all nodes, which agree on every start of the workers."""
+    """The agreement of all nodes on every start of the workers; this base class is for a run on one node."""
 
     def __init__(self, attempt: int) -> None:
         self.next_attempt = attempt
         self.round: RoundInfo | None = None  # the last one
         self.peers = Peers()
+        self.prepared: tuple[RoundInfo, Peers] | None = None  # the next start of the workers, if it was prepared
+
+    def prepare(self, workers: int) -> RoundInfo:
+        """Return the result of the next `meet` in advance, for workers that are started before it."""
+        server, name = listen(LOOPBACK), secrets.token_hex(6)
+        store = LOOPBACK, server.port
+        round = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=store)
+        self.prepared = round, Peers(name, server)
+        return round
 
     def meet(self, workers: int) -> RoundInfo:
         """Wait for the other nodes and return the result of the rendezvous; this node offers `workers` workers."""
@@ -268,7 +268,11 @@ class Rendezvous:
         return self.round
 
     def _meet(self, workers: int) -> RoundInfo:
-        raise NotImplementedError
+        if self.prepared is None:
+            self.prepare(workers)
+        assert self.prepared is not None
+        (round, self.peers), self.prepared = self.prepared, None
+        return round
 
     def drop(self, nodes: list[int]) -> bool:
         """Let the remaining workers continue without the lost `nodes`; return False if that is not possible."""
@@ -287,31 +291,6 @@ class Rendezvous:
 
     def close(self, verdict: str) -> None:
         """Store `verdict` for nodes that come later, and close all connections."""
-
-
-class SingleNodeRendezvous(Rendezvous):
-    """A rendezvous that returns at once, for a run on one node."""
-
-    def __init__(self, attempt: int) -> None:
-        super().__init__(attempt)
-        self.prepared: tuple[RoundInfo, Peers] | None = None
-        """The next start of the workers, if it was prepared."""
-
-    def prepare(self, workers: int) -> RoundInfo:
-        """Return the result of the next `meet` in advance, for workers that are started before it."""
-        self.prepared = self._round_of(workers)
-        return self.prepared[0]
-
-    def _meet(self, workers: int) -> RoundInfo:
-        round, self.peers = self.prepared or self._round_of(workers)
-        self.prepared = None
-        return round
-
-    def _round_of(self, workers: int) -> tuple[RoundInfo, Peers]:
-        server, name = listen(LOOPBACK), secrets.token_hex(6)
-        store = LOOPBACK, server.port
-        round = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=store)
-        return round, Peers(name, server)
 
 
 def listen(address: str, port: int = 0) -> TCPStore:

@@ -173,12 +173,7 @@ class MembershipController:
         """Return the status of the workers of this node that have not failed."""
         left = [worker for worker in self._pool.running if not worker.has_failed]
         return MembersReport(
-            tuple(
-                WorkerStatus(
-                    seat=w.seat, is_ready=w.is_ready, membership=w.membership, number=self.members.assigned(w.seat)
-                )
-                for w in left
-            ),
+            tuple(WorkerStatus(w.seat, w.is_ready, w.membership, self.members.assigned(w.seat)) for w in left),
             self._is_broken(),
             any(worker.has_finished for worker in left),
             all(worker.can_lose_peers for worker in left if not worker.is_in_reserve),

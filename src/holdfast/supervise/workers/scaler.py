@@ -1,5 +1,6 @@
 """Putting workers to sleep and waking them while a run trains, as `holdfast scale` requests it."""
 
+import json
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
 from holdfast.events import Scale
 from holdfast.finding import counted
 from holdfast.supervise.display import Display, Journal
-from holdfast.supervise.scale_request import ScaleRequests
+from holdfast.supervise.scale_request import FILE
 from holdfast.supervise.workers.membership_control import MembershipController
 from holdfast.supervise.workers.pool import WorkerPool
 
@@ -18,7 +19,9 @@ class Scaler:
     """The handler of `holdfast scale` requests in a run on one node; surplus workers are put to sleep."""
 
     def __init__(self, out: Path, workers: int, journal: Journal, display: Display) -> None:
-        self._requests, self._workers = ScaleRequests(out), workers
+        self._file, self._workers = out / FILE, workers
+        self._file.unlink(missing_ok=True)
+        self._changed = 0  # the time of the last request, in nanoseconds
         self._journal, self._display = journal, display
         self._looked = 0.0
         self._pending: float | None = None  # when the request came that is not fulfilled yet
@@ -30,7 +33,7 @@ class Scaler:
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now
-            if (workers := self._requests.new()) is not None and 1 <= workers <= self._workers:
+            if 1 <= (workers := self._requested()) <= self._workers:
                 if not pool.has_script_collectives:
                     controller.members.wanted = self.wanted = workers
                     self._pending = now
@@ -43,3 +46,12 @@ class Scaler:
             self._pending = None
             asleep = self._workers - self.wanted
             self._display.say(f"{counted(self.wanted, 'worker')} of {self._workers} train, {asleep} sleep")
+
+    def _requested(self) -> int:
+        """Return the number of workers in a request that came since the last call; 0 if there is none."""
+        try:
+            before, self._changed = self._changed, self._file.stat().st_mtime_ns
+            workers = json.loads(self._file.read_bytes()[:1000])["workers"] if self._changed != before else 0
+        except (OSError, ValueError, LookupError, TypeError):
+            return 0
+        return workers if isinstance(workers, int) else 0

@@ -15,7 +15,7 @@ from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import LOG_FOLDER, STANDBY
 from holdfast.supervise.failure_cause import first_failure
-from holdfast.supervise.nodes.rendezvous import SingleNodeRendezvous
+from holdfast.supervise.nodes.rendezvous import Rendezvous
 from holdfast.supervise.workers.pool import WorkerPool
 from holdfast.supervise.workers.process import WorkerProcess
 
@@ -27,7 +27,7 @@ class Standby:
     """Standby workers, which have started early and wait for the next restart; `say` shows a message to the user."""
 
     def __init__(
-        self, config: RunConfig, out: Path, pool: WorkerPool, nodes: SingleNodeRendezvous, say: Callable[[str], None]
+        self, config: RunConfig, out: Path, pool: WorkerPool, nodes: Rendezvous, say: Callable[[str], None]
     ) -> None:
         self._config, self._out, self._pool, self._nodes, self._say = config, out, pool, nodes, say
         self._workers: list[WorkerProcess] = []
