@@ -19,16 +19,11 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
-    """A report on how far one worker has trained, which it sends to all others when a recovery begins.
-
-    `begun` is True if the worker has begun `step`. The samples of the step are divided among the workers `basis`.
-    `synced` counts the buffer broadcasts of this step, `passes` its complete backward passes, and `whole` the backward
-    passes of the step before. `boundaries` and `posted` count steps and messages for the supervisor. `buckets` has True
-    for each gradient bucket whose all-reduce is complete."""
+    """A report on how far one worker has trained, which it sends to all others when a recovery begins."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
-    begun: bool = False
-    basis: tuple[int, ...] = ()
+    begun: bool = False  # the member has begun `step`
+    basis: tuple[int, ...] = ()  # the members among whom the samples of `step` are divided
     members: tuple[int, ...] = ()  # the last membership that this member has recorded
     boundaries: int = 0  # with `posted`, the numbers by which the supervisor compares members (see progress.py)
     posted: int = 0
@@ -36,12 +31,10 @@ class MemberReport:
     model: int = 0  # the number of the model whose backward was interrupted
     passes: int = 0  # the backward passes of this step whose sums are complete
     whole: int = 1  # the backward passes of the step before
-    buckets: tuple[bool, ...] | None = None  # None outside of a backward
+    buckets: tuple[bool, ...] | None = None  # whether each gradient bucket is summed; None outside of a backward
     has_stepped: bool = False  # an optimizer has stepped in this step, with gradients
     exchanges: bool = False  # the script calls torch.distributed itself
-    is_staged: bool = (
-        False  # it has the result of the step before `step` from another member, and is still in that step
-    )
+    is_staged: bool = False  # it is still in the step before `step`, whose result it got from another member
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,25 +51,20 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a recovery from lost workers, the same on all workers. They finish or begin `step` together.
-
-    `begun` is True if a worker had begun the step. Its samples are divided among the workers `basis`. `lost` and
-    `asleep` (suspended) workers leave the group. `giver` sends its whole state to the `joining` workers, and its
-    parameters to the workers `behind`, which have not finished the step before. `syncer` sends the model's buffers to
-    the workers `synced`. `model` is the index of the model whose backward pass was interrupted."""
+    """The plan of a recovery from lost workers, the same on all workers, which finish or begin `step` together."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
     basis: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
-    asleep: tuple[int, ...] = ()
-    joining: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
+    asleep: tuple[int, ...] = ()  # members that were suspended
+    joining: tuple[int, ...] = ()  # workers that get the whole state of `giver`
+    behind: tuple[int, ...] = ()  # members that have not finished the step before, and get the parameters of `giver`
     giver: int = -1
     synced: tuple[int, ...] = ()  # members that get rank 0's buffers from `syncer`
     syncer: int = -1
     syncs: int = 0  # the times that `syncer` got the buffers in this step
-    model: int = 0
+    model: int = 0  # the number of the model whose backward was interrupted
     given: tuple[int | None, ...] = ()  # the sender of each bucket's sum; None if it is summed again
     shared: frozenset[int] = frozenset()  # buckets whose sum every member has
 
@@ -155,18 +143,14 @@ def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ())
 
 
 class StepState(NamedTuple):
-    """The state of the current step on this rank, and of the recoveries from lost workers in it.
-
-    `begun` is True if this rank has begun `step`. The samples of the step are divided among the members `basis`.
-    `passes` counts the completed backward passes of the step, and `passes_before` those of the step before. `staged` is
-    the result of the step, received from a member that has finished it."""
+    """The state of the current step on this rank, and of the recoveries from lost workers in it."""
 
     step: int = 0
-    begun: bool = False
-    basis: tuple[int, ...] = ()  # the members among whom the window is divided
-    passes: int = 0  # backward passes of this window whose sums are complete
-    passes_before: int = 1  # backward passes of the window before
-    # The result of this window from a member that has finished it; it replaces this rank's own at the boundary.
+    begun: bool = False  # this rank has begun `step`
+    basis: tuple[int, ...] = ()  # the members among whom the samples of the step are divided
+    passes: int = 0  # backward passes of this step whose sums are complete
+    passes_before: int = 1  # backward passes of the step before
+    # The result of this step from a member that has finished it; it replaces this rank's own at the boundary.
     staged: dict[str, Any] | None = None
     divides_at: int | None = None  # after a recovery: the step from which windows are divided among the present members
     finish_basis: tuple[int, ...] | None = None  # after a recovery in a window: the members among whom it was divided

@@ -8,7 +8,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Controller:
                     members.admit(member, actor)
         self._record(settings.announced(life, self._workload))
         iteration = self._begin() if life == 0 else self._resume()
-        outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
+        outcome = self._iterate(iteration)
         saved = self._coordinator.settle()
         if saved is not None and saved.lost:  # no later call would notice nodes that were lost in the last save
             self._rounds.recover(members.lost("node", saved.lost))
@@ -190,44 +190,41 @@ class Controller:
                 return iteration
             self._end_iteration(iteration - 1, PhaseTimes(), chosen)
             return iteration
-        times = PhaseTimes()
-        for later in range(round, self._workload.rounds):
-            self._rounds.train(RoundId(iteration, later, self._settings.seed), times)
-        self._end_iteration(iteration, times, chosen)
+        self._train(iteration, range(round, self._workload.rounds), chosen)
         return iteration + 1
 
     def _iterate(self, iteration: int) -> ServerOutcome:
-        criterion = self._workload.criterion
+        criterion, stale = self._workload.criterion, None
+        if self._settings.staleness:
+            stale = StaleRounds(self._members, self._clocks, self._settings.staleness)
+            iteration = min(self._clocks.values())
         while (self._status.loss is None or self._status.loss >= criterion) and iteration < self._settings.iterations:
             self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
-            times = PhaseTimes()
-            for round in range(self._workload.rounds):
-                self._rounds.train(RoundId(iteration, round, self._settings.seed), times)
-            self._end_iteration(iteration, times, -1)
+            if stale:
+                self._train_stale(stale)
+            else:
+                self._train(iteration, range(self._workload.rounds))
             self._members.settle()
-            iteration += 1
+            iteration = self._status.iteration
         loss = self._status.loss
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
-    def _iterate_stale(self) -> ServerOutcome:
-        criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
-        loss, iteration = self._status.loss, min(self._clocks.values())
-        while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
-            self._rounds.at(iteration * self._workload.rounds)
-            self._admit_arrivals()
-            self._strike_at("boundary")
-            times = PhaseTimes()
-            done, turns = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
-            times.add(turns.values())
-            loss = self._workload.total([turns[part].measures[part] for part in sorted(turns)])
-            began = time.perf_counter()
-            selected = self._select(done + 1, self._chosen)
-            self._record_iteration(done, times, loss, selected, time.perf_counter() - began)
-            self._members.settle()
-            iteration = done + 1
-        return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+    def _train(self, iteration: int, rounds: Iterable[int], chosen: int = -1) -> None:
+        times = PhaseTimes()
+        for round in rounds:
+            self._rounds.train(RoundId(iteration, round, self._settings.seed), times)
+        self._end_iteration(iteration, times, chosen)
+
+    def _train_stale(self, stale: StaleRounds) -> None:
+        times = PhaseTimes()
+        done, turns = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
+        times.add(turns.values())
+        loss = self._workload.total([turns[part].measures[part] for part in sorted(turns)])
+        began = time.perf_counter()
+        selected = self._select(done + 1, self._chosen)
+        self._record_iteration(done, times, loss, selected, time.perf_counter() - began)
 
     def _end_iteration(self, iteration: int, times: PhaseTimes, chosen: int) -> None:
         began, version = time.perf_counter(), self._recovery.map.version
