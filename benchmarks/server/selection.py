@@ -23,7 +23,7 @@ import numpy as np
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
-from holdfast.server.selection import Candidates, Conversation, Question, converse, exchange
+from holdfast.server.selection import Candidates, Conversation, NodeQuestion, converse, exchange
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
 SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {
@@ -138,7 +138,7 @@ def selected(
     )
     resumed = time.perf_counter()
 
-    def ask(question: Question) -> list[Any]:
+    def ask(question: NodeQuestion) -> list[Any]:
         nonlocal resumed
         cost.alone(time.perf_counter() - resumed)
         answers = on_each(cost, [lambda node=node: node.answer(question) for node in nodes])

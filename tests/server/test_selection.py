@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import RANKINGS, BlockChoice, BlockInfo, Policy, at_most, exact_sum
-from holdfast.server.selection import BINS, FEW, Candidates, Conversation, Question, Survey, converse, exchange
+from holdfast.server.selection import BINS, FEW, Candidates, Conversation, NodeQuestion, Survey, converse, exchange
 
 MANY_BINS = 1 << 40  # so many that every node lists its blocks at once
 rankings = st.sampled_from(sorted(RANKINGS))
@@ -147,9 +147,9 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
     info = some_info(rng, 3000, "few different", equal_sizes=False)
     policy = a_policy("priority", Fraction(1, 4))
     (node,) = on_nodes(policy, 24, info, np.zeros(3000, np.int64), 1)
-    asked: list[tuple[Question, Any]] = []
+    asked: list[tuple[NodeQuestion, Any]] = []
 
-    def ask(question: Question) -> list[Any]:
+    def ask(question: NodeQuestion) -> list[Any]:
         asked.append((question, node.answer(question)))
         return [asked[-1][1]]
 
@@ -168,7 +168,7 @@ def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, ea
     asked = on_nodes(policy, 24, info, np.arange(nodes * each) % nodes, nodes)
     put: list[str] = []
 
-    def ask(question: Question) -> list[Any]:
+    def ask(question: NodeQuestion) -> list[Any]:
         put.append(question.method)
         return [node.answer(question) for node in asked]
 
@@ -189,7 +189,7 @@ def test_blocks_are_sent_with_the_first_answer_only_where_they_are_few_and_a_par
     assert len(few.blocks.ids) == 40
     assert isinstance(many, Survey)
     assert many.blocks is None
-    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == Question("survey", (-inf, 0))
+    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == NodeQuestion("survey", (-inf, 0))
 
 
 @settings(max_examples=30, deadline=None)
@@ -201,7 +201,7 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
     asked = on_nodes(policy, 24, some_info(rng, count, kind, True), partition(count, nodes, rng), nodes)
     rounds = []
 
-    def ask(question: Question) -> list[Any]:
+    def ask(question: NodeQuestion) -> list[Any]:
         answers = [node.answer(question) for node in asked]
         rounds.append((question, sum(map(array_bytes, answers))))
         return answers

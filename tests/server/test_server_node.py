@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 
-from holdfast.server.selection import Question
+from holdfast.server.selection import NodeQuestion
 from holdfast.server.server_node import THREADS, ServerNode
 from holdfast.workloads.divided import RoundId
 from repository import EXAMPLES
@@ -19,7 +19,7 @@ from server_runs import settings
 WITHIN = 60.0  # seconds
 ALL = np.arange(500)
 EXAMPLE = EXAMPLES / "pagerank.py"
-QUESTION = Question("survey", (-np.inf, 0))
+QUESTION = NodeQuestion("survey", (-np.inf, 0))
 SLOW = f"""
 import importlib.util, time
 from pathlib import Path

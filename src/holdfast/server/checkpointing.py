@@ -16,7 +16,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
 from holdfast.sampler.digest import Samples
 from holdfast.server.members import ServerMembers, call, gather
-from holdfast.server.selection import Question, converse, exchange
+from holdfast.server.selection import NodeQuestion, converse, exchange
 from holdfast.server.settings import Settings
 from holdfast.workloads.divided import DividedWorkload
 
@@ -138,7 +138,7 @@ class CheckpointCoordinator:
         blocks = np.sort(np.concatenate([np.zeros(0, np.int64), *(segment.ids for segment in segments)]))
         return ServerSave(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
 
-    def _answers(self, step: int, question: Question) -> Sequence[Any]:
+    def _answers(self, step: int, question: NodeQuestion) -> Sequence[Any]:
         answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))
         if answers.missing:
             raise NodesLost(answers.missing)

@@ -81,7 +81,7 @@ class SaveUpTo(NamedTuple):
     last: Place
 
 
-class Question(NamedTuple):
+class NodeQuestion(NamedTuple):
     """A call of a method of `Candidates` on every node, for example "survey"."""
 
     method: str
@@ -95,7 +95,7 @@ class Candidates:
         self._ids, self._info = ids, info
         self._first = _ranking_keys(policy, step, ids, info, count)
 
-    def answer(self, question: Question) -> Any:
+    def answer(self, question: NodeQuestion) -> Any:
         return getattr(self, question.method)(*question.arguments)
 
     def total(self) -> tuple[int, Fraction | None]:
@@ -194,12 +194,12 @@ class Selection(NamedTuple):
     credit: Fraction
 
 
-Conversation: TypeAlias = Generator[Question, Sequence[Any], Selection]
+Conversation: TypeAlias = Generator[NodeQuestion, Sequence[Any], Selection]
 Cut: TypeAlias = tuple[Place, int]
 """The position of the last block to save in the ranking, and the total size of the blocks up to it."""
 
 
-def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Any]]) -> Selection:
+def converse(conversation: Conversation, ask: Callable[[NodeQuestion], Sequence[Any]]) -> Selection:
     """Pass each question of `conversation` to `ask`, which returns all nodes' answers; return the final decision."""
     try:
         question = next(conversation)
@@ -215,7 +215,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
     `credit` is the budget that earlier saves left, in array elements. Nodes send histograms of at most `bins` bins."""
     above = yield from _above(policy)
-    surveys: Sequence[Survey] = yield Question("survey", (above, FEW * bins if policy.fraction < 1 else 0))
+    surveys: Sequence[Survey] = yield NodeQuestion("survey", (above, FEW * bins if policy.fraction < 1 else 0))
     count = sum(survey.candidates for survey in surveys)
     candidates = sum(survey.candidate_values for survey in surveys)
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
@@ -229,19 +229,19 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     while count > bins:
         while span.low == span.high:
             span = RankingRange((*span.prefix, span.low), *ends[span.level + 1])
-        counts, values = np.sum((yield Question("histogram", (above, span, bins))), axis=0)
+        counts, values = np.sum((yield NodeQuestion("histogram", (above, span, bins))), axis=0)
         up_to = np.cumsum(values)
         number = int(np.searchsorted(up_to, ceil(budget) - taken))
         taken += int(up_to[number - 1]) if number else 0
         span, count = span.bin(number, bins), int(counts[number])
-    place, size = _cut(_together((yield Question("blocks", (above, span)))), ceil(budget) - taken)
+    place, size = _cut(_together((yield NodeQuestion("blocks", (above, span)))), ceil(budget) - taken)
     return _selection(policy, above, budget, (place, taken + size))
 
 
-def _above(policy: Policy) -> Generator[Question, Sequence[Any], float]:
+def _above(policy: Policy) -> Generator[NodeQuestion, Sequence[Any], float]:
     if policy.ranking != "threshold":
         return -np.inf
-    totals = yield Question("total")
+    totals = yield NodeQuestion("total")
     return mean([moved for _, moved in totals], sum(count for count, _ in totals))
 
 
