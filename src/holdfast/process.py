@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREEMPTED = 75
-"""The exit status of a worker that saved and stopped after a signal; the run can be continued (EX_TEMPFAIL)."""
-IN_ORDER = (0, PREEMPTED)
-"""The exit statuses of a worker that has not failed: it finished, or it was preempted."""
+PREEMPTED = 75  # the exit status of a worker that saved and stopped after a signal, to be continued (EX_TEMPFAIL)
+IN_ORDER = (0, PREEMPTED)  # the exit statuses of a worker that has not failed: it finished, or it was preempted
 LOWER = 10  # the nice value of a lower priority
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""The signals that ask a process to stop."""
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})  # the signals that ask a process to stop
 
 
 class StopFlag:
@@ -31,8 +28,7 @@ class StopFlag:
         return self._made
 
 
-requested = StopFlag()
-"""Set by SIGTERM in a worker; read at every step boundary."""
+requested = StopFlag()  # set by SIGTERM in a worker; read at every step boundary
 
 
 @contextmanager

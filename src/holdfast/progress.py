@@ -59,40 +59,23 @@ class _NumberOrNone(_Number[int | None]):
 class Progress:
     """Shared memory in which a worker writes numbers about its progress, for its supervisor to read."""
 
-    boundaries = _Number(0, int)
-    """The number of step boundaries that this process has passed."""
-    step = _NumberOrNone(1)
-    """The step that is being trained or was trained last; None before the first step."""
-    posted = _Number(2, int)
-    """The number of exchanges with peers begun since the last boundary; a rank that waits is ahead of its peer."""
-    moved = _Number(3, int)
-    """The bytes that saves, restores and transfers between ranks have moved."""
-    phase = _Number(4, Phase)
-    """The current activity of the worker."""
-    status = _NumberOrNone(5)
-    """The exit status that the worker is about to end with, once its script has ended."""
-    membership = _Number(6, int)
-    """The number of the membership (set of training workers) that the worker is in; `IN_RESERVE` if in none."""
-    suspected = _NumberOrNone(7)
-    """The number of the last membership in which a connection broke."""
-    has_fallen_back = _Number(8, bool)
-    """True if live recovery is impossible and only a restart helps."""
-    evaluated = _Number(9, int)
-    """A count that grows while the worker evaluates, between steps or after them."""
-    is_checked = _Number(10, bool)
-    """True if the worker runs a loop of holdfast, whose steps are recorded and saved."""
-    has_exchanged = _Number(11, bool)
-    """True if the script calls torch.distributed itself, so that a loss needs a restart."""
-    assigned = _NumberOrNone(13)
-    """The rank that this process has for life, written by the supervisor of a worker that replaces another."""
-    asks_for_rank = _Number(14, bool)
-    """True while a spare waits to be told its rank, because its script has asked for it."""
-    is_up = _Number(12, bool)
-    """True once the worker has begun, so that no lock inherited by the fork blocks it."""
-    is_only_supervised = _Number(15, bool)
-    """True if the script trains outside of `run.batches`, so that its steps are not counted."""
-    is_standby = _Number(16, bool)
-    """True while the worker belongs to the next attempt, and has to wait in `run.protect` for that attempt to start."""
+    boundaries = _Number(0, int)  # the number of step boundaries that this process has passed
+    step = _NumberOrNone(1)  # the step that is being trained or was trained last; None before the first step
+    posted = _Number(2, int)  # exchanges with peers since the last boundary; a rank that waits is ahead of its peer
+    moved = _Number(3, int)  # the bytes that saves, restores and transfers between ranks have moved
+    phase = _Number(4, Phase)  # the current activity of the worker
+    status = _NumberOrNone(5)  # the exit status that the worker is about to end with, once its script has ended
+    membership = _Number(6, int)  # the number of the set of training workers that it is in; `IN_RESERVE` if in none
+    suspected = _NumberOrNone(7)  # the number of the last membership in which a connection broke
+    has_fallen_back = _Number(8, bool)  # live recovery is impossible, and only a restart helps
+    evaluated = _Number(9, int)  # a count that grows while the worker evaluates, between steps or after them
+    is_checked = _Number(10, bool)  # the worker runs a loop of holdfast, whose steps are recorded and saved
+    has_exchanged = _Number(11, bool)  # the script calls torch.distributed itself, so a loss needs a restart
+    assigned = _NumberOrNone(13)  # the rank that it has for life, told by the supervisor to a replacement
+    asks_for_rank = _Number(14, bool)  # a spare waits to be told its rank, which its script has asked for
+    is_up = _Number(12, bool)  # the worker has begun, so that no lock inherited by the fork blocks it
+    is_only_supervised = _Number(15, bool)  # the script trains outside of `run.batches`: its steps are not counted
+    is_standby = _Number(16, bool)  # it belongs to the next attempt, and waits in `run.protect` until that starts
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with processes that are forked from now on
@@ -147,8 +130,7 @@ class Progress:
         self._memory[8 * _NUMBERS :] = words.encode()[:WORDS].ljust(WORDS, b"\0")
 
 
-here = Progress()
-"""The progress of this process; a supervised worker replaces it with `adopt`."""
+here = Progress()  # the progress of this process; a supervised worker replaces it with `adopt`
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,14 @@ from holdfast.cli.report import page_of
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
 from holdfast.report import figures, files, runs_page
-from holdfast.report.activity import activity
+from holdfast.report.activity import TimelineBar, activity
 from holdfast.report.page import Column, Page, Statement, Table
 from holdfast.report.run_data import names, run_from_history
-from holdfast.report.thinning import TimelineBar, thinned, thinned_line
-from holdfast.report.timeline_figure import COLUMNS, described, left_out, timeline
+from holdfast.report.timeline_figure import COLUMNS, KINDS, described, left_out, longest_kinds, timeline
 from holdfast.sampler.digest import Samples
 from repository import ROOT
 
-KINDS = st.sampled_from(["train", "wait", "recover"])
-PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0.001, 3), KINDS), max_size=60)
+PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0.001, 3), st.sampled_from(sorted(KINDS))), max_size=60)
 
 
 def one_after_another(parts: list[tuple[float, float, str]]) -> list[TimelineBar]:
@@ -53,31 +51,32 @@ class Pieces(HTMLParser):
 
 class TestThinning:
     @given(PIECES)
-    def test_pieces_that_can_be_told_apart_stay_as_they_are(self, parts: list[tuple[float, float, str]]) -> None:
-        long = [(gap, length + 4, kind) for gap, length, kind in parts]
-        assert thinned(one_after_another(long), least=1.0) == one_after_another(long)
+    def test_a_bar_is_drawn_where_it_is_and_nothing_elsewhere(self, parts: list[tuple[float, float, str]]) -> None:
+        bars = one_after_another([(gap, length + 1, kind) for gap, length, kind in parts])
+        wall = 4.0 * 60 + 3.0 * 60
+        columns = longest_kinds(bars, wall)
+        assert len(columns) == COLUMNS
+        for number, kind in enumerate(columns.tolist()):
+            middle = (number + 0.5) * wall / COLUMNS
+            inside = [bar for bar in bars if bar.begin <= middle - 0.25 and middle + 0.25 <= bar.end]
+            assert [bar.kind for bar in inside] == [list(KINDS)[kind]] * len(inside)
+            near = any(bar.begin < middle + 0.25 and middle - 0.25 < bar.end for bar in bars)
+            assert kind < 0 or near
 
-    @given(PIECES)
-    def test_what_is_left_is_in_order_and_covers_what_was_there(self, parts: list[tuple[float, float, str]]) -> None:
-        pieces = one_after_another(parts)
-        fewer = thinned(pieces, least=1.0)
-        assert all(one.end <= other.begin for one, other in pairwise(fewer))
-        assert all(any(drawn.begin <= piece.begin and piece.end <= drawn.end for drawn in fewer) for piece in pieces)
-
-    def test_a_hundred_thousand_steps_become_a_few_pieces_of_what_took_most_of_the_time(self) -> None:
+    def test_a_hundred_thousand_steps_become_what_took_most_of_the_time(self) -> None:
         steps = [(0.0, 0.01, "train"), (0.0, 0.002, "wait")] * 100_000
-        fewer = thinned(one_after_another(steps), least=1.2)
-        assert {piece.kind for piece in fewer} == {"train"}
-        assert len(fewer) < 10
+        bars = one_after_another(steps)
+        assert {list(KINDS)[kind] for kind in longest_kinds(bars, bars[-1].end)} == {"train"}
 
     def test_a_wait_that_is_long_enough_is_seen_between_steps_that_are_not(self) -> None:
         steps = [(0.0, 0.01, "train")] * 1000 + [(0.0, 2.0, "wait")] + [(0.0, 0.01, "train")] * 1000
-        assert [piece.kind for piece in thinned(one_after_another(steps), least=0.5)] == ["train", "wait", "train"]
+        kinds = longest_kinds(one_after_another(steps), 22.0).tolist()
+        assert [list(KINDS)[kind] for kind, _ in groupby(kinds)] == ["train", "wait", "train"]
 
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
     def test_a_thinned_line_keeps_its_ends_and_its_peaks(self, values: list[float], columns: int) -> None:
         points = [(float(place), value) for place, value in enumerate(values)]
-        line = thinned_line(points, columns)
+        line = figures.thinned_line(points, columns)
         assert len(line) <= max(4 * columns, len(points) if len(points) <= columns else 0)
         assert (line[0], line[-1]) == (points[0], points[-1])
         assert {min(values), max(values)} <= {value for _, value in line}
@@ -89,7 +88,7 @@ class TestActivity:
         found = activity(killed_once())
         kinds = [piece.kind for piece in found.lanes[0]]
         assert kinds == ["recover", "train", "train", "train", "wait", "undone", "recover", "train"]
-        assert found.lanes[0][0].length == pytest.approx(1.0)
+        assert found.lanes[0][0].end == pytest.approx(1.0)
         assert (found.reached, found.trained) == (4, 5)
 
     def test_it_ends_where_the_cost_says_and_nothing_lies_outside(self) -> None:
@@ -126,7 +125,7 @@ class TestActivity:
         history.trains()
         history.finishes()
         recovering = [piece for piece in activity(history.events).lanes[0] if piece.kind == "recover"]
-        assert [round(piece.length, 3) for piece in recovering] == [1.0, 0.5]
+        assert [round(piece.end - piece.begin, 3) for piece in recovering] == [1.0, 0.5]
 
 
 class TestTimeline:

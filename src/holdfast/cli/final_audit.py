@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 << 20  # of history; the audit reads about 6 MB a second
 LONG_BYTES = 8 << 20
-AUDIT_FAILED = 3
-"""The exit status of `holdfast run` for a run that was completed, but whose audit failed."""
+AUDIT_FAILED = 3  # the exit status of `holdfast run` for a run that was completed, but whose audit failed
 
 
 class FinalAudit(NamedTuple):

@@ -21,8 +21,7 @@ _KIND_NAMES: Mapping[type[Any], str] = {
 }
 KINDS: Mapping[str, type[Any]] = {name: kind for kind, name in _KIND_NAMES.items()}
 LARGEST = (1 << 63) - 1
-LONGEST = 1e11
-"""The largest time of an event, and the longest duration, in seconds: more than 3,000 years."""
+LONGEST = 1e11  # the largest time of an event, and the longest duration, in seconds: more than 3,000 years
 
 
 def kind_name(what: What) -> str:

@@ -21,8 +21,7 @@ from holdfast.atomic_write import sync_folder
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Malformed, Open, What, line, parse
 
-Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A file or a folder, or a sequence of them."""
+Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one or more files or folders
 
 LONGEST = 16 << 20  # bytes of a line: no event is this long, and a damaged file must not fill the memory
 

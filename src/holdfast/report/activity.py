@@ -11,7 +11,15 @@ from holdfast.cost.attempts import AttemptTimeline, attempts
 from holdfast.cost.timeline import AttemptStretch, timeline
 from holdfast.events import Commit, Detect, Event, Regroup, Strike, rank_of
 from holdfast.history.lineage import Lineage
-from holdfast.report.thinning import Point, TimelineBar
+from holdfast.report.page import Point
+
+
+class TimelineBar(NamedTuple):
+    """A bar in a timeline: one activity of a rank, from `begin` to `end` in seconds."""
+
+    begin: float
+    end: float
+    kind: str
 
 
 class TimelineMark(NamedTuple):

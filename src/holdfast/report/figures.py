@@ -7,8 +7,7 @@ from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cost.compare import stacked_bars
-from holdfast.report.page import Picture
-from holdfast.report.thinning import Point, thinned_line
+from holdfast.report.page import Picture, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,3 +166,28 @@ def _bars(values: Mapping[str, float], colours: Sequence[str], form: str) -> "tu
     axes.tick_params(length=0)
     axes.grid(visible=True, axis="x")
     return sheet, axes
+
+
+def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
+    """Keep only the first, last, lowest and highest point of a line in each of `columns` equally wide columns."""
+    if len(points) <= columns:
+        return list(points)
+    left, right = points[0][0], points[-1][0]
+    width = (right - left) / columns or 1.0
+    kept: list[Point] = []
+    column: list[Point] = []
+    number = 0
+    for point in points:
+        place = min(int((point[0] - left) / width), columns - 1)
+        if place != number:
+            kept += _outline(column)
+            column, number = [], place
+        column.append(point)
+    return kept + _outline(column)
+
+
+def _outline(points: Sequence[Point]) -> list[Point]:
+    if len(points) <= 4:
+        return list(points)
+    inner = {min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])}
+    return sorted({points[0], points[-1], *inner})

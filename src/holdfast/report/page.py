@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell: TypeAlias = str | float | int | None
+Point: TypeAlias = tuple[float, float]
 Tone: TypeAlias = Literal["good", "bad", "open"]
 # Words that are verdicts wherever they occur, and their tone.
 TONES: Mapping[str, Tone] = {

@@ -13,8 +13,7 @@ from holdfast.history.log import read_history
 from holdfast.memory import no_collection
 from holdfast.printable import printable
 from holdfast.report.activity import Activity, activity
-from holdfast.report.page import Cell
-from holdfast.report.thinning import Point
+from holdfast.report.page import Cell, Point
 from holdfast.runs.histories import open_history
 
 

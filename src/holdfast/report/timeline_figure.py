@@ -1,12 +1,14 @@
 """The timeline figure of a run: its training progress, and below it one bar for the activity of each rank."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from holdfast.finding import counted
-from holdfast.report.activity import Activity
-from holdfast.report.figures import LOSS, SAVED, styled
+from holdfast.report.activity import Activity, TimelineBar
+from holdfast.report.figures import LOSS, SAVED, styled, thinned_line
 from holdfast.report.page import duration
-from holdfast.report.thinning import thinned, thinned_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 COLUMNS = 1000  # horizontal resolution: more than a reader can tell apart
 MOST_LANES = 32
 MOST_NAMED = 6  # failures that the description names
-# In the order of drawing: a later kind is drawn over an earlier one.
 KINDS = {
     "train": ("#3b6fd4", "training"),
     "undone": ("#a78bda", "training undone by a failure"),
@@ -56,9 +57,8 @@ def described(run: Activity) -> str:
 def left_out(run: Activity) -> str:
     """Return sentences on what the timeline merges or omits; an empty string if it shows everything."""
     sentences = []
-    pieces = sum(len(lane) for lane in run.lanes.values())
     least = run.wall / COLUMNS
-    if sum(len(thinned(lane, least)) for lane in run.lanes.values()) < pieces:
+    if any(bar.end - bar.begin < least for lane in run.lanes.values() for bar in lane):
         sentences.append(f"Pieces shorter than {duration(least)} are merged with their neighbours.")
     if len(run.lanes) > MOST_LANES:
         sentences.append(f"Only {MOST_LANES} of {len(run.lanes)} ranks are shown, the failed ones first.")
@@ -87,12 +87,15 @@ def _draw_progress(axes: "Axes", run: Activity) -> None:
 
 
 def _draw_lanes(axes: "Axes", run: Activity) -> None:
-    ranks = _shown(run)
-    for kind, (colour, word) in KINDS.items():
-        for place, rank in enumerate(ranks):
-            bars = [bar for bar in thinned(run.lanes[rank], run.wall / COLUMNS) if bar.kind == kind]
-            spans = [(bar.begin, bar.length) for bar in bars]
-            axes.broken_barh(spans, (place - 0.35, 0.7), color=colour, linewidth=0, label=None if place else word)
+    from matplotlib.colors import ListedColormap
+
+    ranks, colours = _shown(run), ListedColormap([colour for colour, _ in KINDS.values()])
+    for colour, word in KINDS.values():
+        axes.bar(0, 0, color=colour, label=word)  # for the legend
+    for place, rank in enumerate(ranks):
+        image = np.ma.masked_less(longest_kinds(run.lanes[rank], run.wall or 1.0), 0)[None]
+        extent = (0.0, run.wall or 1.0, place + 0.35, place - 0.35)
+        axes.imshow(image, colours, vmin=0, vmax=len(KINDS) - 1, aspect="auto", interpolation="none", extent=extent)
     failures = [(mark.at, ranks.index(mark.rank)) for mark in run.failures if mark.rank in ranks]
     if failures:
         at, places = zip(*failures, strict=True)
@@ -100,3 +103,15 @@ def _draw_lanes(axes: "Axes", run: Activity) -> None:
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.tick_params(length=0)
+
+
+def longest_kinds(bars: Sequence[TimelineBar], wall: float) -> np.ndarray:
+    """Return, for each of `COLUMNS` columns of a timeline of `wall` seconds, the kind that takes most of its time.
+
+    A kind is an index in `KINDS`; it is -1 where there is no bar."""
+    edges, seconds = np.linspace(0.0, wall, COLUMNS + 1), np.zeros((len(KINDS), COLUMNS))
+    for number, kind in enumerate(KINDS):
+        own = np.array([(bar.begin, bar.end) for bar in bars if bar.kind == kind]).reshape(-1, 2)
+        until = np.concatenate([np.zeros((len(own), 1)), np.diff(own)], axis=1).ravel().cumsum()
+        seconds[number] = np.diff(np.interp(edges, own.ravel(), until)) if len(own) else 0.0
+    return np.where(seconds.any(axis=0), seconds.argmax(axis=0), -1)

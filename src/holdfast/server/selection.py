@@ -195,8 +195,7 @@ class Selection(NamedTuple):
 
 
 Conversation: TypeAlias = Generator[NodeQuestion, Sequence[Any], Selection]
-Cut: TypeAlias = tuple[Place, int]
-"""The position of the last block to save in the ranking, and the total size of the blocks up to it."""
+Cut: TypeAlias = tuple[Place, int]  # the place of the last block to save, and the size of all blocks up to it
 
 
 def converse(conversation: Conversation, ask: Callable[[NodeQuestion], Sequence[Any]]) -> Selection:

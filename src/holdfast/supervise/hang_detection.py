@@ -277,12 +277,9 @@ class _Watch:
         self._measured: tuple[float, float | None] | None = None  # clock and processor time, early in a silence
         self._clock = 0.0
         self.idle = self.stopped = 0.0
-        self.alone = 0.0
-        """Seconds that the worker was suspended while others ran."""
-        self.awaited = 0.0
-        """Seconds that others have waited for the worker without any sign of life."""
-        self.used: tuple[float, float | None] | None = None
-        """Clock and CPU time when `awaited` began to count."""
+        self.alone = 0.0  # seconds that the worker was suspended while others ran
+        self.awaited = 0.0  # seconds that others have waited for the worker without any sign of life
+        self.used: tuple[float, float | None] | None = None  # clock and CPU time when `awaited` began to count
 
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool

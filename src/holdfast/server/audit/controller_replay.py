@@ -5,9 +5,9 @@ judged: a run that was interrupted may have done more in its last iteration than
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Replay:
     def __init__(self, plan: Serve, policy: Policy, recorded: RecordedChoices) -> None:
         self.plan, self._policy, self._recorded = plan, policy, recorded
         self.wrong: defaultdict[Topic, list[str]] = defaultdict(list)
+        self._lost_soon: set[int] = set()  # nodes that are lost before the current iteration ends
         self._in_open_iteration: list[tuple[Topic, str]] = []  # contradictions that count once the iteration ends
         self.members = ReplayedMembers(plan.nodes, plan.workers)
         self.ownership = Ownership(plan.blocks)
@@ -66,14 +67,14 @@ class Replay:
 
     def take(self, what: What, lost_soon: set[int]) -> None:
         """Replay the controller's event `what`; the nodes `lost_soon` are lost before the current iteration ends."""
-        if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
-            self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
-        if isinstance(what, Chosen):
-            self._choose(what, lost_soon)
-        elif handler := HANDLERS.get(type(what)):
-            handler(self, what)
+        kind = type(what).__name__.lower()
+        if handle := getattr(self, f"_on_{kind}", None):
+            if self.done and kind != "serve":
+                self._complain("ends", f"the controller recorded {kind} after the run was done")
+            self._lost_soon = lost_soon
+            handle(what)
 
-    def _serve(self, what: Serve) -> None:
+    def _on_serve(self, what: Serve) -> None:
         if what.attempt <= self._life:
             self._complain("ends", f"two controllers started as number {what.attempt}")
         self._life, self.done = what.attempt, None  # a controller may die between its last line and its answer
@@ -100,7 +101,7 @@ class Replay:
             and bool((self.ownership.is_declared_lost[ids] | ~self.ownership.has_come_back[ids]).all())
         )
 
-    def _lose(self, what: Lost) -> None:
+    def _on_lost(self, what: Lost) -> None:
         members = self.members
         members.struck.discard((what.kind, what.number))
         at = what.iteration * self.plan.rounds + what.round
@@ -150,7 +151,7 @@ class Replay:
     def _is_open(self, number: int) -> bool:
         return self.iterations * self.plan.rounds <= number <= (self.iterations + 1) * self.plan.rounds
 
-    def _restore(self, what: Restored) -> None:
+    def _on_restored(self, what: Restored) -> None:
         if not self._restore_to(what.node, what):
             return
         own = [restore for restore in self._recorded.restores_of[what.node] if restore.version == what.version]
@@ -182,7 +183,7 @@ class Replay:
         self.went_back.add(what.version)
         return True
 
-    def _move(self, what: Moved) -> None:
+    def _on_moved(self, what: Moved) -> None:
         self._continue()
         ownership = self.ownership
         ids = self._ids(what.blocks, "owners", f"the move from node-{what.source} names")
@@ -197,7 +198,7 @@ class Replay:
         ownership.move(what.target, ids, what.version, self.iterations * self.plan.rounds)
         self.gave[what.source] = what.version
 
-    def _join(self, what: Joined) -> None:
+    def _on_joined(self, what: Joined) -> None:
         members = self.members
         if what.kind not in members.ever or what.number in members.ever[what.kind]:
             self._complain("owners", f"{what.kind}-{what.number} joined, but had taken part before")
@@ -207,7 +208,8 @@ class Replay:
         if what.kind == "node":
             members.to_receive.add(what.number)
 
-    def _choose(self, what: Chosen, lost_soon: set[int]) -> None:
+    def _on_chosen(self, what: Chosen) -> None:
+        lost_soon = self._lost_soon
         self._continue()
         self._require_committed()
         step = what.iteration
@@ -224,7 +226,7 @@ class Replay:
             self._complain("saves", f"nodes chose other blocks for iteration {step} than the controller recorded")
         self.saves.choose(step, SaveChoice(self.ownership.owners.copy(), by_node), lost_soon)
 
-    def _commit(self, what: Commit) -> None:
+    def _on_commit(self, what: Commit) -> None:
         self.saves.commits += not what.found
         if what.step == 0 and not self.tenures:  # all blocks are dealt out, and saved before the first iteration
             try:
@@ -244,7 +246,7 @@ class Replay:
         if because := self.saves.commit(what.step, ids):
             self._complain("saves", because)
 
-    def _drop(self, what: Dropped) -> None:
+    def _on_dropped(self, what: Dropped) -> None:
         self._continue()
         number = what.iteration * self.plan.rounds + what.round
         if not self.tenures or not self._is_open(number):
@@ -252,7 +254,7 @@ class Replay:
             self._complain("losses", f"{dropped} were dropped in iteration {self.iterations}")
         self.dropped[number].append(what)
 
-    def _iterate(self, what: Iterate) -> None:
+    def _on_iterate(self, what: Iterate) -> None:
         self._continue()
         waiting = self.members.to_receive & self.members.nodes
         if idle := waiting - set(self.ownership.owners.tolist()):
@@ -269,7 +271,7 @@ class Replay:
             self._complain("ends", f"{self.iterations} iterations were done, and {self.plan.iterations} allowed")
         self._judge()
 
-    def _strike(self, what: Struck) -> None:
+    def _on_struck(self, what: Struck) -> None:
         members = self.members
         ever = members.ever.get(what.kind, {0} if what.kind == "controller" else set())
         if strange := sorted({*what.targets} - ever):
@@ -277,7 +279,7 @@ class Replay:
         present = members.present.get(what.kind, {0})
         members.struck |= {(what.kind, target) for target in what.targets if target in present}
 
-    def _end(self, what: Done) -> None:
+    def _on_done(self, what: Done) -> None:
         self._continue()
         self._require_committed()
         self.done = what
@@ -320,20 +322,6 @@ class Replay:
         for topic, because in self._in_open_iteration:
             self.wrong[topic].append(because)
         self._in_open_iteration.clear()
-
-
-HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
-    Serve: Replay._serve,
-    Lost: Replay._lose,
-    Restored: Replay._restore,
-    Moved: Replay._move,
-    Joined: Replay._join,
-    Commit: Replay._commit,
-    Dropped: Replay._drop,
-    Iterate: Replay._iterate,
-    Struck: Replay._strike,
-    Done: Replay._end,
-}
 
 
 def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:

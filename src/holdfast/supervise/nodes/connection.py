@@ -67,8 +67,7 @@ class Connection(threading.Thread):
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
         self.where, self.who, self._patience = where, who, patience
-        self.is_silent = False
-        """True if a question was not answered for the whole patience, while this process ran."""
+        self.is_silent = False  # a question was not answered for the whole patience, while this process ran
         self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any], bool]] = queue.SimpleQueue()
         self.start()
 

@@ -67,8 +67,7 @@ class RunEndWatch:
         extends: bool,
     ) -> None:
         self._history, self._checkpoints = out / "history", checkpoints
-        self.verdict: RunVerdict | None = None
-        """The verdict of the other nodes, once `look` has found it."""
+        self.verdict: RunVerdict | None = None  # the verdict of the other nodes, once `look` has found it
         before = _completion(self._history)
         self._known: set[Finish | Judged | None] = {None}
         if extends:

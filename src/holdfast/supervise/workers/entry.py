@@ -33,8 +33,7 @@ from holdfast.supervise.failure_cause import write_error
 from holdfast.supervise.preload import module_file
 from holdfast.train import guards
 
-SHOW_STACK = signal.SIGRTMIN + 9  # no script is likely to use it
-"""The signal that makes a worker write the stack of its main thread, and continue."""
+SHOW_STACK = signal.SIGRTMIN + 9  # the worker writes the stack of its main thread, and continues; no script uses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,8 +162,7 @@ class MembershipController:
         self._joined = 0  # workers that were started to join later
         self._started = {*round.ranks}  # the seats of all workers that this node has started
         self._changed = 0.0  # when the membership changed last
-        self.is_suspicious = False
-        """True if workers of some node wait for the next membership although no lost worker is known."""
+        self.is_suspicious = False  # workers wait for the next membership although no lost worker is known
 
     @cached_property
     def _rank_log(self) -> RankLog:

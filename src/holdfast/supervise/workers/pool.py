@@ -49,8 +49,7 @@ class WorkerPool:
         self._looked = self._began = 0.0
         self._reports_start = True
         self._stack = os.memfd_create("holdfast-stack")  # one file for all workers, which are asked one after another
-        self.has_script_collectives = False
-        """True if the script calls torch.distributed itself: then every lost worker needs a restart."""
+        self.has_script_collectives = False  # the script calls torch.distributed itself: every loss needs a restart
         entry.thread_pools()  # before any fork
 
     def begin_attempt(self) -> None:

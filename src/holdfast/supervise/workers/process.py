@@ -34,10 +34,8 @@ class WorkerProcess:
 
     def __init__(self, task: Task, *, seat: int, rank: int, local_rank: int) -> None:
         self.task, self.seat, self.rank, self.local_rank = task, seat, rank, local_rank
-        self.hung = ""
-        """The reason why the worker counts as hung, or an empty text."""
-        self.exit: int | None = None
-        """The exit status at the last poll, or minus the signal that killed the worker; None while it runs."""
+        self.hung = ""  # the reason why the worker counts as hung, or an empty text
+        self.exit: int | None = None  # the exit status, or minus the signal that killed it; None while it runs
         self._log_size: int | None = None  # of the stderr log, before the worker was told to print its stacks
         self._process = self._fork()
         self.pid = int(self._process.pid or 0)

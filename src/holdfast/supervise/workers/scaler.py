@@ -25,8 +25,7 @@ class Scaler:
         self._journal, self._display = journal, display
         self._looked = 0.0
         self._pending: float | None = None  # when the request came that is not fulfilled yet
-        self.wanted: int | None = None
-        """The number of workers that should train, also after a restart; None before the first request."""
+        self.wanted: int | None = None  # the number of workers that should train, once it was requested
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
         """Put workers to sleep or wake them if the user requested it; record an event when the change is complete."""
