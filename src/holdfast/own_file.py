@@ -30,7 +30,6 @@ def import_file(path: Path) -> ModuleType:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return the type and the message of `error` as one line of text."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -90,7 +90,6 @@ class StepColumns:
 
     @property
     def last(self) -> int | None:
-        """The step number in the last row, or None if there are no rows."""
         return self._step[-1] if self._step else None
 
     @cached_property
@@ -105,7 +104,6 @@ class StepColumns:
 
     @property
     def loss(self) -> NDArray[np.float64]:
-        """The logged loss of each step, or NaN if none was logged."""
         return np.frombuffer(self._loss, np.float64)
 
     @property
@@ -280,5 +278,4 @@ def named(what: What) -> str:
 
 
 def with_article(word: str) -> str:
-    """Return `word`, truncated to 40 characters, with "a" or "an" before it."""
     return f"{'an' if word[:1] in 'aeiou' else 'a'} {word:.40}"

@@ -171,7 +171,6 @@ class RunRecord:
 
     @property
     def has_trained(self) -> bool:
-        """True if any rank reached its training loop."""
         sessions = (session for sessions in self._sessions.values() for session in sessions)
         return any(session.plan or session.recover or len(session.steps) for session in sessions)
 
@@ -211,7 +210,6 @@ class RunRecord:
         return [phase.orders for phase in self.sample_plan.phases if isinstance(phase.orders, RecordedOrders)]
 
     def position(self, step: int) -> Position:
-        """Return the epoch of `step` and its index in that epoch; `step` may be beyond the end of the plan."""
         return self.sample_plan.position(step)
 
     def step_name(self, step: int) -> str:
@@ -255,7 +253,6 @@ class RunRecord:
 
     @cache  # noqa: B019  # a record is used by one audit
     def memberships(self, attempt: int) -> Memberships:
-        """Return which ranks took part in each step of `attempt`."""
         sessions = self.attempts.get(attempt, ())
         plan = self.sample_plan if any(session.regroups for session in sessions) else None
         return Memberships(attempt, self.world(attempt), sessions, plan)

@@ -266,8 +266,6 @@ def _describe(record: RunRecord, defects: _Defects) -> str:
 
 
 class _Share(NamedTuple):
-    """The samples that one rank recorded for a step, with its rank and world size."""
-
     rank: int
     world: int
     samples: Samples

@@ -50,7 +50,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return, for each step of `session` that was not rolled back, whether it was trained, and whether it was not.
 
-    Both are False for a step of which the history does not say it."""
+    Both are False if the history does not tell."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)

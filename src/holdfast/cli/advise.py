@@ -88,7 +88,6 @@ def advise(
 
 
 def advice_on(history: "Sequence[Event]", question: "Question | None" = None) -> "AnyAdvice":
-    """Return the advice for the run with this `history`, a training run or a parameter server."""
     from holdfast.advice.advice import advise
     from holdfast.server.advice import advise_served
     from holdfast.server.cost import is_served

@@ -42,7 +42,6 @@ def cell(text: object) -> Text:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as text, such as `1.5 MB`."""
     return str(filesize.decimal(count))
 
 

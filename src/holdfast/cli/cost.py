@@ -64,7 +64,6 @@ def cost(
 
 
 def print_compared(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the costs of several runs as one table."""
     table = Table(Column("run", overflow="fold"), box=None)
     heads = "steps/s", "wall", "stall\n/save", "stall", "trains\nafter", "steps\nredone", "restarts", "samples\nlost"
     for name in heads:

@@ -59,7 +59,6 @@ class _Printer:
         self.has_shown = False
 
     def show(self, logs: "Iterable[WorkerLog]") -> None:
-        """Print the lines that were added to `logs` since the last call."""
         for log in logs:
             lines = log.lines(self._read.get(log.path, 0))
             if self._tail == 0:

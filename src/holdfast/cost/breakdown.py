@@ -124,7 +124,6 @@ class CostBreakdown:
 
 
 def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
-    """Divide the wall-clock time of a run by cause, from its events."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     costs = tuple(_attempt_cost(attempt) for attempt in timelines)

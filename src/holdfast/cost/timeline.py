@@ -107,7 +107,6 @@ class AttemptStretch:
         return self.kinds.get(kind, ())
 
     def events_of(self, kind: type[T]) -> list[T]:
-        """Return the contents of all events of type `kind`, sorted by time."""
         return [moment.event.what for moment in self.kinds.get(kind, ()) if isinstance(moment.event.what, kind)]
 
 

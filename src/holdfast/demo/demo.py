@@ -26,8 +26,6 @@ RUNS = {  # by name: the recovery and the writer
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """One run of the demo, with its verdict, the findings of its audit and its cost breakdown."""
-
     name: str
     folder: Path
     verdict: RunVerdict

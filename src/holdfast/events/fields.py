@@ -30,7 +30,6 @@ def kind_name(what: What) -> str:
 
 
 def to_plain(value: Any) -> JSON:
-    """Convert the value of an event's field to JSON values."""
     if isinstance(value, Samples):
         return value.to_json()
     if isinstance(value, Seconds):

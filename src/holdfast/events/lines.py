@@ -1,7 +1,6 @@
 """Writes an event as a line of a history, and reads it back.
 
-Most lines of a long history are steps, so these have a faster implementation. It gives the same result as the general
-one, which handles all steps that the faster one does not cover.
+Most lines of a long history are steps, which are written while training waits, so `step_line` writes them faster.
 """
 
 import json
@@ -11,38 +10,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from holdfast.errors import BadInput, Corrupt
+from holdfast.errors import BadInput
 from holdfast.events.any_run import JSON, Malformed, Other
-from holdfast.events.fields import KINDS, LARGEST, LONGEST, READERS, What, kind_name, to_plain, why_malformed
-from holdfast.events.training_run import Seconds, Step
-from holdfast.sampler.digest import Samples
+from holdfast.events.fields import KINDS, LONGEST, READERS, What, kind_name, to_plain, why_malformed
+from holdfast.events.training_run import Step
 
-_INT, _FLOAT = {int}, {float}
 _digits = float.__repr__  # as JSON's own encoder writes a number
 _quoted = lru_cache(maxsize=16)(json.dumps)
-
-
-def read_step(data: Mapping[str, Any]) -> Step | None:
-    """Return the step event in `data`, or None if only the general `from_json`, which is slower, can read it."""
-    try:
-        numbers = (data["attempt"], data["world"], data["rank"], data["epoch"], data["cursor"], data["step"])
-        effort = (data.get("reduced", 0), data.get("held", 0), data.get("stepped", 0))
-        samples, took = Samples.from_json(data["samples"]), data["seconds"]
-        seconds = Seconds(took["data"], took["compute"], took["stall"], took.get("device") is True)
-        state, loss = data.get("state"), data.get("loss")
-        whole = (*numbers, *effort, samples.count)
-        fractions = (*seconds[:3], 0.0 if loss is None else loss)
-        if set(map(type, whole)) != _INT or min(whole) < 0 or max(whole) > LARGEST:
-            return None
-        if set(map(type, fractions)) != _FLOAT or not math.isfinite(sum(fractions)):
-            return None
-        if max(map(abs, seconds[:3])) > LONGEST:
-            return None
-        if not (state is None or (type(state) is str and state)):
-            return None
-        return Step(*numbers, samples, seconds, state, *effort, loss)
-    except (KeyError, TypeError, AttributeError, Corrupt):
-        return None
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
@@ -81,7 +55,6 @@ class Event(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of this type of event in history files."""
         return kind_name(self.what)
 
 
@@ -109,8 +82,6 @@ def from_json(kind: str, data: Mapping[str, JSON]) -> What:
     if kind not in KINDS:
         return Other(kind, data)
     known = KINDS[kind]
-    if known is Step and (step := read_step(data)):
-        return step
     try:
         return known(**{name: read(data[name]) for name, read in READERS[known] if name in data})  # type: ignore[no-any-return]
     except (TypeError, ValueError):

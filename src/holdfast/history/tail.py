@@ -19,8 +19,6 @@ Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The number of the last attempt, and all injected failures so far."""
-
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()
 

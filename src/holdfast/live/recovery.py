@@ -1,15 +1,10 @@
 """Live recovery of one rank: when members are lost, the survivors complete the step they were in and continue.
 
-Everything here runs in the training thread. A round of recovery has four parts: wait for the supervisor's next
-membership, report this rank's position in the training to the other members (`MemberReport`), connect with them, and carry out
-the plan that `make_plan` derives from all reports (`RecoveryPlan`). If another member is lost during a round, a new round
-begins.
-
-    spare or suspended worker --join()--> at a boundary --begin_step()--> in a step --end_step()--> at the next boundary
-
-A rank recovers at a boundary if the membership has changed (`at_boundary`). It recovers within a step if backward, or
-the exchange of buffers before a forward, has failed. Then it continues where it was; with the strategy `skip`, the step
-is dropped. A worker that is to be suspended raises `Suspended` at a boundary, and the training loop calls `suspend`.
+A round of recovery has four parts, all in the training thread: wait for the supervisor's next membership, report this
+rank's position to the other members (`MemberReport`), connect with them, and carry out the plan that `make_plan` derives
+from all reports. If another member is lost meanwhile, a new round begins. A rank recovers at a step boundary if the
+membership has changed, or within a step if backward, or the exchange of buffers before a forward, has failed. A worker
+that is to be suspended raises `Suspended` at a boundary, and the training loop calls `suspend`.
 """
 
 import functools

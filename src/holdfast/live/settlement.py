@@ -158,7 +158,7 @@ class StepState(NamedTuple):
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "StepState":
-        """Return the state after this rank has trained the step, in which no backward pass is counted yet."""
+        """Return the state at the end of the step: the counts of backward passes start again from 0."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: RecoveryPlan) -> "StepState":
@@ -200,7 +200,7 @@ class LossEffects:
         return weights[basis.index(member)]
 
     def missing(self, plan: RecoveryPlan) -> tuple[int, ...]:
-        """Return the ids of the samples that step `plan.step` does not train because workers were lost."""
+        """Return the ids of the samples that step `plan.step` does not train, because workers were lost."""
         before = self._spared[1] if self._spared[0] == plan.step else ()
         lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]
         if plan.is_complete:  # for now: a member may be lost before it has sent a sum that others lack

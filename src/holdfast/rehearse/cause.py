@@ -17,12 +17,10 @@ _ONE_VALUE = re.compile(r"tensor (numpy )?\w+\[1?\] ")
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
-    """Return the likely cause of a difference that appeared after a kill."""
     return next(cause for check in CHECKS if (cause := check(case)))
 
 
 def of_unkilled_runs(case: DivergenceCase) -> Cause:
-    """Return the likely cause of a difference between two runs without kills."""
     return next(cause for check in UNKILLED_CHECKS if (cause := check(case)))
 
 

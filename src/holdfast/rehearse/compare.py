@@ -74,7 +74,6 @@ def first_steps(run: Iterable[Observed]) -> tuple[int, ...]:
 
 
 def unmatched(reference: Iterable[Observed], run: Iterable[Observed]) -> list[int]:
-    """Return the steps that only one of the two runs trained."""
     return sorted({step for step, _ in by_step(reference).keys() ^ by_step(run).keys()})
 
 

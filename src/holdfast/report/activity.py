@@ -52,7 +52,6 @@ class Activity:
 
 
 def activity(history: Sequence[Event]) -> Activity:
-    """Return the data of the timeline figure for the run with the events `history`."""
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), Lineage()

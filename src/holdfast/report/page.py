@@ -20,7 +20,6 @@ TONES: Mapping[str, Tone] = {
 
 
 def slug(text: str) -> str:
-    """Return `text` converted to a file name of lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "table"
 
 

@@ -160,7 +160,6 @@ class RunConfig:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of `identity`."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.identity).encode())
 
     @property

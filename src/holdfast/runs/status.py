@@ -103,7 +103,6 @@ def is_run(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    """Return True if `folder` has a valid run.json, the config of a run."""
     with suppress(HoldfastError):
         read_config(folder)
         return True

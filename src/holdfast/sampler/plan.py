@@ -105,7 +105,6 @@ class SamplePlan:
 
     @property
     def steps(self) -> int:
-        """The number of steps in the whole training."""
         return self.epochs * self.steps_per_epoch if self.limit is None else self.limit
 
     def end_of(self, epoch: int) -> int:

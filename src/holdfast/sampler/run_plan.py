@@ -33,7 +33,6 @@ class RunPlan:
 
     @property
     def steps(self) -> int:
-        """The number of steps in all phases."""
         return self.first_steps[-1] + self.phases[-1].steps
 
     def index(self, step: int) -> int:
@@ -59,21 +58,17 @@ class RunPlan:
         return epochs + np.array(self.first_epochs)[phases], cursors
 
     def window(self, step: int) -> Ids:
-        """Return the ids of all samples that `step` trains, in their order."""
         phase, local = self.phase(step)
         return phase.window(phase.position(local))
 
     def share(self, step: int, rank: int, world: int) -> Ids:
-        """Return the ids of the samples that `rank` of `world` ranks trains in `step`."""
         phase, local = self.phase(step)
         return phase.share(phase.position(local), rank, world)
 
     def share_size(self, step: int, rank: int, world: int) -> int:
-        """Return how many samples `rank` of `world` ranks trains in `step`."""
         return self.phase(step)[0].share_size(rank, world)
 
     def batch(self, step: int) -> int:
-        """Return how many samples all ranks train in `step`."""
         return self.phase(step)[0].batch
 
     def to_json(self) -> dict[str, Any]:

@@ -61,7 +61,6 @@ class ServedPrice:
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
-    """Measure the costs of an iteration, a save and a failure in the run whose events are `history`."""
     run = served_cost(history)
     lines = [event.what for event in history if event.who == "controller"]
     plan = next(what for what in lines if isinstance(what, Serve))
@@ -107,7 +106,7 @@ def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, 
 
 
 def iterations_lost(interval: int, lost: float, convergence_rate: float | None, noise: float = 0.0) -> Estimate:
-    """Estimate the iterations that a failure costs which sets the fraction `lost` of the model back to its last saves.
+    """Estimate how many iterations a failure costs, if the fraction `lost` of the model returns to its last save.
 
     Each part is saved every `interval` iterations. `noise`, in iterations, widens the confidence interval."""
     ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
@@ -131,7 +130,7 @@ def bound(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
 
 
 def noise(losses: Sequence[float]) -> float:
-    """Estimate by how many iterations random noise shifts the time at which the loss reaches a given value."""
+    """Estimate by how many iterations random noise shifts the moment at which the loss reaches a given value."""
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
         return 0.0

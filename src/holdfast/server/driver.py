@@ -63,8 +63,6 @@ def _actor(kind: type[Any], **options: object) -> Any:
 
 
 class _Driver:
-    """The owner of all Ray actors (controllers, nodes and workers) of a run."""
-
     def __init__(self, settings: Settings, report: "Callable[[Status], None]", local_ray: LocalRay) -> None:
         self._settings, self._report, self._local_ray = settings, report, local_ray
         self._join_request = JoinRequest(settings.out)

@@ -32,7 +32,6 @@ class ServedRun:
 
 
 def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
-    """Read the run in the folder `path`, and audit it if `audited`."""
     findings = audit_run(path) if audited else None
     return ServedRun(name=name, cost=served_cost(read_history(path).events), findings=findings)
 

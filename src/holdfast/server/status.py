@@ -48,7 +48,6 @@ class JoinRequest:
 
 
 def summary(run: Path) -> list[str]:
-    """Return lines that summarize the run on the parameter server in the folder `run`."""
     recorded = _events(run)
     plan = next(what for what in recorded if isinstance(what, events.Serve))
     iterations = [what for what in recorded if isinstance(what, events.Iterate)]
@@ -70,7 +69,6 @@ def summary(run: Path) -> list[str]:
 
 
 def require_running(run: Path) -> None:
-    """Raise BadInput if `run` is not a run on the parameter server, or has ended."""
     if any(isinstance(what, events.Done) for what in _events(run)):
         raise BadInput(f"The run in {run} has ended, so no node can join it.")
 

@@ -42,7 +42,6 @@ class ControllerPast:
         return 0 if (last := self.last()) is None else last.iteration + 1
 
     def saves(self) -> int:
-        """Return how many saves earlier controllers have begun."""
         return len(self._all(events.Chosen))
 
     def failures(self) -> int:

@@ -1,12 +1,7 @@
 """The output of `holdfast run` (status line, supervisor's messages, workers' output), and the supervisor's journal.
 
-On a terminal the status line is updated in place; elsewhere it is printed every ten seconds. It is computed from the
-history files alone. If these files or the output fail, the run continues with less output.
-
-Each worker prints to files of its own, from which the supervisor copies new lines.
-
-The journal is the supervisor's own history of the run, which the audit reads. If the disk refuses a line, training
-continues: the user is warned, and the line is written later.
+Each worker prints to files of its own, from which the supervisor copies new lines. The journal is the supervisor's own
+history of the run, which the audit reads. If a disk or the output fails, training continues with less output.
 """
 
 import sys
@@ -78,7 +73,6 @@ class WorkersOutput:
         self._tails: list[Tail] = []
 
     def bars(self) -> list[str]:
-        """Return the progress bars that workers show now, without duplicates."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
@@ -96,7 +90,6 @@ class WorkersOutput:
         self._tails = [tail for tail in self._tails if tail.path not in paths]
 
     def copy(self, *, last: bool = False) -> None:
-        """Show new lines of all files; if `last`, also show unfinished lines and close the files."""
         for tail in self._tails:
             tail.copy(last=last)
         if last:
@@ -168,7 +161,6 @@ class Display:
             self._print_err(line)
 
     def warn(self, line: str) -> None:
-        """Show a warning, unless it was shown before."""
         if line not in self._warned:
             self._warned.add(line)
             self.say(line, style="yellow")
@@ -243,8 +235,6 @@ def _write(file: IO[str], text: str) -> None:
 
 
 class Journal:
-    """The writer of the history file of one supervisor."""
-
     def __init__(self, folder: Path, who: str, display: Display) -> None:
         self._history, self._display = HistoryWriter(folder, who), display
         self._shown: set[tuple[str, str]] = set()  # errors whose traceback was shown

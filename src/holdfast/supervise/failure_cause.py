@@ -1,13 +1,8 @@
 """The first failure of a group of workers and its cause, and the record of a worker's exception.
 
-When one worker fails, its peers fail with it: their collectives end in connection errors. Those are consequences. The
-first failure is that of the worker with a cause of its own, or of the worker that its peers waited for in vain.
-
-An exception is written as JSON in the format of torch's `record`, so that torch's tools can read ours, and we can read
-that of a script with its own `@record`. It goes to a file, and to the memory shared with the supervisor, since the disk
-may be what has failed.
-
-`RestartPolicy` decides from the first failures whether a run is tried again.
+When one worker fails, its peers fail with it: their collectives end in connection errors. The first failure is that of
+the worker with a cause of its own, or of the worker that its peers waited for in vain. An exception is recorded as JSON
+in the format of torch's `record`, in a file and in memory shared with the supervisor, since the disk may have failed.
 """
 
 import json

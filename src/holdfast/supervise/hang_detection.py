@@ -1,12 +1,8 @@
 """Decides which workers hang: how long each may go without progress, and which one keeps the others waiting. No I/O.
 
-A worker that waits for a peer has passed more step boundaries, or begun more collectives, than that peer. So the worker
-that is furthest behind is the one that the others wait for. After a loss, they wait for the worker that has not joined
-the recovery.
-
-An unnecessary restart is expensive, so deadlines are long. With live recovery a false alarm costs only a part of one
-step, so a worker that others wait for, and that neither makes progress nor computes, is replaced soon. In case it was
-slow and did not hang, each such replacement doubles the deadline.
+A worker that waits for a peer has passed more step boundaries, or begun more collectives, than that peer. An unnecessary
+restart is expensive, so deadlines are long. With live recovery a false alarm costs only a part of one step, so a worker
+that others wait for, and that neither makes progress nor computes, is replaced soon; each time, the deadline doubles.
 """
 
 from collections import deque
@@ -132,7 +128,6 @@ class HangDetector:
             watch.idle = 0.0
 
     def is_late_to_stop(self, worker: WorkerLook) -> bool:
-        """Return True if `worker` was asked to stop and has made no progress for too long since."""
         within = max(STOP_WITHIN, 2 * self._longest)
         return self.idle(worker.seat) > within * (GENEROUS if worker.phase in _SAVING else 1.0)
 

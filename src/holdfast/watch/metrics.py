@@ -22,7 +22,6 @@ class Metric(NamedTuple):
 
 
 def text(run: RunState, now: CurrentState) -> str:
-    """Return the metrics of a run in the Prometheus text format."""
     label = _label("run", str(now.folder))
     return "".join(line for metric in _metrics(run, now) for line in _lines(metric, label))
 

@@ -19,7 +19,6 @@ STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold y
 
 
 def line(run: RunState, now: CurrentState) -> str:
-    """Return the state of the run as one line of text."""
     parts = [f"{now.folder}: {now.state}", f"step {_of_planned(run)}", f"committed {run.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
     parts += [counted(run.lineage.restarts, "restart"), counted(sum(run.failures.values()), "failure")]

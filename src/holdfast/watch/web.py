@@ -168,7 +168,6 @@ def served(site: Site, port: int = 0) -> Iterator[str]:
 
 
 def follow(site: Site, stop: Event) -> None:
-    """Keep the page up to date until `stop` is set."""
     due = 0.0
     while not stop.wait(OFTEN):
         if time.monotonic() >= due or site.has_just_ended:

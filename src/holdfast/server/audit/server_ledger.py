@@ -59,7 +59,6 @@ class ServedLedger:
         self._events: defaultdict[ServerWriter, list[events.What]] = defaultdict(list)
 
     def take(self, event: events.Event, file: str | None = None) -> None:
-        """Add an event that was read from the history file called `file`."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):

@@ -1,10 +1,8 @@
 """The end of a rendezvous round: the node that hosts the store decides which nodes start, and in which term.
 
-Normally all nodes start together. Nodes that have met before also start without the others, if these were silent for so
-long that they count as lost, and if enough are left. They then need a new term, a numbered group of nodes that may
-write checkpoints. Of two groups that cannot reach each other, only one can claim the next term in the checkpoint store.
-
-Each round gives the workers a new store, so that no message of a dead attempt can reach the next one.
+Nodes that have met before also start without others that were silent for so long that they count as lost. They then
+need a new term, a numbered group of nodes that may write checkpoints: of two groups that cannot reach each other, only
+one can claim it. Each round gives the workers a new store, which no message of a dead attempt can reach.
 """
 
 import json
@@ -180,7 +178,6 @@ def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
 
 
 def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
-    """Return the registrations of nodes for rendezvous `number`."""
     count = store.add(f"came/{number}", 0)
     greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
     return [greeting for greeting in greetings if greeting]

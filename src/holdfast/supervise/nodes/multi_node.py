@@ -1,14 +1,9 @@
 """The rendezvous of several nodes before each start of the workers, also after nodes or their meeting place were lost.
 
 Each node hosts a store at an address that the others can reach; at first they meet in the one at the given endpoint. A
-node leaves a greeting there and waits. The node that hosts the store closes the round (`close_round.py`): it names the
-nodes that start, the attempt, the round, and a new store for the workers.
-
-If the node that hosts the store is lost, the others meet in another store (`find_host.py`). The remaining nodes start
-without the lost ones only if they claim the next term in the checkpoint store (`checkpoint/terms.py`). So of two groups
-of nodes that cannot reach each other, one continues and the other waits.
-
-A process that can reach these stores, or can write to the checkpoint store, is trusted with the run.
+node leaves a greeting there and waits until the node that hosts the store closes the round (`close_round.py`). If that
+node is lost, the others meet in another store (`find_host.py`), and start only if they claim the next term in the
+checkpoint store (`checkpoint/terms.py`). Processes that reach these stores are trusted with the run.
 """
 
 import json
@@ -77,7 +72,6 @@ class RunEndWatch:
         self._known |= {end for end in (before, contents.completed) if end and SUPERVISED_ONLY in end.because}
 
     def look(self) -> RunVerdict | None:
-        """Return the verdict if other nodes have completed the run, otherwise None."""
         with suppress(HoldfastError, OSError):
             self.verdict = self._find()
         return self.verdict

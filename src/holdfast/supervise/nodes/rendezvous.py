@@ -316,5 +316,4 @@ def interface(address: str) -> str | None:
 
 
 def node_names(nodes: Sequence[int]) -> str:
-    """Return the nodes as text for a message: `node 1` or `nodes 1, 2`."""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"

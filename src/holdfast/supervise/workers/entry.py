@@ -51,7 +51,6 @@ class Task:
 
 
 def main(task: Task) -> NoReturn:
-    """Run the script of `task` in this forked process, and exit."""
     die_with(task.supervisor)
     _take_resolver_lock()
     process.set_title(
@@ -132,7 +131,6 @@ def _undo_inheritance() -> None:
 
 @cache
 def thread_pools() -> ThreadpoolController:
-    """Return a cached controller of the thread pools of numerical libraries."""
     return ThreadpoolController()
 
 

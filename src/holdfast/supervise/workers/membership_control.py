@@ -70,7 +70,6 @@ class Members:
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
-        """Make `membership` the current group of training workers."""
         known = {**self._leaving, **self._seats}
         inside = {number: known[number] for number in membership.members if number not in membership.joining}
         self._leaving = {number: self._seats[number] for number in membership.asleep}
@@ -169,7 +168,6 @@ class MembershipController:
         return RankLog(self._out, self._round.attempt)
 
     def report(self) -> MembersReport:
-        """Return the status of the workers of this node that have not failed."""
         left = [worker for worker in self._pool.running if not worker.has_failed]
         return MembersReport(
             tuple(WorkerStatus(w.seat, w.is_ready, w.membership, self.members.assigned(w.seat)) for w in left),
@@ -187,7 +185,6 @@ class MembershipController:
         return seeks and time.monotonic() - self._changed > SUSPECTED
 
     def can_continue(self) -> bool:
-        """Return True if the remaining workers can continue without those that have failed."""
         progress = [worker.task.progress for worker in self._pool.running]
         if self._pool.has_script_collectives or any(
             memory.has_fallen_back or memory.has_exchanged for memory in progress
@@ -302,7 +299,6 @@ class MembershipController:
         return self._rank_log.news(all_train=wanted if all_train else 0)
 
     def local_progress(self) -> RemoteProgress:
-        """Return the progress of this node's workers, for the other nodes."""
         looks = self._pool.looks(self.members.is_member)
         places = [look.place for look in looks if look.is_member and look.phase is not Phase.ENDED]
         return RemoteProgress(min(places, default=None), sum(look.moved for look in looks))

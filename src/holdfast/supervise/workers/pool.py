@@ -233,12 +233,10 @@ class WorkerPool:
                 workers[look.seat].kill()  # it counts as done
 
     def exit_reports(self) -> list[WorkerExit]:
-        """Return how each worker exited, or that it still runs."""
         self.poll()
         return [worker.exit_report(self.hangs.idle(worker.seat), self._out) for worker in self.running]
 
     def failure_messages(self) -> list[str]:
-        """Return the messages of the exceptions that failed workers have raised."""
         raised = (read_error(worker.task.error, worker.task.progress) for worker in self.failed)
         return [error.message for error in raised if error]
 
@@ -267,7 +265,6 @@ class WorkerPool:
         self.end([*self.running, *self._leaving])
 
     def end(self, workers: Sequence[WorkerProcess]) -> None:
-        """Kill `workers` and their child processes, and wait until they are gone."""
         for worker in workers:
             worker.kill()
         self._wait_for(workers, lambda worker: worker.is_gone)
@@ -292,7 +289,6 @@ class WorkerPool:
 
     @property
     def reached(self) -> int:
-        """The furthest step that any worker has begun."""
         return max((worker.task.progress.step or 0 for worker in self.running), default=0)
 
 

@@ -62,7 +62,6 @@ class WorkerProcess:
             self.pid = int(self._process.pid or 0)
 
     def poll(self) -> None:
-        """Set `exit` if the process has exited."""
         # Not by the process's sentinel: that is a pipe, which every child of the worker keeps open.
         if self.exit is None and self._has_exited():
             self._set_exit(self._process.exitcode)
@@ -192,7 +191,6 @@ class WorkerProcess:
         return False
 
     def kill(self) -> None:
-        """Kill the worker and all processes that it started."""
         self.poll()
         if self.exit is None:
             self._kill_group()
