@@ -71,8 +71,8 @@ class Progress:
     evaluated = _Number(9, int)  # a count that grows while the worker evaluates, between steps or after them
     is_checked = _Number(10, bool)  # the worker runs a loop of holdfast, whose steps are recorded and saved
     has_exchanged = _Number(11, bool)  # the script calls torch.distributed itself, so a loss needs a restart
-    assigned = _NumberOrNone(13)  # the rank that it has for life, told by the supervisor to a replacement
-    asks_for_rank = _Number(14, bool)  # a spare waits to be told its rank, which its script has asked for
+    assigned = _NumberOrNone(13)  # the rank that it has for life, set by the supervisor for a replacement
+    asks_for_rank = _Number(14, bool)  # a spare waits for its rank, which its script has asked for
     is_up = _Number(12, bool)  # the worker has begun, so that no lock inherited by the fork blocks it
     is_only_supervised = _Number(15, bool)  # the script trains outside of `run.batches`: its steps are not counted
     is_standby = _Number(16, bool)  # it belongs to the next attempt, and waits in `run.protect` until that starts
