@@ -1,10 +1,8 @@
 """The tutorial is true: its files and commands, used in order, do what it says."""
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from holdfast import cli
 from repository import ROOT
+from supervisor_process import StartCommand
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 FILES = dict(re.findall(r"Save this as `(\w+\.py)`.*?```python\n(.*?)```", TUTORIAL, flags=re.S))
@@ -48,7 +47,7 @@ def test_it_leads_from_a_plain_script_to_an_exported_model() -> None:
 
 
 def test_every_command_does_what_the_tutorial_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    start_command: StartCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
@@ -57,20 +56,20 @@ def test_every_command_does_what_the_tutorial_says(
     monkeypatch.delitem(sys.modules, "plain", raising=False)
     for command in COMMANDS:
         words = shlex.split(command)
-        output = ran(words, monkeypatch, capfd)
+        if words[0] == "holdfast" and words[1] in ("run", "rehearse"):
+            started = start_command(*words[1:], cwd=tmp_path)
+            assert started.wait(WITHIN) == 0, started.stdout + started.stderr
+            output = started.stdout
+        else:
+            output = output_here(words, monkeypatch, capfd)
         expected = SAYS["python" if words[0] == "python" else " ".join(words[:2])]
         assert re.search(expected, output), f"{command} printed\n{output}"
     monkeypatch.delitem(sys.modules, "plain", raising=False)
 
 
-def ran(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
-    """Run a command and return its output; in this process, which has imported torch, unless it starts workers."""
+def output_here(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """Run a command that starts no workers in this process, which has imported torch; return its output."""
     capfd.readouterr()
-    if words[0] == "holdfast" and words[1] in ("run", "rehearse"):
-        command = [sys.executable, "-m", *words]
-        done = subprocess.run(command, env=os.environ, timeout=WITHIN, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
     monkeypatch.setattr(sys, "argv", words)
     if words[0] == "python":
         runpy.run_path(words[1], run_name="__main__")

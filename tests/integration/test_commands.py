@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from supervisor_process import SUPPORT
+from supervisor_process import SUPPORT, StartCommand
 
 TASK = json.dumps({"epochs": 4})
-
-
-def holdfast(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    command = [sys.executable, "-c", "from holdfast.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 class Command:
@@ -39,18 +33,18 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(start_command: StartCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run in which rank 1 was killed before step 12."""
     folder = tmp_path_factory.mktemp("commands") / "out"
     options = ["--workers", 2, "--save-every", 5, "--inject", "kill@12,rank=1"]
-    ran = holdfast("run", *options, "--out", folder, SUPPORT / "training_script.py", "--", TASK)
-    assert ran.returncode == 0, ran.stderr
+    ran = start_command("run", *options, "--out", folder, SUPPORT / "training_script.py", "--", TASK)
+    assert ran.wait() == 0, ran.stderr
     assert "completed after 2 attempts" in ran.stdout
     return folder
 
 
-def test_the_audit_passes_by_its_exit_status_and_says_what_it_checked(out: Path) -> None:
-    ran = holdfast("audit", out)
+def test_the_audit_passes_by_its_exit_status_and_says_what_it_checked(out: Path, here: Command) -> None:
+    ran = here("audit", out)
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "audit: pass")
     assert "every sample trained once" in ran.stdout
 
@@ -89,8 +83,9 @@ def test_several_runs_are_compared_side_by_side(out: Path, here: Command) -> Non
     assert "stall" in ran.stdout
 
 
-def test_a_folder_that_holds_another_run_is_refused_in_one_line(out: Path) -> None:
-    ran = holdfast("run", "--workers", 2, "--out", out, SUPPORT / "training_script.py", "--", json.dumps({"epochs": 5}))
-    assert ran.returncode == 2
+def test_a_folder_that_holds_another_run_is_refused_in_one_line(start_command: StartCommand, out: Path) -> None:
+    task = json.dumps({"epochs": 5})
+    ran = start_command("run", "--workers", 2, "--out", out, SUPPORT / "training_script.py", "--", task)
+    assert ran.wait() == 2
     assert len(ran.stderr.strip().splitlines()) == 1
     assert "argument 1 was" in ran.stderr

@@ -13,7 +13,7 @@ from holdfast.cli import final_audit as module
 from holdfast.cli.final_audit import AUDIT_FAILED, final_audit
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.stop_signals import stop_signals
-from supervisor_process import SUPPORT
+from supervisor_process import SUPPORT, StartCommand
 
 COUNTING = """
 import torch
@@ -34,12 +34,9 @@ for i, (x, y) in enumerate(run.batches(data, global_batch=16, num_epochs=2)):
 """
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", "run", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-
-
-def test_a_run_whose_loop_counts_by_itself_ends_with_a_failed_audit_and_status_3(tmp_path: Path) -> None:
+def test_a_run_whose_loop_counts_by_itself_ends_with_a_failed_audit_and_status_3(
+    start_command: StartCommand, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(COUNTING)
     arguments = (
         "--save-every",
@@ -53,18 +50,18 @@ def test_a_run_whose_loop_counts_by_itself_ends_with_a_failed_audit_and_status_3
         tmp_path / "train.py",
     )
     for _ in range(2):  # the second command finds the run complete, and says the same
-        ran = run(*arguments)
-        assert ran.returncode == AUDIT_FAILED, ran.stderr
+        ran = start_command("run", *arguments)
+        assert ran.wait() == AUDIT_FAILED, ran.stderr
         assert "\naudit: fail\n  repeated steps agree: " in ran.stdout
         assert "state of the buffers, such as BatchNorm's averages, but with the same parameters" in ran.stdout
         assert f"next: holdfast rehearse {tmp_path / 'train.py'} names the first tensor that differs" in ran.stdout
         assert ran.stdout.splitlines()[-1] == f"run: {tmp_path / 'out'}"
 
 
-def test_a_correct_run_ends_with_a_passed_audit(tmp_path: Path) -> None:
-    script = SUPPORT / "training_script.py"
-    ran = run("--save-every", 5, "--inject", "kill@7", "--out", tmp_path, script, "--", json.dumps({"epochs": 2}))
-    assert ran.returncode == 0, ran.stderr
+def test_a_correct_run_ends_with_a_passed_audit(start_command: StartCommand, tmp_path: Path) -> None:
+    options, script = ("--save-every", 5, "--inject", "kill@7", "--out", tmp_path), SUPPORT / "training_script.py"
+    ran = start_command("run", *options, script, "--", json.dumps({"epochs": 2}))
+    assert ran.wait() == 0, ran.stderr
     assert ran.stdout.splitlines()[-2:] == ["audit: pass", f"run: {tmp_path}"]
 
 

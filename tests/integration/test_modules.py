@@ -1,13 +1,14 @@
 """`holdfast run -m package.train` runs a module with relative imports, as `python -m` does, also through failures."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from finished_run import different, events, failed_checks
+from supervisor_process import Command, StartCommand
+
+Holdfast = Callable[..., Command]
 
 MODEL = "import torch\n\n\ndef network():\n    return torch.nn.Linear(8, 3)\n"
 TRAIN = """
@@ -49,33 +50,36 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, env=os.environ.copy())
+@pytest.fixture
+def holdfast(start_command: StartCommand, package: Path) -> Holdfast:
+    """A function that starts a command in the folder that holds the package."""
+    return lambda *arguments: start_command(*arguments, cwd=package)
 
 
-def test_a_killed_module_with_relative_imports_ends_with_the_bits_of_one_that_never_failed(package: Path) -> None:
+def test_a_killed_module_with_relative_imports_ends_with_the_bits_of_one_that_never_failed(
+    holdfast: Holdfast, package: Path
+) -> None:
     how = ("run", "-m", "project.train", "--workers", "2", "--save-every", "3")
-    reference = holdfast(package, *how, "--out", "reference", "--", "--fast")
-    assert reference.returncode == 0, reference.stderr
+    reference = holdfast(*how, "--out", "reference", "--", "--fast")
+    assert reference.wait() == 0, reference.stderr
     assert "arguments ['--fast'] project" in reference.stdout
-    killed = holdfast(package, *how, "--inject", "kill@7,rank=1", "--", "--fast")
-    assert killed.returncode == 0, killed.stderr
+    killed = holdfast(*how, "--inject", "kill@7,rank=1", "--", "--fast")
+    assert killed.wait() == 0, killed.stderr
     out = package / "runs" / "train"
     assert len(events(out, "restart")) == 1
     assert different(package / "reference", out) == []
     assert failed_checks(out) == []
 
 
-def test_a_module_can_be_rehearsed(package: Path) -> None:
-    result = holdfast(package, "rehearse", "-m", "project.train", "--inject", "random=1,seed=1")
-    assert result.returncode == 0, (result.stdout, result.stderr)
+def test_a_module_can_be_rehearsed(holdfast: Holdfast) -> None:
+    result = holdfast("rehearse", "-m", "project.train", "--inject", "random=1,seed=1")
+    assert result.wait() == 0, (result.stdout, result.stderr)
     assert "resumes exactly" in result.stdout
 
 
-def test_an_error_of_a_module_is_shown_from_its_own_first_line_on(package: Path) -> None:
-    result = holdfast(package, "run", "-m", "project.broken")
-    assert result.returncode == 1
+def test_an_error_of_a_module_is_shown_from_its_own_first_line_on(holdfast: Holdfast) -> None:
+    result = holdfast("run", "-m", "project.broken")
+    assert result.wait() == 1
     assert "broken.py" in result.stderr
     assert "cannot import name 'MISSING'" in result.stderr
     assert "runpy" not in result.stderr
@@ -83,8 +87,8 @@ def test_an_error_of_a_module_is_shown_from_its_own_first_line_on(package: Path)
 
 @pytest.mark.parametrize("command", ["run", "rehearse"])
 @pytest.mark.parametrize("name", ["project.absent", "absent.train", "project.parts", "project/train.py"])
-def test_a_module_that_cannot_be_run_is_refused_in_one_line(package: Path, command: str, name: str) -> None:
-    result = holdfast(package, command, "-m", name)
-    assert result.returncode == 2
+def test_a_module_that_cannot_be_run_is_refused_in_one_line(holdfast: Holdfast, command: str, name: str) -> None:
+    result = holdfast(command, "-m", name)
+    assert result.wait() == 2
     assert f"there is no module {name} that can be run with -m" in result.stderr
     assert len(result.stderr.splitlines()) == 1

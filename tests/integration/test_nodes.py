@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from holdfast.supervise.nodes.rendezvous import Node, RoundInfo
 from listening_ports import free_port, listening
-from supervisor_process import WITHIN, Start, Supervisor, wait_until
+from supervisor_process import Start, StartCommand, Supervisor, wait_until
 
 
 @pytest.fixture
@@ -147,19 +146,13 @@ def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
         assert "differ in args" in job.result()["refused"], job.stderr
 
 
-def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> None:
+def test_the_verdict_is_the_last_thing_that_the_nodes_print(start_command: StartCommand, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
     nodes = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}", "--out", "out"]
-    command = [sys.executable, "-m", "holdfast", "run", *nodes]
-    how: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    both = [subprocess.Popen([*command, "--node-rank", str(rank), "script.py"], **how) for rank in (0, 1)]
-    try:
-        said = [each.communicate(timeout=WITHIN)[0] for each in both]
-    finally:
-        for each in both:
-            each.kill()
-    assert [each.returncode for each in both] == [0, 0], said
-    for text in said:
+    how: dict[str, Any] = {"cwd": tmp_path, "together": True}
+    both = [start_command("run", *nodes, "--node-rank", rank, "script.py", **how) for rank in (0, 1)]
+    assert [each.wait() for each in both] == [0, 0], [each.stdout for each in both]
+    for text in (each.stdout for each in both):
         assert text.splitlines()[-3].startswith("completed after 1 attempt"), text
         assert text.splitlines()[-2] == "audit: not run; when all nodes have ended: holdfast audit out", text
         assert text.splitlines()[-1] == "run: out", text

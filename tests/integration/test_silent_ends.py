@@ -2,21 +2,14 @@
 
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from supervisor_process import wait_until
+import pytest
 
-SOON = """
-import sys
-from holdfast.supervise import hang_detection
-hang_detection.LEAST = hang_detection.STOP_WITHIN = 2.0
-from holdfast.cli import main
-sys.exit(main())
-"""
+from supervisor_process import Command, StartCommand, wait_until
+
+SOON = "from holdfast.supervise import hang_detection; hang_detection.LEAST = hang_detection.STOP_WITHIN = 2.0"
 HANGS_AT_ITS_END = """
 import os, threading
 import torch
@@ -40,16 +33,19 @@ while True:
 """
 
 
-@contextmanager
-def running(folder: Path, script: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, "-c", SOON, "run", "--workers", "2", *options]
-    command += ["--out", str(folder / "out"), str(folder / "script.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+Run = Callable[..., Command]
+
+
+@pytest.fixture
+def run(start_command: StartCommand, tmp_path: Path) -> Run:
+    """A function that starts a run of a script, with short deadlines, whose output and errors are together."""
+
+    def start(script: str, *options: str) -> Command:
+        (tmp_path / "script.py").write_text(script)
+        arguments = ("run", "--workers", "2", *options, "--out", tmp_path / "out", tmp_path / "script.py")
+        return start_command(*arguments, before=SOON, together=True)
+
+    return start
 
 
 def named_log(output: str, folder: Path) -> str:
@@ -59,29 +55,31 @@ def named_log(output: str, folder: Path) -> str:
     return (folder / "out" / match[1]).read_text()
 
 
-def test_a_process_that_is_silent_after_its_peers_have_ended_is_found_and_started_again(tmp_path: Path) -> None:
-    with running(tmp_path, HANGS_AT_ITS_END) as run:
-        output, _ = run.communicate(timeout=120)
+def test_a_process_that_is_silent_after_its_peers_have_ended_is_found_and_started_again(
+    run: Run, tmp_path: Path
+) -> None:
+    hanging = run(HANGS_AT_ITS_END)
+    assert hanging.wait() == 0, hanging.stdout
+    output = hanging.stdout
     assert re.search(r"rank 0 \(pid \d+\) neither computed nor ended after its peers had ended for", output), output
     assert "script.py" in named_log(output, tmp_path)
     assert "completed after 2 attempts" in output
-    assert run.returncode == 0
 
 
-def test_workers_that_do_not_stop_after_a_signal_are_killed_after_a_deadline(tmp_path: Path) -> None:
-    with running(tmp_path, IGNORES_THE_SIGNAL) as run:
-        log = tmp_path / "out" / "logs" / "attempt-0001" / "rank-0.out"
-        wait_until(lambda: log.exists() and "stepped" in log.read_text(), "a step")
-        run.send_signal(signal.SIGTERM)
-        output, _ = run.communicate(timeout=120)
+def test_workers_that_do_not_stop_after_a_signal_are_killed_after_a_deadline(run: Run, tmp_path: Path) -> None:
+    deaf = run(IGNORES_THE_SIGNAL)
+    log = tmp_path / "out" / "logs" / "attempt-0001" / "rank-0.out"
+    wait_until(lambda: log.exists() and "stepped" in log.read_text(), "a step")
+    deaf.signal(signal.SIGTERM)
+    assert deaf.wait() == 75, deaf.stdout
+    output = deaf.stdout
     assert "ranks 0, 1 did not stop and made no progress after the signal" in output, output
     assert "script.py" in named_log(output, tmp_path)
-    assert run.returncode == 75, output
 
 
-def test_no_stacks_are_promised_if_the_worker_prints_none(tmp_path: Path) -> None:
+def test_no_stacks_are_promised_if_the_worker_prints_none(run: Run) -> None:
     script = "import faulthandler\nfaulthandler.disable()\n" + HANGS_AT_ITS_END
-    with running(tmp_path, script, "--max-restarts", "0") as run:
-        output, _ = run.communicate(timeout=120)
-    assert "after its peers had ended" in output
-    assert "stacks of" not in output
+    hanging = run(script, "--max-restarts", "0")
+    assert hanging.wait() != 0
+    assert "after its peers had ended" in hanging.stdout
+    assert "stacks of" not in hanging.stdout

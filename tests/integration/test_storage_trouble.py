@@ -1,12 +1,10 @@
 """Trouble with the storage is named, waited for where that helps, and never passed over in silence."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from finished_run import events, failed_checks
-from supervisor_process import SUPPORT, Start, wait_until
+from supervisor_process import SUPPORT, Start, StartCommand, wait_until
 
 LOOP = SUPPORT / "training_script.py"
 BROKEN = f"""
@@ -32,8 +30,6 @@ import sys
 from pathlib import Path
 from holdfast.supervise import disk_space
 disk_space.has_room = lambda folder, size: not Path(sys.argv[-1]).exists()
-from holdfast.cli import main
-sys.exit(main())
 """
 
 
@@ -53,20 +49,15 @@ def test_a_run_whose_only_snapshot_is_damaged_says_that_it_starts_again(start: S
     assert f"can be used ({state.parent.name}: " in again.stderr
 
 
-def test_a_full_disk_is_waited_for_without_using_up_restarts(tmp_path: Path) -> None:
+def test_a_full_disk_is_waited_for_without_using_up_restarts(start_command: StartCommand, tmp_path: Path) -> None:
     script, marker, out = tmp_path / "broken.py", tmp_path / "full", tmp_path / "out"
     script.write_text(BROKEN)
     marker.touch()
-    command = [sys.executable, "-c", FULL, "run", "--workers", "2", "--save-every", "5", "--max-restarts", "1"]
-    command += ["--out", str(out), str(script), "--", "28", str(marker)]
-    output = tmp_path / "output"
-    with output.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as run:
-        try:
-            wait_until(lambda: "the disk is full: waiting up to 10 minutes" in output.read_text(), "the wait")
-            marker.unlink()
-            assert run.wait(120) == 0, output.read_text()
-        finally:
-            run.kill()
+    options = ("--workers", "2", "--save-every", "5", "--max-restarts", "1", "--out", out)
+    run = start_command("run", *options, script, "--", "28", marker, before=FULL, together=True)
+    wait_until(lambda: "the disk is full: waiting up to 10 minutes" in run.stdout, "the wait")
+    marker.unlink()
+    assert run.wait() == 0, run.stdout
     assert len(events(out, "restart")) == 1
     assert failed_checks(out) == []
 

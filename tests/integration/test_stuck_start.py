@@ -1,13 +1,11 @@
 """A run that cannot reach its first step says why: a sharded model is refused, and a minute of waiting is explained."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from supervisor_process import Start
+from supervisor_process import Start, StartCommand
 
 SHARDED = """
 import sys
@@ -49,13 +47,7 @@ if run.rank == 0:
     time.sleep(6)
 run.sum(1)
 """
-SOON = """
-import sys
-from holdfast.supervise.workers import pool
-pool.FIRST_STEP = 1
-from holdfast.cli import main
-sys.exit(main())
-"""
+SOON = "from holdfast.supervise.workers import pool; pool.FIRST_STEP = 1"
 
 
 @pytest.mark.parametrize("moment", ["before protect", "before replicate", "after protect"])
@@ -73,12 +65,13 @@ def test_a_sharded_model_is_refused_in_one_line(start: Start, tmp_path: Path, ho
     assert result["attempts"] == 1
 
 
-def test_a_run_without_a_first_step_says_what_each_worker_does_and_where(tmp_path: Path) -> None:
+def test_a_run_without_a_first_step_says_what_each_worker_does_and_where(
+    start_command: StartCommand, tmp_path: Path
+) -> None:
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
-    command = [sys.executable, "-c", SOON, "run", "--workers", "2", "--out", str(tmp_path / "out"), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = start_command("run", "--workers", "2", "--out", tmp_path / "out", script, before=SOON)
+    assert done.wait() == 0, done.stderr
     assert done.stderr.count("no worker has reached its first step for 1 s") == 1
     doing = "runs the script, which has not come to its training loop"
     assert re.search(rf"rank 0 \(pid \d+\) {doing} \(waits.py:7\)", done.stderr), done.stderr

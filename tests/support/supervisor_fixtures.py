@@ -1,4 +1,4 @@
-"""Fixtures that start supervisors: a warm process that has imported torch, and a function that starts one in it."""
+"""Fixtures that start supervisors and commands: a warm process that has imported torch, and functions that use it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from supervisor_process import TRAINEE, Start, Supervisor, alive, driving
+from supervisor_process import TRAINEE, Command, Start, StartCommand, Supervisor, alive, driving, fork
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +46,38 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
             "namespace": namespace,
             "environment": environment or {},
         }
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-        driver.stdin.write(json.dumps(job) + "\n")
-        driver.stdin.flush()
-        started.append(Supervisor(int(driver.stdout.readline()), folder, tmp_path / out))
+        started.append(Supervisor(fork(driver, job), folder, tmp_path / out))
         return started[-1]
 
     yield run
     for supervisor in started:
         if not supervisor.over and alive(supervisor.pid):
             os.kill(supervisor.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def start_command(driver: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> StartCommand:
+    """A function that starts a `holdfast` command in a fork of the warm process, which saves it 4 seconds of imports.
+
+    It runs the source text `before` first. Its errors go to its output if they are to be `together`.
+    """
+
+    def run(
+        *arguments: object,
+        before: str = "",
+        cwd: Path | None = None,
+        environment: dict[str, str] | None = None,
+        together: bool = False,
+    ) -> Command:
+        folder = tmp_path_factory.mktemp("command")
+        job = {
+            "folder": str(folder),
+            "arguments": [str(argument) for argument in arguments],
+            "before": before,
+            "cwd": str(cwd or folder),
+            "environment": environment or {},
+            "together": together,
+        }
+        return Command(fork(driver, job), folder)
+
+    return run

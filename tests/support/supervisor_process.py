@@ -1,4 +1,4 @@
-"""Handles of supervisor processes: their output, events and results, and helpers that wait for processes."""
+"""Handles of supervisors and commands: their output, events and results, and helpers that wait for processes."""
 
 import json
 import os
@@ -18,19 +18,19 @@ TRAINEE = SUPPORT / "torch_only_script.py"
 WITHIN = 120.0
 
 
-class Supervisor:
-    """A supervisor in a separate process."""
+class Job:
+    """A job of the warm process: a fork of it, with a folder for its output and its result."""
 
-    def __init__(self, pid: int, folder: Path, out: Path) -> None:
-        self.pid, self.folder, self.out = pid, folder, out
+    def __init__(self, pid: int, folder: Path) -> None:
+        self.pid, self.folder = pid, folder
 
     @property
     def over(self) -> bool:
         return (self.folder / "result.json").exists()
 
-    def result(self) -> dict[str, Any]:
-        """Wait for the supervisor to end and return its result."""
-        wait_until(lambda: self.over, f"the supervisor to end; it wrote\n{self.stderr}")
+    def result(self, within: float = WITHIN) -> dict[str, Any]:
+        """Wait for the job to end and return its result."""
+        wait_until(lambda: self.over, f"the job to end; it wrote\n{self.stderr or self.stdout}", within)
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return result
 
@@ -46,6 +46,25 @@ class Supervisor:
         path = self.folder / name
         return path.read_text() if path.exists() else ""
 
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
+class Command(Job):
+    """A `holdfast` command in a separate process."""
+
+    def wait(self, within: float = WITHIN) -> int:
+        """Wait for the command to end and return its exit status."""
+        return int(self.result(within)["exit_status"])
+
+
+class Supervisor(Job):
+    """A supervisor in a separate process."""
+
+    def __init__(self, pid: int, folder: Path, out: Path) -> None:
+        super().__init__(pid, folder)
+        self.out = out
+
     def events(self, kind: str, who: str = "supervisor") -> list[Event]:
         path = self.out / "history" / f"{who}.jsonl"
         return [event for event in read_history(path).events if event.kind == kind] if path.exists() else []
@@ -56,11 +75,9 @@ class Supervisor:
         lines = path.read_text().splitlines() if path.exists() else []
         return [note for note in map(json.loads, lines) if note["event"] == kind]
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
 
 Start = Callable[..., Supervisor]
+StartCommand = Callable[..., Command]
 
 
 @contextmanager
@@ -72,6 +89,15 @@ def driving(*modules: str) -> Iterator[subprocess.Popen[str]]:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(30)
+
+
+def fork(driver: subprocess.Popen[str], job: dict[str, Any]) -> int:
+    """Make the warm process `driver` fork for a job; return the id of the new process."""
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    driver.stdin.write(json.dumps(job) + "\n")
+    driver.stdin.flush()
+    return int(driver.stdout.readline())
 
 
 def alive(pid: int) -> bool:
