@@ -20,6 +20,13 @@ import fsspec
 import pytest
 from hypothesis import settings
 
+# The tests compute with one thread, which libraries decide when they are loaded: in several test processes on few cores,
+# threads would mostly wait for each other. Processes that tests start decide for themselves.
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch  # noqa: F401
+
+del os.environ["OMP_NUM_THREADS"]
+
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
@@ -70,24 +77,103 @@ SLOW_PLACES = {
 }
 SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
+# Roughly the seconds that the tests of a module take, where they are many, and those of all tests with a server. They
+# only decide which process runs which tests, and when: a wrong number makes the tests a little slower.
+SERVERS = "servers"
+SECONDS = {
+    SERVERS: 200,
+    "blocks/test_own_policy.py": 20,
+    "checkpoint/test_running.py": 25,
+    "checkpoint/test_writer.py": 20,
+    "distributed/test_process_group.py": 30,
+    "docs/test_tutorial.py": 12,
+    "integration/test_browser.py": 25,
+    "integration/test_checkpoint_place.py": 15,
+    "integration/test_exact.py": 35,
+    "integration/test_examples.py": 12,
+    "integration/test_inject.py": 20,
+    "integration/test_live.py": 40,
+    "integration/test_live_hang.py": 25,
+    "integration/test_live_last_step.py": 18,
+    "integration/test_live_nodes.py": 30,
+    "integration/test_live_values.py": 25,
+    "integration/test_lost_nodes.py": 50,
+    "integration/test_main_process.py": 14,
+    "integration/test_matrix_runs.py": 15,
+    "integration/test_nodes.py": 20,
+    "integration/test_phases.py": 14,
+    "integration/test_rehearsal.py": 25,
+    "integration/test_slow_saves.py": 25,
+    "integration/test_standby.py": 15,
+    "integration/test_supervisor.py": 45,
+    "integration/test_supervisor_environment.py": 20,
+    "integration/test_trainers.py": 25,
+    "lab/backprop/test_backprop_tradeoff.py": 25,
+    "lab/partial/test_comparison.py": 30,
+    "lab/partial/test_own_model.py": 25,
+    "server/test_cluster.py": 45,
+    "server/test_controller.py": 50,
+    "supervise/nodes/test_connection.py": 15,
+    "test_install.py": 25,
+    "train/observe/test_unprotected_state.py": 20,
+    "workloads/test_divided.py": 15,
+}
+OTHER_SECONDS = 0.2  # of another slow test
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests, and put those that need Ray or the S3 server first so that one process starts each once.
 
-    `make test` has two processes: the first begins with the first test, and a process that has run out of tests takes
-    some from the end of the other's queue.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark slow tests, let pytest select among all of them, and order what it selected.
+
+    Tests that need Ray or the S3 server come first, so that one process starts each once.
     """
     for item in items:
-        place = item.path.relative_to(TESTS).as_posix()
+        place = _place(item)
         if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or SLOW_PLACES & {place, place.partition("/")[0]}:
             item.add_marker("slow")
+    yield
     items.sort(key=lambda item: ("ray_cluster" not in _fixtures(item), not _needs_s3(item)))
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
+    if processes > 1:
+        items[:] = _spread(items, processes)
+
+
+def _spread(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Order tests so that every process begins with a fair part of the long ones and ends with quick ones.
+
+    Each process gets a share of the list, of equal length, and runs it from its beginning. When it is done, it takes
+    tests from the end of another's share, which should be quick: nobody waits for a long test that began last. The
+    tests of a module stay together, as do all that need a server.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
+    quick = []
+    for item in items:
+        place = SERVERS if "ray_cluster" in _fixtures(item) or _needs_s3(item) else _place(item)
+        is_long = place in SECONDS or item.get_closest_marker("slow")
+        (groups.setdefault(place, []) if is_long else quick).append(item)
+    seconds = {place: SECONDS.get(place, OTHER_SECONDS * len(group)) for place, group in groups.items()}
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    loads = [0.0] * processes
+    for place in sorted(groups, key=lambda place: (place != SERVERS, -seconds[place])):
+        least = loads.index(min(loads))
+        shares[least] += groups[place]
+        loads[least] += seconds[place]
+    for number, share in enumerate(shares):
+        room = max(0, (number + 1) * len(items) // processes - number * len(items) // processes - len(share))
+        share += quick[:room]
+        del quick[:room]
+    return [item for share in shares for item in share] + quick
 
 
 def pytest_collection_finish() -> None:
     """Exempt all imported modules from garbage collection, which would otherwise search torch again and again."""
     gc.collect()
     gc.freeze()
+
+
+def _place(item: pytest.Item) -> str:
+    """Return the path of a test's module in the folder of the tests."""
+    return item.path.relative_to(TESTS).as_posix()
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
