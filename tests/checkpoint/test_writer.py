@@ -1,12 +1,9 @@
 """Writers: what is captured is what is committed, memory stays bounded, and no failure in the background is lost."""
 
-import itertools
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +23,7 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
 from snapshots import same, tensors_of
+from supervisor_process import StartCommand, alive, wait_until
 
 WRITERS: dict[str, Callable[..., Writer]] = {"blocking": blocking, "overlapped": overlapped}
 DEADLINE = 60.0
@@ -481,21 +479,19 @@ for step in itertools.count():
 """
 
 
-def test_a_kill_at_any_time_leaves_what_was_finished(tmp_path: Path) -> None:
+def test_a_kill_at_any_time_leaves_what_was_finished(start_command: StartCommand, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201
     rng = random.Random(seed)
     for attempt in range(2):
         place = tmp_path / str(attempt)
-        with subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, place], stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            finished = -1
-            for line in itertools.islice(child.stdout, rng.randrange(3, 20)):
-                finished = max([finished, *json.loads(line)])
-            threading.Event().wait(rng.random() * 0.05)
-            child.send_signal(signal.SIGKILL)
-            finished = max([finished, *(step for line in child.stdout for step in json.loads(line))])
-        assert child.returncode == -signal.SIGKILL
+        child, lines = start_command(place, before=SAVE_FOR_EVER), rng.randrange(3, 20)
+        wait_until(lambda: child.over or child.stdout.count("\n") >= lines, "saves")  # noqa: B023
+        threading.Event().wait(rng.random() * 0.05)
+        assert alive(child.pid), child.stderr
+        child.signal(signal.SIGKILL)
+        wait_until(lambda: not alive(child.pid), "the end of the process")  # noqa: B023
+        finished = max([-1, *(step for line in child.stdout.splitlines() for step in json.loads(line))])
         if finished >= 0:
             newest = snapshot.newest(DirectoryStore(place))
             assert newest.step >= finished

@@ -1,14 +1,12 @@
 """Scripts are rehearsed for real: what is right resumes exactly, and each planted defect is named, with what to do."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from repository import EXAMPLES
-from supervisor_process import SUPPORT
+from supervisor_process import SUPPORT, StartCommand
 
 SCRIPTS = SUPPORT / "rehearsal_scripts"
 WITHIN = 240.0
@@ -31,12 +29,12 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def rehearsed(start_command: StartCommand, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the rehearsal of each script found."""
     tasks = {name: {"script": str(SCRIPTS / f"{name}.py"), **task} for name, task in TASKS.items()}
-    command = [sys.executable, str(SCRIPTS / "driver.py"), str(tmp_path_factory.mktemp("rehearsed")), json.dumps(tasks)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN)
-    assert ran.returncode == 0, ran.stderr
+    driver = f"import runpy, sys; runpy.run_path({str(SCRIPTS / 'driver.py')!r}, run_name='__main__'); sys.exit()"
+    ran = start_command(tmp_path_factory.mktemp("rehearsed"), json.dumps(tasks), before=driver)
+    assert ran.wait(WITHIN) == 0, ran.stderr
     return {found.pop("name"): found for found in map(json.loads, ran.stdout.splitlines())}
 
 
