@@ -10,7 +10,6 @@ from holdfast.cost.compare import stacked_bars
 from holdfast.report.page import Picture, Point
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # The colours of text and of faint lines. In the SVG of a page the page's own colours replace them.
@@ -75,44 +74,27 @@ def rendered(figure: "Figure", form: str) -> bytes:
     return data.getvalue()
 
 
-def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure":
-    """Draw a bar for each run with its goodput (committed steps per second); the `baseline` run is grey."""
-    with styled():
-        sheet, axes = _bars(values, [QUIET if name == baseline else ACCENT for name in values], ".3g")
-        axes.set_xlabel("committed steps per second")
-    return sheet
-
-
-def gain(values: Mapping[str, float], baseline: str) -> "Figure":
-    """Draw a bar for each run with its relative gain in goodput over `baseline`; 0.1 means 10 %."""
-    from matplotlib.ticker import PercentFormatter
-
-    with styled():
-        sheet, axes = _bars(values, [LOSS if value < 0 else ACCENT for value in values.values()], "+.1%")
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as the ticks differ in
-        axes.set_xlabel(f"goodput against {baseline}")
-    return sheet
-
-
-def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """Draw a point for each run: the fraction of time spent waiting for saves (x) and the gain over `baseline` (y)."""
+def goodput(values: Mapping[str, float], baseline: str) -> "Figure":
+    """Draw a bar for each run: its committed steps per second, with the gain over `baseline`, whose bar is grey."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
     with styled():
-        sheet = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        sheet = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(values)), layout="constrained")
         axes = sheet.subplots()
-        axes.grid(visible=True)
-        for name, (stall, gained) in places.items():
-            axes.scatter([stall], [gained], s=42, color=QUIET if name == baseline else ACCENT, zorder=3)
-            axes.annotate(name, (stall, gained), xytext=(6, 4), textcoords="offset points", fontsize=8)
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.margins(0.25)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel("share of the wall clock spent waiting for saves")
-        axes.set_ylabel(f"goodput against {baseline}")
+        bars = axes.barh(list(values), list(values.values()), color=ACCENT, height=0.6)
+        bars[list(values).index(baseline)].set_color(QUIET)
+        base = values[baseline]
+        gains = [
+            f" ({value / base - 1:+.1%})" if base > 0 and name != baseline else "" for name, value in values.items()
+        ]
+        axes.bar_label(
+            bars, [f"{value:.3g}{gain}" for value, gain in zip(values.values(), gains, strict=True)], padding=4
+        )
+        axes.invert_yaxis()
+        axes.margins(x=0.3)
+        axes.tick_params(length=0)
+        axes.grid(visible=True, axis="x")
+        axes.set_xlabel("committed steps per second")
     return sheet
 
 
@@ -137,6 +119,14 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
     return sheet
 
 
+def loss_picture(lines: Mapping[str, Sequence[Point]], failures: Sequence[float], over: str) -> Picture:
+    """Return the loss curves of runs for a report page; `failures` are the x positions of dashed lines."""
+    marks = f" Dashed: {over}s with a failure." if failures else ""
+    ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in lines.items())
+    caption, alt = f"The loss of each {over}, as it was recorded.{marks}", f"Loss over {over}s: {ends}."
+    return picture(losses(lines, failures, over), name="loss", title="Loss", caption=caption, alt=alt)
+
+
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
     """Draw a stacked bar for each run, with the parts and colours in `colours`; `unit` labels the axis."""
     from matplotlib.figure import Figure
@@ -149,23 +139,6 @@ def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
         axes.tick_params(length=0)
         sheet.legend(loc="outside lower center", ncols=len(colours), fontsize=8)
     return sheet
-
-
-def _bars(values: Mapping[str, float], colours: Sequence[str], form: str) -> "tuple[Figure, Axes]":
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(values)), layout="constrained")
-    axes = sheet.subplots()
-    axes.barh(list(values), list(values.values()), color=colours, height=0.6)
-    for place, value in enumerate(values.values()):
-        shift, side = (4, "left") if value >= 0 else (-4, "right")
-        offset: dict[str, Any] = {"xytext": (shift, 0), "textcoords": "offset points", "va": "center", "ha": side}
-        axes.annotate(format(value, form), (value, place), **offset)
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.tick_params(length=0)
-    axes.grid(visible=True, axis="x")
-    return sheet, axes
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:

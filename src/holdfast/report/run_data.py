@@ -9,11 +9,12 @@ from holdfast.audit.verdicts import Finding, audit_run, worst
 from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
+from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.memory import no_collection
 from holdfast.printable import printable
 from holdfast.report.activity import Activity, activity
-from holdfast.report.page import Cell, Point
+from holdfast.report.page import Cell, Point, Statement
 from holdfast.runs.histories import open_history
 
 
@@ -74,6 +75,25 @@ def run_from_history(
         began=min(event.time for event in history),
         findings=findings,
     )
+
+
+def audit_statements(audits: Mapping[str, Sequence[Finding] | None]) -> list[Statement]:
+    """Return a statement for each check of a single audit, or one for each of several audits.
+
+    `audits` has the findings by the claim that they support, or None for a run that was not audited."""
+    statements = []
+    for claim, findings in audits.items():
+        texts = [(finding, finding.check.replace("_", " ")) for finding in findings or ()]
+        if len(audits) == 1:
+            statements += [
+                Statement(verdict=f.verdict, claim=text, source="audit", measured=f.because) for f, text in texts
+            ]
+        elif findings is not None:
+            verdict = worst(findings)
+            bad = [f"{text}: {finding.because}" for finding, text in texts if finding.verdict == verdict != "pass"]
+            why = bad[0] if bad else f"{counted(len(findings), 'check')} pass"
+            statements.append(Statement(verdict=verdict, claim=claim, source="audit", measured=why))
+    return statements
 
 
 def names(paths: Sequence[Path]) -> list[str]:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from holdfast.audit.verdicts import SEVERITY, Finding
+from holdfast.audit.verdicts import SEVERITY
 from holdfast.cost import compare
 from holdfast.cost.breakdown import CAUSES
 from holdfast.finding import counted
 from holdfast.report import figures
 from holdfast.report.figures import picture, styled
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, duration, slug
-from holdfast.report.run_data import ReportedRun
+from holdfast.report.run_data import ReportedRun, audit_statements
 from holdfast.report.timeline_figure import described, left_out, timeline
 
 FOLDED = 12  # rows from which a table is folded
@@ -53,25 +53,9 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[Statement]:
-    """Return a statement for each audit check of a single run, or one statement for each of several runs."""
-    if len(runs) == 1:
-        return [
-            Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)
-            for finding in runs[0].findings or ()
-        ]
-    statements = []
-    for run in (run for run in runs if run.findings is not None):
-        findings = list(run.findings or ())
-        bad = [f"{_spelled(f)}: {f.because}" for f in findings if f.verdict == run.verdict != "pass"]
-        why = bad[0] if bad else f"{counted(len(findings), 'check')} pass"
-        lossy = ", except those declared lost" if run.settings["recovery"] in ("forward", "skip") else ""
-        claim = f"{run.name}: every sample was trained once{lossy}"
-        statements.append(Statement(verdict=run.verdict, claim=claim, source="audit", measured=why))
-    return statements
-
-
-def _spelled(finding: Finding) -> str:
-    return finding.check.replace("_", " ")
+    lossy = {run.name: run.settings["recovery"] in ("forward", "skip") for run in runs}
+    claims = {name: ", except those declared lost" * is_lossy for name, is_lossy in lossy.items()}
+    return audit_statements({f"{r.name}: every sample was trained once{claims[r.name]}": r.findings for r in runs})
 
 
 def _numbers(run: ReportedRun) -> list[Number]:
@@ -104,7 +88,7 @@ def _compared(runs: Sequence[ReportedRun]) -> list[Number]:
 
 def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     if len(runs) > 1:
-        yield from _side_by_side(runs)
+        yield _goodput(runs)
     with styled():
         sheet = compare.figure({_label(run): run.cost for run in runs})
     largest = {run.name: sorted(run.cost.share.items(), key=lambda part: -part[1])[:3] for run in runs[:8]}
@@ -122,15 +106,7 @@ def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     lines = {_label(run): run.losses for run in runs if run.losses}
     if lines:
         failures = [failure.step for failure in runs[0].cost.failures] if len(runs) == 1 else []
-        ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in lines.items())
-        marks = " Dashed: steps with a failure." if failures else ""
-        yield picture(
-            figures.losses(lines, failures),
-            name="loss",
-            title="Loss",
-            caption=f"The loss of each step, as the script recorded it.{marks}",
-            alt=f"Loss over steps: {ends}.",
-        )
+        yield figures.loss_picture(lines, failures, "step")
     for run in (run for run in runs[:MOST_TIMELINES] if run.cost.trained):
         text = described(run.activity)
         yield picture(
@@ -143,36 +119,15 @@ def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
         )
 
 
-def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
-    base = baseline(runs)
-    goodputs = {_label(run): run.cost.goodput for run in runs}
-    yield picture(
+def _goodput(runs: Sequence[ReportedRun]) -> Picture:
+    base, goodputs = baseline(runs), {_label(run): run.cost.goodput for run in runs}
+    why = "the run with blocking saves" if base.writer == "blocking" else "the first run"
+    return picture(
         figures.goodput(goodputs, _label(base)),
         name="goodput",
         title="Goodput",
-        caption=f"Committed steps per second of wall clock. Grey: {base.name}, the baseline of the comparison.",
+        caption=f"Committed steps per second of wall clock, and the gain over {base.name}, {why} (grey).",
         alt="Goodput: " + ", ".join(f"{name} {value:.3g} steps/s" for name, value in goodputs.items()) + ".",
-    )
-    if base.cost.goodput <= 0:
-        return
-    gains = {name: value / base.cost.goodput - 1 for name, value in goodputs.items()}
-    others = {name: value for name, value in gains.items() if name != _label(base)}
-    why = "the run with blocking saves" if base.writer == "blocking" else "the first run"
-    yield picture(
-        figures.gain(others, _label(base)),
-        name="gain",
-        title=f"Gain over {base.name}",
-        caption=f"Goodput relative to {base.name}, {why}.",
-        alt="Gain: " + ", ".join(f"{name} {value:+.1%}" for name, value in others.items()) + ".",
-    )
-    places = {_label(run): (run.stall_share, gains[_label(run)]) for run in runs}
-    waits = ", ".join(f"{name} waits {stall:.1%} and gains {gained:+.1%}" for name, (stall, gained) in places.items())
-    yield picture(
-        figures.stall_against_gain(places, _label(base)),
-        name="stall-gain",
-        title="Stall against gain",
-        caption="Runs that wait less for saves should commit more steps per second; other causes move a run off that line.",
-        alt=f"Stall and gain: {waits}.",
     )
 
 
@@ -274,7 +229,7 @@ def _saves(runs: Sequence[ReportedRun]) -> Table:
 def _audit_table(runs: Sequence[ReportedRun]) -> Table:
     rows = [(run.name, finding) for run in runs for finding in run.findings or ()]
     rows.sort(key=lambda row: -SEVERITY.index(row[1].verdict))
-    cells = [[name, finding.verdict, _spelled(finding), finding.because] for name, finding in rows]
+    cells = [[name, finding.verdict, finding.check.replace("_", " "), finding.because] for name, finding in rows]
     columns = list(map(Column, ("run", "verdict", "check", "because")))
     return Table(title="Audit", columns=columns, rows=cells, folded=True)
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.audit.verdicts import Finding, audit_run, worst
+from holdfast.audit.verdicts import Finding, audit_run
 from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.report import figures
 from holdfast.report.figures import picture
-from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, duration
+from holdfast.report.page import Cell, Column, Number, Page, Picture, Table, duration
+from holdfast.report.run_data import audit_statements
 from holdfast.server.cost import PARTS, Served, contraction, prediction, served_cost
 
 COLOURS = {
@@ -42,7 +43,9 @@ def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = Fa
     return Page(
         title=one.name if one else f"{len(runs)} runs on the parameter server",
         lead=_lead(runs),
-        statements=_checks(one) if one else _audits(runs),
+        statements=audit_statements(
+            {f"{r.name}: all blocks, pushes and saves are accounted for": r.findings for r in runs}
+        ),
         scoreboard="checks of the audit pass" if one else "audits pass",
         brief=one is not None,
         numbers=_numbers(one.cost) if one else [],
@@ -60,26 +63,6 @@ def _lead(runs: Sequence[ServedRun]) -> str:
         f"{counted(len(run.cost.failures), 'failure')}"
         for run in runs[:6]
     ) + ("; ..." if len(runs) > 6 else ".")
-
-
-def _checks(run: ServedRun) -> list[Statement]:
-    return [
-        Statement(verdict=found.verdict, claim=found.check.replace("_", " "), source="audit", measured=found.because)
-        for found in run.findings or ()
-    ]
-
-
-def _audits(runs: Sequence[ServedRun]) -> list[Statement]:
-    return [
-        Statement(
-            verdict=worst(run.findings),
-            claim=f"{run.name}: every block, push and save is accounted for",
-            source="audit",
-            measured=counted(len(run.findings), "check"),
-        )
-        for run in runs
-        if run.findings is not None
-    ]
 
 
 def _numbers(cost: Served) -> list[Number]:
@@ -121,13 +104,7 @@ def _pictures(runs: Sequence[ServedRun]) -> Iterator[Picture]:
     }
     if lines := {name: points for name, points in lines.items() if points}:
         failures = [float(values.iteration) for values in runs[0].cost.failures] if len(runs) == 1 else []
-        yield picture(
-            figures.losses(lines, failures, over="iteration"),
-            name="loss",
-            title="Loss",
-            caption="The loss after each iteration." + (" Dashed: iterations in which something failed." if failures else ""),
-            alt="; ".join(f"{name} ends at a loss of {points[-1][1]:.4g}" for name, points in lines.items()) + ".",
-        )  # fmt: skip
+        yield figures.loss_picture(lines, failures, "iteration")
 
 
 def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
