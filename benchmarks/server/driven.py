@@ -16,7 +16,7 @@ import ray
 from holdfast.blocks.policy import Policy
 from holdfast.server.members import Member, ServerMembers
 from holdfast.server.recovery import first_map
-from holdfast.server.selection import BINS, FEW, NodeQuestion, converse, exchange
+from holdfast.server.selection import BINS, FEW, exchange
 from holdfast.server.server_node import ServerNode
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Worker, WorkerRound
@@ -111,14 +111,14 @@ class Driven:
             took[name] = took.get(name, 0.0) + time.perf_counter() - began
             return answers
 
-        def ask(question: NodeQuestion) -> list[Any]:
-            answers = asked(question.method, "answer", self._done, question)
+        def ask(*question: Any) -> list[Any]:
+            answers = asked(question[0], "answer", self._done, *question)
             return [answers[node] for node in sorted(answers)]
 
         asked("a message that asks nothing", "ready")
-        ask(NodeQuestion("survey", (-np.inf, FEW * BINS)))
+        ask("survey", -np.inf, FEW * BINS)
         took["survey, with distances"] = took.pop("survey")
-        selection = converse(exchange(self._settings.policy, self._credit), ask)
+        selection = exchange(self._settings.policy, self._credit, ask)
         self._credit = selection.credit
         asked("save", "save", self._done, selection.verdict, selection.credit)
         return took

@@ -23,10 +23,10 @@ import numpy as np
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import BlockChoice, BlockInfo, Policy
-from holdfast.server.selection import Candidates, Conversation, NodeQuestion, converse, exchange
+from holdfast.server.selection import Ask, Candidates, Selection, exchange
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
-SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {
+SIDES: dict[str, Callable[[Policy, Fraction, Ask], Selection]] = {
     "exchange": exchange,
     "central": partial(exchange, bins=1 << 40),  # so many that every node lists all its blocks
 }
@@ -98,8 +98,8 @@ def compared(fraction: Fraction, blocks: int, nodes: int, repeats: int) -> bool:
     expected = policy.choose(STEP, infos)
     measured = {side: Measured() for side in (*SIDES, BOUND)}
     for repeat in range(repeats + 1):
-        for side, conversation in SIDES.items():
-            cost, choice = selected(conversation, policy, held, parts, blocks)
+        for side, choose in SIDES.items():
+            cost, choice = selected(choose, policy, held, parts, blocks)
             same = np.array_equal(choice.ids, expected.ids) and choice.credit == expected.credit
             if not same:
                 print(f"{side} does not choose the blocks that the policy chooses")
@@ -125,7 +125,7 @@ def part_of(infos: BlockInfo, ids: Ids) -> BlockInfo:
 
 
 def selected(
-    conversation: Callable[[Policy, Fraction], Conversation],
+    choose: Callable[[Policy, Fraction, Ask], Selection],
     policy: Policy,
     held: Sequence[Ids],
     parts: Sequence[BlockInfo],
@@ -138,17 +138,17 @@ def selected(
     )
     resumed = time.perf_counter()
 
-    def ask(question: NodeQuestion) -> list[Any]:
+    def ask(*question: Any) -> list[Any]:
         nonlocal resumed
         cost.alone(time.perf_counter() - resumed)
-        answers = on_each(cost, [lambda node=node: node.answer(question) for node in nodes])
+        answers = on_each(cost, [lambda node=node: node.answer(*question) for node in nodes])
         cost.questions += 1
         cost.to_nodes += len(nodes) * wire_bytes(question)
         cost.to_coordinator += sum(map(wire_bytes, answers))
         resumed = time.perf_counter()
         return answers
 
-    selection = converse(conversation(policy, Fraction(0)), ask)
+    selection = choose(policy, Fraction(0), ask)
     cost.alone(time.perf_counter() - resumed)
     cost.to_nodes += len(nodes) * wire_bytes(selection.verdict)
     chosen = on_each(cost, [lambda node=node: node.taken(selection.verdict) for node in nodes])

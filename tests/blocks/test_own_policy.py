@@ -15,7 +15,7 @@ from holdfast.blocks.own_policy import own_ranking
 from holdfast.blocks.policy import BlockInfo, Policy
 from holdfast.cli import app
 from holdfast.errors import BadInput
-from holdfast.server.selection import Candidates, NodeQuestion, converse, exchange
+from holdfast.server.selection import Candidates, exchange
 from repository import ROOT
 
 OLDEST = "def urgency(info, step):\n    return info.distances * (step - info.saved_at)\n"
@@ -45,10 +45,10 @@ def test_nodes_that_each_see_some_blocks_choose_the_same_as_the_simulator(policy
         for ids in parts
     ]
 
-    def ask(question: NodeQuestion) -> Sequence[Any]:
-        return [candidates.answer(question) for candidates in own]
+    def ask(*question: Any) -> Sequence[Any]:
+        return [candidates.answer(*question) for candidates in own]
 
-    selection = converse(exchange(policy, Fraction(0)), ask)
+    selection = exchange(policy, Fraction(0), ask)
     chosen = np.sort(np.concatenate([candidates.taken(selection.verdict) for candidates in own]))
     expected = policy.choose(6, info)
     assert chosen.tolist() == expected.ids.tolist()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import RANKINGS, BlockChoice, BlockInfo, Policy, at_most, exact_sum
-from holdfast.server.selection import BINS, FEW, Candidates, Conversation, NodeQuestion, Survey, converse, exchange
+from holdfast.server.selection import BINS, FEW, Candidates, Survey, exchange
 
 MANY_BINS = 1 << 40  # so many that every node lists its blocks at once
 rankings = st.sampled_from(sorted(RANKINGS))
@@ -51,9 +51,9 @@ def on_nodes(policy: Policy, step: int, info: BlockInfo, owners: Ids, nodes: int
     return [Candidates(policy, step, ids, part, count) for ids, part in zip(held, parts, strict=True)]
 
 
-def chosen(conversation: Conversation, nodes: Sequence[Candidates]) -> BlockChoice:
+def chosen(policy: Policy, credit: Fraction, nodes: Sequence[Candidates], bins: int = BINS) -> BlockChoice:
     """Return the blocks that all nodes save together, and the remaining budget."""
-    selection = converse(conversation, lambda question: [node.answer(question) for node in nodes])
+    selection = exchange(policy, credit, lambda *question: [node.answer(*question) for node in nodes], bins)
     return BlockChoice(np.sort(np.concatenate([node.taken(selection.verdict) for node in nodes])), selection.credit)
 
 
@@ -90,8 +90,8 @@ def test_histograms_and_whole_lists_choose_the_same_blocks_as_the_policy(
     policy = a_policy(ranking, fraction, seed)
     asked = on_nodes(policy, 24, info, partition(count, nodes, rng), nodes)
     expected = policy.choose(24, info, credit)
-    assert_same(chosen(exchange(policy, credit, MANY_BINS), asked), expected)
-    assert_same(chosen(exchange(policy, credit, bins), asked), expected)
+    assert_same(chosen(policy, credit, asked, MANY_BINS), expected)
+    assert_same(chosen(policy, credit, asked, bins), expected)
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
@@ -100,7 +100,7 @@ def test_the_choice_is_the_policys_whatever_the_distances_are_like(kind: str, ra
     rng = np.random.default_rng(5)
     info, policy = some_info(rng, 300, kind, equal_sizes=False), a_policy(ranking, Fraction(1, 3))
     nodes = on_nodes(policy, 24, info, partition(300, 3, rng), 3)
-    assert_same(chosen(exchange(policy, Fraction(0), 4), nodes), policy.choose(24, info))
+    assert_same(chosen(policy, Fraction(0), nodes, 4), policy.choose(24, info))
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
@@ -113,7 +113,7 @@ def test_a_run_of_saves_never_parts_from_the_central_one(ranking: str) -> None:
     for step in range(3, 60, 3):
         info = BlockInfo(rng.exponential(size=count), rng.random(count), saved_at, sizes)
         expected = policy.choose(step, info, credit)
-        assert_same(chosen(exchange(policy, credit), on_nodes(policy, step, info, owners, nodes)), expected)
+        assert_same(chosen(policy, credit, on_nodes(policy, step, info, owners, nodes)), expected)
         credit, saved_at = expected.credit, saved_at.copy()
         saved_at[expected.ids] = step
 
@@ -122,7 +122,7 @@ def test_a_node_without_candidates_takes_part() -> None:
     info = BlockInfo(np.array([0.0, 0.0, 5.0, 6.0]), np.ones(4), np.zeros(4, np.int64), np.ones(4, np.int64))
     policy = a_policy("threshold", Fraction(1, 4))
     nodes = on_nodes(policy, 24, info, np.array([0, 0, 1, 1]), 3)
-    assert chosen(exchange(policy, Fraction(0)), nodes).ids.tolist() == [2]
+    assert chosen(policy, Fraction(0), nodes).ids.tolist() == [2]
 
 
 def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> None:
@@ -130,7 +130,7 @@ def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> No
     policy = a_policy("threshold", Fraction(1, 2))
     nodes = on_nodes(policy, 24, info, np.arange(10) % 3, 3)
     assert_same(policy.choose(24, info), BlockChoice(np.zeros(0, np.int64), Fraction(5)))
-    assert_same(chosen(exchange(policy, Fraction(0)), nodes), BlockChoice(np.zeros(0, np.int64), Fraction(5)))
+    assert_same(chosen(policy, Fraction(0), nodes), BlockChoice(np.zeros(0, np.int64), Fraction(5)))
 
 
 @pytest.mark.parametrize("ranking", ["priority", "relative", "threshold", "round"])
@@ -139,7 +139,7 @@ def test_blocks_that_diverged_are_chosen_as_the_policy_chooses_them(ranking: str
     info = BlockInfo(distances, np.ones(6), np.zeros(6, np.int64), np.ones(6, np.int64))
     policy = a_policy(ranking, Fraction(1, 2))
     nodes = on_nodes(policy, 24, info, np.array([0, 1, 0, 1, 1, 0]), 2)
-    assert_same(chosen(exchange(policy, Fraction(0), 2), nodes), policy.choose(24, info))
+    assert_same(chosen(policy, Fraction(0), nodes, 2), policy.choose(24, info))
 
 
 def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
@@ -147,15 +147,15 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
     info = some_info(rng, 3000, "few different", equal_sizes=False)
     policy = a_policy("priority", Fraction(1, 4))
     (node,) = on_nodes(policy, 24, info, np.zeros(3000, np.int64), 1)
-    asked: list[tuple[NodeQuestion, Any]] = []
+    asked: list[tuple[tuple[Any, ...], Any]] = []
 
-    def ask(question: NodeQuestion) -> list[Any]:
-        asked.append((question, node.answer(question)))
+    def ask(*question: Any) -> list[Any]:
+        asked.append((question, node.answer(*question)))
         return [asked[-1][1]]
 
-    converse(exchange(policy, Fraction(0), 16), ask)
+    exchange(policy, Fraction(0), ask, 16)
     for question, answer in [*reversed(asked), *asked]:
-        again = node.answer(question)
+        again = node.answer(*question)
         assert all(np.array_equal(a, b) for a, b in zip(again, answer, strict=True))
 
 
@@ -168,11 +168,11 @@ def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, ea
     asked = on_nodes(policy, 24, info, np.arange(nodes * each) % nodes, nodes)
     put: list[str] = []
 
-    def ask(question: NodeQuestion) -> list[Any]:
-        put.append(question.method)
-        return [node.answer(question) for node in asked]
+    def ask(*question: Any) -> list[Any]:
+        put.append(question[0])
+        return [node.answer(*question) for node in asked]
 
-    verdict = converse(exchange(policy, Fraction(0), bins), ask).verdict
+    verdict = exchange(policy, Fraction(0), ask, bins).verdict
     assert put[: len(questions)] == questions
     assert len(questions) > 1 or put == questions
     taken = np.sort(np.concatenate([node.taken(verdict) for node in asked]))
@@ -189,7 +189,12 @@ def test_blocks_are_sent_with_the_first_answer_only_where_they_are_few_and_a_par
     assert len(few.blocks.ids) == 40
     assert isinstance(many, Survey)
     assert many.blocks is None
-    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == NodeQuestion("survey", (-inf, 0))
+    (full,) = on_nodes(a_policy("full", Fraction(1)), 24, info, np.zeros(100, np.int64), 1)
+    asked = []
+    exchange(
+        a_policy("full", Fraction(1)), Fraction(0), lambda *question: asked.append(question) or [full.answer(*question)]
+    )
+    assert asked == [("survey", -inf, 0)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -201,15 +206,15 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
     asked = on_nodes(policy, 24, some_info(rng, count, kind, True), partition(count, nodes, rng), nodes)
     rounds = []
 
-    def ask(question: NodeQuestion) -> list[Any]:
-        answers = [node.answer(question) for node in asked]
+    def ask(*question: Any) -> list[Any]:
+        answers = [node.answer(*question) for node in asked]
         rounds.append((question, sum(map(array_bytes, answers))))
         return answers
 
-    converse(exchange(policy, Fraction(0), bins), ask)
-    assert all(sent <= nodes * bins * 16 for question, sent in rounds if question.method == "histogram")
-    assert all(sent <= bins * 32 for question, sent in rounds if question.method == "blocks")
-    assert all(sent <= nodes * (FEW * bins * 32 + 100) for question, sent in rounds if question.method == "survey")
+    exchange(policy, Fraction(0), ask, bins)
+    assert all(sent <= nodes * bins * 16 for question, sent in rounds if question[0] == "histogram")
+    assert all(sent <= bins * 32 for question, sent in rounds if question[0] == "blocks")
+    assert all(sent <= nodes * (FEW * bins * 32 + 100) for question, sent in rounds if question[0] == "survey")
     assert len(rounds) <= 3 + 3 * 64 // 6
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import ray
 
-from holdfast.server.selection import NodeQuestion
 from holdfast.server.server_node import THREADS, ServerNode
 from holdfast.workloads.divided import RoundId
 from repository import EXAMPLES
@@ -19,7 +18,7 @@ from server_runs import settings
 WITHIN = 60.0  # seconds
 ALL = np.arange(500)
 EXAMPLE = EXAMPLES / "pagerank.py"
-QUESTION = NodeQuestion("survey", (-np.inf, 0))
+QUESTION = ("survey", -np.inf, 0)
 SLOW = f"""
 import importlib.util, time
 from pathlib import Path
@@ -74,7 +73,7 @@ def test_workers_pull_while_a_node_measures_how_far_its_blocks_have_moved(tmp_pa
     node: Any = ray.remote(**options)(ServerNode).remote(0, slow)
     try:
         ray.get(node.begin.remote(ALL, 0), timeout=WITHIN)
-        answer = node.answer.remote(1, QUESTION)
+        answer = node.answer.remote(1, *QUESTION)
         awaited((tmp_path / "measures").exists)
 
         pulled, _ = ray.get(node.pull.remote(0, ALL), timeout=WITHIN)
@@ -90,7 +89,7 @@ def test_a_round_is_not_applied_while_a_node_measures(tmp_path: Path, slow: Any)
     node, answers = ServerNode(0, slow), []
     node.begin(ALL, 0)
     before = node.pull(0, ALL)[0]["rank"]
-    choosing = threading.Thread(target=lambda: answers.append(node.answer(1, QUESTION)))
+    choosing = threading.Thread(target=lambda: answers.append(node.answer(1, *QUESTION)))
     choosing.start()
     awaited((tmp_path / "measures").exists)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from holdfast.blocks.partition_map import PartitionMap
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
-from holdfast.server.candidates import Candidates
-from holdfast.server.selection import converse, exchange
+from holdfast.server.selection import Candidates, exchange
 from holdfast.server.shard import BlocksMoved, HeldBlocks, Shard, restored
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.divided import Push
@@ -329,7 +328,7 @@ def test_shards_choose_together_what_one_node_would_choose(ranking: str) -> None
 
 def chosen(policy: Policy, shards: Sequence[Shard]) -> set[int]:
     nodes = [Candidates(policy, 4, shard.ids, shard.block_info(policy.ranking), COUNT) for shard in shards]
-    selection = converse(exchange(policy, Fraction(0)), lambda question: [node.answer(question) for node in nodes])
+    selection = exchange(policy, Fraction(0), lambda *question: [node.answer(*question) for node in nodes])
     return {int(block) for node in nodes for block in node.taken(selection.verdict)}
 
 

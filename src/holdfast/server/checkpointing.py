@@ -16,7 +16,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
 from holdfast.sampler.digest import Samples
 from holdfast.server.members import ServerMembers, call, gather
-from holdfast.server.selection import NodeQuestion, converse, exchange
+from holdfast.server.selection import exchange
 from holdfast.server.settings import Settings
 from holdfast.workloads.divided import DividedWorkload
 
@@ -78,7 +78,7 @@ class CheckpointCoordinator:
     def select(self, step: int) -> SelectedBlocks:
         """Select the blocks to save after iteration `step`, and let each node copy its selected blocks to a buffer."""
         policy = self._settings.policy.at(step)
-        verdict, self.credit = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
+        verdict, self.credit = exchange(policy, self.credit, lambda *question: self._answers(step, *question))
         answers = self._members.ask("node", "save", dict.fromkeys(self._members.nodes, (step, verdict, self.credit)))
         parts = answers.results
         blocks, size = Samples.total(part.blocks for part in parts.values()), sum(part.bytes for part in parts.values())
@@ -138,8 +138,8 @@ class CheckpointCoordinator:
         blocks = np.sort(np.concatenate([np.zeros(0, np.int64), *(segment.ids for segment in segments)]))
         return ServerSave(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
 
-    def _answers(self, step: int, question: NodeQuestion) -> Sequence[Any]:
-        answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))
+    def _answers(self, step: int, *question: Any) -> Sequence[Any]:
+        answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, *question)))
         if answers.missing:
             raise NodesLost(answers.missing)
         return [answers.results[node] for node in sorted(answers.results)]

@@ -1,4 +1,4 @@
-"""Choose the blocks to save in a conversation: the controller asks, nodes answer, until the last block is found.
+"""Choose the blocks to save: the controller asks, nodes answer, until the last block is found.
 
 Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
 `exchange` asks for histograms and narrows the bin that contains the last block within the budget, so that traffic grows
@@ -6,7 +6,7 @@ with nodes and bins instead of blocks; if every node has few blocks, one questio
 of `Policy.choose`.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import Any, NamedTuple, TypeAlias
@@ -22,6 +22,7 @@ from holdfast.errors import BadInput
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Place: TypeAlias = tuple[int, int, int]
 Where: TypeAlias = Ids | slice
+Ask: TypeAlias = Callable[..., Sequence[Any]]
 
 BEFORE_ALL: Place = (0, 0, -1)
 AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
@@ -81,13 +82,6 @@ class SaveUpTo(NamedTuple):
     last: Place
 
 
-class NodeQuestion(NamedTuple):
-    """A call of a method of `Candidates` on every node, for example "survey"."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
-
-
 class Candidates:
     """The blocks `ids` of one node, ranked by `policy` for the save after `step`; the run has `count` blocks."""
 
@@ -95,8 +89,8 @@ class Candidates:
         self._ids, self._info = ids, info
         self._first = _ranking_keys(policy, step, ids, info, count)
 
-    def answer(self, question: NodeQuestion) -> Any:
-        return getattr(self, question.method)(*question.arguments)
+    def answer(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
 
     def total(self) -> tuple[int, Fraction | None]:
         """Return the number of blocks, and how far all of them moved since their saves (None if not finite)."""
@@ -194,27 +188,18 @@ class Selection(NamedTuple):
     credit: Fraction
 
 
-Conversation: TypeAlias = Generator[NodeQuestion, Sequence[Any], Selection]
 Cut: TypeAlias = tuple[Place, int]  # the place of the last block to save, and the size of all blocks up to it
 
 
-def converse(conversation: Conversation, ask: Callable[[NodeQuestion], Sequence[Any]]) -> Selection:
-    """Pass each question of `conversation` to `ask`, which returns all nodes' answers; return the final decision."""
-    try:
-        question = next(conversation)
-        while True:
-            question = conversation.send(ask(question))
-    except StopIteration as end:
-        selection: Selection = end.value
-        return selection
-
-
-def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Decide which blocks to save: a generator of questions to all nodes, which receives the answers by `send`.
+def exchange(policy: Policy, credit: Fraction, ask: Ask, bins: int = BINS) -> Selection:
+    """Decide which blocks to save; `ask` calls a method of `Candidates` on all nodes and returns their answers.
 
     `credit` is the budget that earlier saves left, in array elements. Nodes send histograms of at most `bins` bins."""
-    above = yield from _above(policy)
-    surveys: Sequence[Survey] = yield NodeQuestion("survey", (above, FEW * bins if policy.fraction < 1 else 0))
+    above = -np.inf
+    if policy.ranking == "threshold":
+        totals = ask("total")
+        above = mean([moved for _, moved in totals], sum(count for count, _ in totals))
+    surveys: Sequence[Survey] = ask("survey", above, FEW * bins if policy.fraction < 1 else 0)
     count = sum(survey.candidates for survey in surveys)
     candidates = sum(survey.candidate_values for survey in surveys)
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
@@ -228,20 +213,13 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     while count > bins:
         while span.low == span.high:
             span = RankingRange((*span.prefix, span.low), *ends[span.level + 1])
-        counts, values = np.sum((yield NodeQuestion("histogram", (above, span, bins))), axis=0)
+        counts, values = np.sum(ask("histogram", above, span, bins), axis=0)
         up_to = np.cumsum(values)
         number = int(np.searchsorted(up_to, ceil(budget) - taken))
         taken += int(up_to[number - 1]) if number else 0
         span, count = span.bin(number, bins), int(counts[number])
-    place, size = _cut(_together((yield NodeQuestion("blocks", (above, span)))), ceil(budget) - taken)
+    place, size = _cut(_together(ask("blocks", above, span)), ceil(budget) - taken)
     return _selection(policy, above, budget, (place, taken + size))
-
-
-def _above(policy: Policy) -> Generator[NodeQuestion, Sequence[Any], float]:
-    if policy.ranking != "threshold":
-        return -np.inf
-    totals = yield NodeQuestion("total")
-    return mean([moved for _, moved in totals], sum(count for count, _ in totals))
 
 
 def _trivial_cut(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:

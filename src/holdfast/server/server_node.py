@@ -25,7 +25,7 @@ from holdfast.checkpoint.running import Segment, block_bytes, load_blocks, write
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.failure_detector import raylet_lives
-from holdfast.server.selection import Candidates, NodeQuestion, SaveUpTo
+from holdfast.server.selection import Candidates, SaveUpTo
 from holdfast.server.settings import Settings
 from holdfast.server.shard import MEASURED, BlocksMoved, HeldBlocks, Shard, restored
 from holdfast.workloads.block_layout import BlockLayout, put
@@ -134,12 +134,12 @@ class ServerNode:
 
     @_exclusive
     @ray.method(concurrency_group="choose")
-    def answer(self, step: int, question: NodeQuestion) -> Any:
+    def answer(self, step: int, *question: Any) -> Any:
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             info = self._shard.block_info(policy.ranking)
             self._candidates = step, info, Candidates(policy, step, self._shard.ids, info, count)
-        return self._candidates[2].answer(question)
+        return self._candidates[2].answer(*question)
 
     @_exclusive
     @ray.method(concurrency_group="choose")
