@@ -8,18 +8,15 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """The seconds that training waited for a save, in total and by cause. Stalls of several saves can be added.
+    """The seconds that training waited for a save, in total and by cause. Stalls of several saves can be added."""
 
-    `waited` is measured around the whole save, the other fields inside it. `write` counts only the writing that
-    training waited for. `overlapped` is the writing in the background, which is not part of the stall."""
-
-    waited: float = 0.0
+    waited: float = 0.0  # measured around the whole save, the others inside it
     snapshot: float = 0.0
     enqueue: float = 0.0
     backpressure: float = 0.0
-    write: float = 0.0
+    write: float = 0.0  # only the writing that training waited for
     sync: float = 0.0
-    overlapped: float = 0.0
+    overlapped: float = 0.0  # writing in the background, which is not part of the stall
 
     def __post_init__(self) -> None:
         for part in fields(self):

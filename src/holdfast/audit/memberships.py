@@ -25,14 +25,11 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, which a worker process writes when workers were lost or joined.
+    """A `regroup` event, which a worker process writes when workers were lost or joined."""
 
-    `session` has all events of that process. `rows` are the indices of its steps from this `regroup` event to the next.
-    """
-
-    session: RankSession
+    session: RankSession  # all events of that process
     regroup: Regroup
-    rows: range
+    rows: range  # the indices of its steps from this `regroup` event to the next
 
 
 class MemberExit(NamedTuple):
@@ -51,24 +48,20 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members of an attempt, which are the workers that train together.
+    """A change of the members of an attempt, which are the workers that train together."""
 
-    `number` is the number of the new group of members. The change happened during `step` if `within` is True, else just
-    before `step`. The result of `step` lacks the gradients of the members in `lacking`, and includes those of the lost
-    members in `kept`. Members in `asleep` were suspended."""
-
-    number: int
+    number: int  # of the new group
     step: int
     first_step: int  # the first step whose samples are split among `members`
-    within: bool
+    within: bool  # it happened during `step`, not just before
     strategy: str
     members: Sequence[int]
     lost: Sequence[MemberExit] = ()
-    asleep: Sequence[MemberExit] = ()
+    asleep: Sequence[MemberExit] = ()  # members that were suspended
     joined: Sequence[Join] = ()
     is_complete: bool = False  # every all-reduce of `step` kept the gradients of the members lost in it
-    lacking: frozenset[int] = frozenset()
-    kept: frozenset[int] = frozenset()
+    lacking: frozenset[int] = frozenset()  # members whose gradients the result of `step` lacks
+    kept: frozenset[int] = frozenset()  # lost members whose gradients it includes
     missing: frozenset[int] = frozenset()  # samples of `step` that any member declared missing
     split: Sequence[int] = ()  # the members among which the samples of `step` were divided
     declarations: Sequence[Declaration] = ()

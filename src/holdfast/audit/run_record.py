@@ -59,16 +59,13 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """A restore by a worker process, and the commit of the restored snapshot (None if it was not committed by then).
-
-    `trainer` is the attempt that trained the last step of the snapshot. If `commit` is None, `is_abandoned` is True if
-    the snapshot was once committed, but then rolled back by another restore."""
+    """A restore by a worker process, and the commit of the restored snapshot (None if it was not committed by then)."""
 
     session: RankSession
     recover: Recover
     commit: Commit | None
-    trainer: int | None
-    is_abandoned: bool
+    trainer: int | None  # the attempt that trained the last step of the snapshot
+    is_abandoned: bool  # without a `commit`: it was once committed, and rolled back
 
     def __str__(self) -> str:
         step = self.recover.restored

@@ -15,19 +15,16 @@ class Open(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Event: the snapshot of `step` was committed; `state` is a digest of its contents.
-
-    `found` is True if an earlier attempt committed it, and `stops` if the script stopped the run at `step`. On a
-    parameter server, `blocks` are the parts of the model that were saved as they were after iteration `step`."""
+    """Event: the snapshot of `step` was committed."""
 
     attempt: int
     step: int
     bytes: int
     seconds: float | None = None
-    found: bool = False
-    state: str | None = None
-    blocks: Sequence[int] = ()
-    stops: bool = False
+    found: bool = False  # an earlier attempt committed it
+    state: str | None = None  # a digest of its contents
+    blocks: Sequence[int] = ()  # on a parameter server: the saved parts of the model, as after iteration `step`
+    stops: bool = False  # the script stopped the run at `step`
 
 
 class Done(NamedTuple):

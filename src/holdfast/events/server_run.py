@@ -11,24 +11,21 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a parameter server began or continued to train, until the loss is below `criterion` or after `iterations`.
-
-    The model has `blocks` parts, and an iteration has `rounds` updates. `policy` chooses the blocks of each save, a
-    `fraction` of the model. After `interval` iterations, as many values are saved as the model has."""
+    """Event: a parameter server began or continued to train, until `criterion` is reached or after `iterations`."""
 
     attempt: int
     workload: str
-    blocks: int
+    blocks: int  # parts of the model
     nodes: int
     workers: int
-    rounds: int
-    policy: str
-    fraction: str
-    interval: int
+    rounds: int  # updates in each iteration
+    policy: str  # the choice of the blocks of each save
+    fraction: str  # of the model, in each save
+    interval: int  # iterations in which saves add up to the size of the model
     recovery: str
     seed: int
     staleness: int
-    criterion: float
+    criterion: float  # the loss below which training ends
     iterations: int
     saves: str = "regular"
 
@@ -58,28 +55,23 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Event: a node updated its blocks (parts of the model) with the updates computed from the input `parts`.
-
-    Each update was applied once; `again` counts the repeated updates that were ignored."""
+    """Event: a node updated its blocks (parts of the model) with the updates computed from the input `parts`."""
 
     iteration: int
     round: int
     version: int
     blocks: Samples
     parts: Sequence[int]
-    again: int = 0
+    again: int = 0  # repeated updates that were ignored
 
 
 class Chosen(NamedTuple):
-    """Event: blocks of the model were chosen for a save after `iteration`.
-
-    A node records its own blocks, and the controller those of all nodes. `bytes` is their size, and `seconds` the time
-    that the choice took."""
+    """Event: blocks were chosen for a save; a node records its own blocks, the controller those of all nodes."""
 
     iteration: int
     blocks: Samples
-    bytes: int
-    seconds: float
+    bytes: int  # of these blocks
+    seconds: float  # that the choice took
 
 
 class Struck(NamedTuple):
@@ -92,23 +84,19 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: a process was lost in `round`; `kind` and `number` identify it, such as "node" and 2.
-
-    `blocks` are the parts of the model that the process held. `round` counts within an iteration; `version` counts the rounds of the whole run, and is that of the next one."""
+    """Event: a process was lost in `round` of `iteration`; `kind` and `number` identify it, such as "node" and 2."""
 
     iteration: int
     round: int
     kind: str
     number: int
     why: str
-    blocks: Sequence[int] = ()
-    version: int = 0
+    blocks: Sequence[int] = ()  # the parts of the model that it held
+    version: int = 0  # the number of the next round, counted through the run
 
 
 class Restored(NamedTuple):
-    """Event: blocks (parts of the model) were restored to a node, with their values at the iterations `saved_at`.
-
-    `size` is the distance between the lost and the restored values, if it is known."""
+    """Event: blocks (parts of the model) were restored to a node, with their values at the iterations `saved_at`."""
 
     iteration: int
     round: int
@@ -117,7 +105,7 @@ class Restored(NamedTuple):
     blocks: Sequence[int]
     saved_at: Sequence[int]
     seconds: float
-    size: float | None = None
+    size: float | None = None  # the distance between the lost and the restored values, if known
 
 
 class Dropped(NamedTuple):
@@ -139,14 +127,12 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Event: blocks of the model moved from node `source` to node `target`, with unchanged values.
-
-    `version` is the new version of the map from blocks to nodes."""
+    """Event: blocks of the model moved from node `source` to node `target`, with unchanged values."""
 
     iteration: int
     source: int
     target: int
-    version: int
+    version: int  # the new version of the map from blocks to nodes
     blocks: Sequence[int]
 
 

@@ -14,42 +14,33 @@ SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 # Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """Event: a worker process started in an attempt, which lasts from one start of all workers to the next.
-
-    `seed` is the seed of the run."""
+    """Event: a worker process started in an attempt, which lasts from one start of all workers to the next."""
 
     attempt: int
     world: int
     rank: int
     pid: int
-    seed: int | None = None
+    seed: int | None = None  # of the run
 
 
 class Plan(NamedTuple):
-    """Event: the training plan of a rank: the number of samples, the seed of their order, and how often state is saved.
-
-    With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be
-    longer than before. `data` is a digest of a few samples, and `command` of the script's arguments. If `own`, the
-    script draws its samples itself. If `loader`, its own loader provides batches, and `samples` counts these batches.
-    With a `sampler`, a digest of its first order, `samples` counts the samples that it returns for each epoch.
-    `later_phases` describe the phases after the first, each by its own samples, batch, epochs and so on.
-    """
+    """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved."""
 
     attempt: int
-    samples: int
+    samples: int  # of an epoch; with `loader`, its batches; with `sampler`, what that returns
     batch: int
     epochs: int
     seed: int
     save_every: int
     writer: str
     config: str
-    data: str | None = None
-    limit: int | None = None
-    extends: bool = False
-    command: str | None = None
-    own: bool = False
-    loader: bool = False
-    sampler: str | None = None
+    data: str | None = None  # a digest of a few samples
+    limit: int | None = None  # steps after which the plan ends, within its last epoch
+    extends: bool = False  # it may be longer than the plan before
+    command: str | None = None  # a digest of the script's arguments
+    own: bool = False  # the script draws its samples itself
+    loader: bool = False  # the script's own loader provides batches
+    sampler: str | None = None  # a digest of the first order of the script's sampler
     later_phases: "Sequence[Mapping[str, JSON]]" = ()
 
     @property
@@ -64,56 +55,42 @@ def _steps(phase: Mapping[str, Any]) -> int:
 
 
 class Order(NamedTuple):
-    """Event: a piece of the sample order that the script's sampler returned for `epoch`, beginning at index `first`.
-
-    `indices` are sample ids of `width` bytes each, as base64."""
+    """Event: a piece of the sample order that the script's sampler returned for `epoch`, beginning at index `first`."""
 
     attempt: int
     epoch: int
     first: int
-    width: int
-    indices: str
+    width: int  # bytes of a sample id
+    indices: str  # sample ids as base64
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins to train at batch `cursor` of `epoch`, from the snapshot of step `restored` if not None.
-
-    `rng` is `restored` if the random generators now equal the snapshot's, `none` if they differ, and `keyed` if the
-    snapshot has none for this rank. `state` is a digest of the protected state before the first step. `fingerprint` is
-    a hash of a few of its values, which must equal the one after the previous step. `weights` is a digest of the
-    initial weights, if nothing was restored. `passed_over` lists snapshots that could not be used. `built` is the time
-    from the `attempt` event to `run.protect`, and `seconds` the time that the restore took there."""
+    """Event: a rank begins to train at batch `cursor` of `epoch`, from the snapshot of step `restored` if not None."""
 
     attempt: int
     restored: int | None
     epoch: int
     cursor: int
-    rng: str
-    seconds: float
-    passed_over: "Sequence[Mapping[str, JSON]]" = ()
-    state: str | None = None
-    fingerprint: str | None = None
-    weights: str | None = None
-    built: float | None = None
+    rng: str  # `restored`: the generators equal the snapshot's; `none`: they differ; `keyed`: it has none for this rank
+    seconds: float  # that the restore took
+    passed_over: "Sequence[Mapping[str, JSON]]" = ()  # snapshots that could not be used
+    state: str | None = None  # a digest of the protected state before the first step
+    fingerprint: str | None = None  # a hash of a few of its values, which must equal the one after the previous step
+    weights: str | None = None  # a digest of the initial weights, if nothing was restored
+    built: float | None = None  # seconds from the `attempt` event to `run.protect`
 
 
 class Seconds(NamedTuple):
-    """The seconds that a step waited for its batch (`data`), trained (`compute`), and waited for a save (`stall`).
-
-    If `device` is True, `compute` is measured with CUDA events, otherwise with the clock of the process."""
+    """The seconds that a step waited for its batch (`data`), trained (`compute`), and waited for a save (`stall`)."""
 
     data: float
     compute: float
     stall: float
-    device: bool = False
+    device: bool = False  # `compute` was measured with CUDA events, not with the clock of the process
 
 
 class Step(NamedTuple):
-    """Event: a rank trained its part of the samples of a step.
-
-    `state` is a fingerprint of the resulting state: the first half covers state that is equal on all ranks, the second
-    half the rank's own. The gradients of `reduced` backward passes were all-reduced, those of `held` passes accumulated
-    without a reduction. Optimizers took `stepped` steps."""
+    """Event: a rank trained its part of the samples of a step."""
 
     attempt: int
     world: int
@@ -123,10 +100,10 @@ class Step(NamedTuple):
     step: int
     samples: Samples
     seconds: Seconds
-    state: str | None = None
-    reduced: int = 0
-    held: int = 0
-    stepped: int = 0
+    state: str | None = None  # a fingerprint of the result: first of state that all ranks share, then of the rank's own
+    reduced: int = 0  # backward passes with an all-reduce
+    held: int = 0  # backward passes without one, which accumulate
+    stepped: int = 0  # optimizer steps
     loss: float | None = None
 
 
@@ -167,42 +144,33 @@ class Stopped(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Event: workers were lost or joined, and the workers that train together (`members`) continue without a restart.
-
-    `number` is that of the new group. The samples are split among `members` from `step` or the step after it. Samples
-    in `missing` are absent from the result of `step`, or from a part of it, and are not trained again. Of the gradient
-    buckets of `step`, `kept` include the gradients of lost workers and `redone` do not. Members in `behind` copied the
-    parameters of a member that was further ahead. Members in `asleep` were suspended before `step` began."""
+    """Event: workers were lost or joined, and the workers that now train together (`members`) continue."""
 
     attempt: int
-    number: int
-    step: int
+    number: int  # of the new group
+    step: int  # from this step or the next, samples are split among `members`
     strategy: str
     members: Sequence[int]
     lost: Sequence[int] = ()
-    missing: Sequence[int] = ()
-    kept: int = 0
-    redone: int = 0
-    behind: Sequence[int] = ()
+    missing: Sequence[int] = ()  # samples that the result of `step`, or a part of it, lacks for good
+    kept: int = 0  # gradient buckets of `step` with the gradients of lost workers
+    redone: int = 0  # gradient buckets without them
+    behind: Sequence[int] = ()  # members that copied the parameters of one further ahead
     seconds: float = 0.0
-    asleep: Sequence[int] = ()
+    asleep: Sequence[int] = ()  # members that were suspended before `step` began
 
 
 class Launch(NamedTuple):
-    """Event: the supervisor of a new command started the workers of its node; `nodes` is the number of all nodes.
-
-    If the command `extends` the run, its plan may be longer than before. `changed` lists the script's arguments that
-    differ from the previous command. `source` tells where the initial weights are from, and `weights` is their digest.
-    """
+    """Event: the supervisor of a new command started the workers of its node."""
 
     attempt: int
     workers: int
     argv: Sequence[str] = ()
-    nodes: int = 1
-    extends: bool = False
-    changed: Sequence[str] = ()
-    source: str | None = None
-    weights: str | None = None
+    nodes: int = 1  # of the whole run
+    extends: bool = False  # the plan may be longer than before
+    changed: Sequence[str] = ()  # arguments that differ from the previous command
+    source: str | None = None  # where the initial weights are from
+    weights: str | None = None  # their digest
 
 
 class Restart(NamedTuple):
@@ -228,14 +196,12 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: the number of training workers was changed to `workers` on request; all other workers are suspended.
-
-    The change took `seconds`, and `number` is the number of the new group of training workers."""
+    """Event: the number of training workers was changed to `workers` on request; all other workers are suspended."""
 
     attempt: int
     workers: int
-    number: int
-    seconds: float = 0.0
+    number: int  # of the new group of training workers
+    seconds: float = 0.0  # that the change took
 
 
 class Preempt(NamedTuple):

@@ -21,14 +21,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A difference between two runs of a script, `reference` without kills and `run`, with the observations of both.
-
-    `unstable` has the paths of values outside `run.protect` that differ between any two runs, even without a kill."""
+    """A difference between two runs of a script, `reference` without kills and `run`, with the observations of both."""
 
     divergence: Divergence
     reference: Sequence[Observed]
     run: Sequence[Observed]
-    unstable: frozenset[str] = frozenset()
+    unstable: frozenset[str] = frozenset()  # values outside `run.protect` that differ without a kill
 
     @property
     def first(self) -> Window:

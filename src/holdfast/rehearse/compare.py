@@ -8,15 +8,12 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first step of a rank whose results in `run` and in `reference` differ, as observed in both.
-
-    `began` is the first step after the last start of the workers, and `before` the step at which a kill caused that
-    start; None if there was no kill yet."""
+    """The first step of a rank whose results in `run` and in `reference` differ, as observed in both."""
 
     reference: Window
     run: Window
-    began: int
-    before: int | None = None
+    began: int  # the first step after the last start of the workers
+    before: int | None = None  # the step at which a kill caused that start
 
     @property
     def paths(self) -> list[str]:

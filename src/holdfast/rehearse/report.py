@@ -12,20 +12,16 @@ SHOWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """The result of a rehearsal; if `cause` is None, the script resumes exactly.
+    """The result of a rehearsal; if `cause` is None, the script resumes exactly."""
 
-    `run` is the folder of the run that differs, or of the last run. `began` has the first step after each kill.
-    `forgotten` has values outside `run.protect` that kills lost without effect. `unseen` tells why the rehearsal was
-    too short."""
-
-    run: str
+    run: str  # the folder of the run that differs, or of the last run
     steps: int = 0
     kills: tuple[Kill, ...] = ()
-    began: tuple[int, ...] = ()
+    began: tuple[int, ...] = ()  # the first step after each kill
     divergence: Divergence | None = None
     cause: Cause | None = None
-    forgotten: dict[str, UnprotectedValue] | None = None
-    unseen: str = ""
+    forgotten: dict[str, UnprotectedValue] | None = None  # values outside `run.protect` that kills lost without effect
+    unseen: str = ""  # why the rehearsal was too short
 
 
 def lines(result: Rehearsed) -> Iterator[str]:

@@ -18,14 +18,12 @@ from holdfast.memory import require_room
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WeightsSource:
-    """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder.
-
-    `take` names the objects to load, by default all models; if `partial`, weights that the source lacks are kept."""
+    """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder."""
 
     place: str
     step: int | None = None
-    take: tuple[str, ...] = ()
-    partial: bool = False
+    take: tuple[str, ...] = ()  # the objects to load; by default all models
+    partial: bool = False  # weights that the source lacks are kept
     digest: str = ""
 
     def __repr__(self) -> str:

@@ -20,16 +20,13 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """The stdout or stderr file of one worker.
-
-    `who` is "rank N", or "worker N" if the worker joined later to replace a lost one. `later` has the ranks that a
-    worker got after its start."""
+    """The stdout or stderr file of one worker."""
 
     path: Path
-    who: str
+    who: str  # "rank N", or "worker N" if it joined later to replace a lost one
     stream: str
     attempt: int
-    later: tuple[int, ...] = ()
+    later: tuple[int, ...] = ()  # the ranks that it got after its start
 
     @property
     def title(self) -> str:

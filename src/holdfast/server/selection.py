@@ -33,9 +33,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 class RankingRange(NamedTuple):
-    """A range of positions in the order in which blocks are saved; a position is a tuple of three integers.
-
-    The range has the positions that begin with `prefix` and continue with a number from `low` to `high`, inclusive."""
+    """A range of places in the ranking: `prefix`, and then a number from `low` to `high`, inclusive."""
 
     prefix: tuple[int, ...]
     low: int

@@ -29,15 +29,12 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """The state of a run according to its checkpoints, when a supervisor starts.
+    """The state of a run according to its checkpoints, when a supervisor starts."""
 
-    `newest` is the step of the newest snapshot, `attempt` how often the workers were started, `completed` the final
-    event of a completed run, and `command` the name and arguments of its script."""
-
-    newest: int | None
-    attempt: int
-    completed: Judged | None = None
-    command: tuple[str, ...] = ()
+    newest: int | None  # the step of the newest snapshot
+    attempt: int  # how often the workers were started
+    completed: Judged | None = None  # the final event of a completed run
+    command: tuple[str, ...] = ()  # the name and arguments of its script
 
 
 @dataclass(slots=True, eq=False)

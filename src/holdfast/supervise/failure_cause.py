@@ -51,12 +51,10 @@ STILL = 1.0  # seconds without progress after which peers wait for a worker; bef
 
 @dataclass(frozen=True, slots=True)
 class RaisedException:
-    """An exception that a worker raised: type and text as one line, kind of error (`origin`), and file and line.
+    """An exception that a worker raised, its kind of error (`origin`), and its file and line (`place`)."""
 
-    The `traceback` is empty for errors of holdfast itself and for `sys.exit` with a text."""
-
-    message: str
-    traceback: str
+    message: str  # type and text, as one line
+    traceback: str  # empty for errors of holdfast itself and for `sys.exit` with a text
     time: float
     origin: Origin = "script"
     place: str = ""
@@ -64,21 +62,18 @@ class RaisedException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """The exit of one worker, or its state if it still runs (`exit` is None).
-
-    `midway` is True if it exited with 0 before its training loop ended; `hung` is the reason why it counts as hung;
-    `place` is its position as (steps finished, collectives begun since); `log` is its stderr file."""
+    """The exit of one worker, or its state if it still runs (`exit` is None)."""
 
     rank: int
     local_rank: int
     exit: int | None
-    midway: bool = False
-    hung: str = ""
+    midway: bool = False  # it exited with 0 before its training loop ended
+    hung: str = ""  # the reason why it counts as hung
     raised: RaisedException | None = None
     step: int | None = None
-    place: tuple[int, int] = (0, 0)
+    place: tuple[int, int] = (0, 0)  # steps finished, and collectives begun since
     idle: float = 0.0
-    log: str = ""
+    log: str = ""  # its stderr file
     pid: int | None = None
 
 

@@ -30,16 +30,13 @@ Processor = Callable[[int], float | None]  # seconds of processor time that a se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLook:
-    """The observed progress of a running worker at one moment.
-
-    `boundaries` counts finished steps, `posted` the collectives begun since, `moved` the bytes transferred, and
-    `evaluated` grows while the worker evaluates its model."""
+    """The observed progress of a running worker at one moment."""
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
-    boundaries: int = 0
-    posted: int = 0
-    moved: int = 0
-    evaluated: int = 0
+    boundaries: int = 0  # finished steps
+    posted: int = 0  # collectives begun since
+    moved: int = 0  # bytes transferred
+    evaluated: int = 0  # grows while the worker evaluates its model
     phase: Phase = Phase.STARTING
     stopped: bool = False  # suspended by a signal
     asleep: bool = True  # neither computes, nor waits for a processor or a disk

@@ -11,9 +11,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric: its name, its type (`kind`) and its help text (`about`).
-
-    `values` maps labels such as `rank="0"` to numbers; a metric with a single number has an empty label."""
+    """A Prometheus metric: its name, its type (`kind`), its help text (`about`) and its values by label."""
 
     name: str
     kind: str

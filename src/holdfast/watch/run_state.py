@@ -52,12 +52,10 @@ class Rank:
 
 
 class CurrentState(NamedTuple):
-    """The present state of a run, and its goodput in steps per second.
-
-    `state` is "trains", or a word that says how the run ended."""
+    """The present state of a run, and its goodput in steps per second."""
 
     folder: Path
-    state: str
+    state: str  # "trains", or how the run ended
     goodput: float | None
 
     @property

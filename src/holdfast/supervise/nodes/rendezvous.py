@@ -27,15 +27,13 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (host:port).
-
-    A node without a heartbeat for `lost_after` seconds is lost. The run continues with at least `least` nodes."""
+    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (host:port)."""
 
     rank: int = 0
     of: int = 1
     endpoint: str | None = None
-    least: int = 1
-    lost_after: float = LOST_AFTER
+    least: int = 1  # nodes with which the run continues
+    lost_after: float = LOST_AFTER  # seconds without a heartbeat
 
     def __post_init__(self) -> None:
         if self.of < 1 or not 0 <= self.rank < self.of:
@@ -102,15 +100,12 @@ class WorkerStatus(NamedTuple):
 
 
 class MembersReport(NamedTuple):
-    """The status of the workers of one or more nodes.
-
-    `broken` is True if workers wait for a new training group although none was lost, `ended` if some have nothing left
-    to train, and `goes_on` if the workers could continue training if a worker of another node were lost now."""
+    """The status of the workers of one or more nodes."""
 
     seen: tuple[WorkerStatus, ...] = ()
-    broken: bool = False
-    ended: bool = False
-    goes_on: bool = True
+    broken: bool = False  # workers wait for a new training group although none was lost
+    ended: bool = False  # some have nothing left to train
+    goes_on: bool = True  # they could continue if a worker of another node were lost now
 
     @property
     def inside(self) -> tuple[int, ...]:
