@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import SMALL, DirectoryStore
 from holdfast.errors import BadInput, Corrupt, HoldfastError, NoSnapshot, StorageFailed
 from snapshots import saved
+from supervisor_process import StartCommand
 
 DEADLINE = 60
 STATE = {"w": np.zeros((3, 4))}
@@ -193,15 +193,14 @@ print(len(scrub.inspect(store).unreadable), len(scrub.verify(store)), snapshot.n
 """
 
 
-def test_files_of_20_gb_take_no_memory(place: Path) -> None:
+def test_files_of_20_gb_take_no_memory(start_command: StartCommand, place: Path) -> None:
     saved(DirectoryStore(place), 3, 4)
     for name in ("step-00000002/extra.json", "step-00000003/state.safetensors", "step-00000004/manifest.json"):
         os.truncate(place / name, HUGE)
     os.truncate(place / "latest.json", HUGE)
-    ended = subprocess.run(
-        [sys.executable, "-c", READ, place, str(ROOM)], capture_output=True, timeout=DEADLINE, check=False, text=True
-    )
-    assert ended.stdout == "1 4 1\n", ended.stderr
+    reader = start_command(place, ROOM, instead=READ)
+    assert reader.wait(DEADLINE) == 0, reader.stderr
+    assert reader.stdout == "1 4 1\n"
 
 
 def test_a_length_that_no_memory_holds_is_refused_before_it_is_taken(place: Path) -> None:

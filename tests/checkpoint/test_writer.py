@@ -485,7 +485,7 @@ def test_a_kill_at_any_time_leaves_what_was_finished(start_command: StartCommand
     rng = random.Random(seed)
     for attempt in range(2):
         place = tmp_path / str(attempt)
-        child, lines = start_command(place, before=SAVE_FOR_EVER), rng.randrange(3, 20)
+        child, lines = start_command(place, instead=SAVE_FOR_EVER), rng.randrange(3, 20)
         wait_until(lambda: child.over or child.stdout.count("\n") >= lines, "saves")  # noqa: B023
         threading.Event().wait(rng.random() * 0.05)
         assert alive(child.pid), child.stderr

@@ -32,8 +32,8 @@ TASKS: dict[str, dict[str, Any]] = {
 def rehearsed(start_command: StartCommand, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the rehearsal of each script found."""
     tasks = {name: {"script": str(SCRIPTS / f"{name}.py"), **task} for name, task in TASKS.items()}
-    driver = f"import runpy, sys; runpy.run_path({str(SCRIPTS / 'driver.py')!r}, run_name='__main__'); sys.exit()"
-    ran = start_command(tmp_path_factory.mktemp("rehearsed"), json.dumps(tasks), before=driver)
+    driver = (SCRIPTS / "driver.py").read_text()
+    ran = start_command(tmp_path_factory.mktemp("rehearsed"), json.dumps(tasks), instead=driver)
     assert ran.wait(WITHIN) == 0, ran.stderr
     return {found.pop("name"): found for found in map(json.loads, ran.stdout.splitlines())}
 

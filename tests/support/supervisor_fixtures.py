@@ -59,12 +59,13 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
 def start_command(driver: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> StartCommand:
     """A function that starts a `holdfast` command in a fork of the warm process, which saves it 4 seconds of imports.
 
-    It runs the source text `before` first. Its errors go to its output if they are to be `together`.
+    It runs the source text `before` first, or only the text `instead`. Errors and output can be `together` in stdout.
     """
 
     def run(
         *arguments: object,
         before: str = "",
+        instead: str = "",
         cwd: Path | None = None,
         environment: dict[str, str] | None = None,
         together: bool = False,
@@ -74,6 +75,7 @@ def start_command(driver: subprocess.Popen[str], tmp_path_factory: pytest.TempPa
             "folder": str(folder),
             "arguments": [str(argument) for argument in arguments],
             "before": before,
+            "instead": instead,
             "cwd": str(cwd or folder),
             "environment": environment or {},
             "together": together,

@@ -57,7 +57,7 @@ def run(job: dict[str, Any]) -> int:
 
 
 def command(job: dict[str, Any]) -> int:
-    """Run one `holdfast` command after the source text `before`; return its exit status."""
+    """Run one `holdfast` command after the source text `before`, or only the text `instead`; return its exit status."""
     redirect_output(job, "stdout" if job["together"] else "stderr")
     os.environ.update(job["environment"])
     os.chdir(job["cwd"])
@@ -65,8 +65,10 @@ def command(job: dict[str, Any]) -> int:
     sys.argv = ["holdfast", *job["arguments"]]
     code: Any = 1
     try:
-        exec(job["before"], {"__name__": "before"})
-        cli.main()
+        exec(job["instead"] or job["before"], {"__name__": "__main__"})
+        if not job["instead"]:
+            cli.main()
+        code = 0
     except SystemExit as end:
         code = end.code
     except BaseException:

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
 
 from holdfast.supervise.nodes.connection import Connection, Unreachable, end_all, heartbeat_key
+from supervisor_process import Command, StartCommand, alive, wait_until
 
 KEEPER = """
 import time
@@ -49,14 +50,14 @@ sys.exit(75)
 
 
 @pytest.fixture
-def keeper() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def keeper(start_command: StartCommand) -> Iterator[tuple[Command, str]]:
     """A process that keeps a store, and its address."""
-    with subprocess.Popen([sys.executable, "-c", KEEPER], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, f"127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
+    process = start_command(instead=KEEPER)
+    wait_until(lambda: process.over or process.stdout.endswith("\n"), "the store")
+    assert not process.over, process.stderr
+    yield process, f"127.0.0.1:{int(process.stdout)}"
+    if alive(process.pid):
+        process.signal(signal.SIGKILL)
 
 
 def threads(who: str) -> list[Connection]:
@@ -80,23 +81,23 @@ def test_no_heartbeat_follows_the_last_question() -> None:
         at.ask(lambda store: store.add("count", 1), 0.1)
 
 
-def test_every_question_to_a_lost_connection_raises_unreachable(keeper: tuple[subprocess.Popen[str], str]) -> None:
+def test_every_question_to_a_lost_connection_raises_unreachable(keeper: tuple[Command, str]) -> None:
     process, where = keeper
     at = Connection(where, "b", 5.0)
     assert at.ask(lambda store: store.check(["a"])) is False
-    process.kill()
-    process.wait()
+    process.signal(signal.SIGKILL)
+    wait_until(lambda: not alive(process.pid), "the end of the process")
     for _ in range(3):
         with pytest.raises(Unreachable):
             at.ask(lambda store: store.check(["a"]))
     assert end_all("b", 5.0)
 
 
-def test_a_connection_to_a_suspended_process_is_cut(keeper: tuple[subprocess.Popen[str], str]) -> None:
+def test_a_connection_to_a_suspended_process_is_cut(keeper: tuple[Command, str]) -> None:
     process, where = keeper
     at = Connection(where, "c", 0.2)
     at.ask(lambda store: store.check(["a"]), 5.0)
-    process.send_signal(signal.SIGSTOP)
+    process.signal(signal.SIGSTOP)
     with pytest.raises(Unreachable, match="did not answer"):
         ask_for_ever(at)  # suspending it takes a moment
     assert end_all("c", 0.1)
@@ -121,7 +122,7 @@ def test_connections_of_other_supervisors_are_kept() -> None:
 
 
 def test_a_process_with_an_unanswered_connection_keeps_its_exit_status(
-    keeper: tuple[subprocess.Popen[str], str],
+    keeper: tuple[Command, str],
 ) -> None:
     process, where = keeper
     command = [sys.executable, "-c", ASKER, where, str(process.pid)]
