@@ -4,8 +4,8 @@ Workers and nodes exchange blocks packed as by `Blocks.pack`. Positions are comp
 packed dict may lack some arrays: a worker may push nothing for companions such as Adam's moments.
 """
 
-from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,15 +61,10 @@ class Layouts:
     """A small cache of `BlockLayout` objects."""
 
     def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._lately: deque[BlockLayout] = deque(maxlen=KEPT)
+        self._of = lru_cache(KEPT)(lambda ids: BlockLayout(blocks, np.frombuffer(ids, np.int64)))
 
     def of(self, ids: Ids) -> BlockLayout:
-        for known in self._lately:
-            if np.array_equal(known.ids, ids):
-                return known
-        self._lately.appendleft(BlockLayout(self._blocks, ids))
-        return self._lately[0]
+        return self._of(np.asarray(ids, np.int64).tobytes())
 
 
 def take(values: Arrays, places: Places) -> Arrays:

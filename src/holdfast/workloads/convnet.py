@@ -133,7 +133,7 @@ class Network:
         self._values: dict[str, torch.Tensor] = {}
 
     def load(self, images: Reals, which: Ids) -> None:
-        _load(images, which, self._one.input.reshape(-1, self._batch))
+        self._one.input.reshape(-1, self._batch)[...] = images[which].T
 
     def scores(self) -> torch.Tensor:
         """Return the logits of the loaded images, with a row for each class and a column for each image."""
@@ -161,7 +161,7 @@ class Network:
             torch.sum(slope, 1, out=gradient[f"{layer}.bias"])
             slope = self.parameters.parts[f"{layer}.weight"].T @ slope
             if layer != "full1":  # below full1, the backward pass of the convolution handles its ReLU
-                _silence(slope.numpy(), value.numpy())
+                slope = torch.where(value > 0, slope, 0.0)
         of_two, of_one = slope.numpy().reshape(self._two.output.shape), self._between.reshape(self._one.output.shape)
         self._two.backward(of_two, gradient["conv2.weight"], gradient["conv2.bias"])
         self._two.backward_to(self._between)
@@ -172,20 +172,6 @@ def _room(*shape: int) -> Reals:
     """Return zeros, aligned to a cache line because alignment may change the last bits of results."""
     room: Reals = torch.zeros(shape).numpy()
     return room
-
-
-@njit(cache=True)
-def _load(images: Any, which: Any, out: Any) -> None:
-    for i in range(images.shape[1]):
-        for b in range(len(which)):
-            out[i, b] = images[which[b], i]
-
-
-@njit(cache=True)
-def _silence(slope: Any, value: Any) -> None:
-    for i in range(slope.shape[0]):
-        for b in range(slope.shape[1]):
-            slope[i, b] = slope[i, b] if value[i, b] > 0 else np.float32(0)
 
 
 @njit(cache=True)

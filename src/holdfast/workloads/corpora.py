@@ -4,7 +4,6 @@ import gzip
 import html
 import itertools
 import lzma
-import os
 import re
 import tarfile
 import zlib
@@ -17,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
-from holdfast.workloads.fetch import DataFile, Named, cache_folder, data_folder, find, kept, obtain
-
-Locate = Callable[["CorpusSource"], Path]
+from holdfast.workloads.fetch import DataFile, Folder, Named, cache_folder, data_folder, find, kept, obtain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +37,11 @@ class CorpusSource:
     extracted: tuple[str, ...]  # below a data folder
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None) -> Corpus:
+def load(name: str, data: Folder = None) -> Corpus:
     """Load the corpus called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in CORPORA:
         raise BadInput(f"There is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
-    return CORPORA[name](lambda source: _located(source, data))
+    return CORPORA[name](data)
 
 
 NEWSGROUPS = CorpusSource(
@@ -80,14 +77,14 @@ REUTERS = CorpusSource(
 STORIES = 1510
 
 
-def _newsgroups(locate: Locate) -> Corpus:
-    path = locate(NEWSGROUPS)
+def _newsgroups(data: Folder) -> Corpus:
+    path = _located(NEWSGROUPS, data)
     posts = _texts(path, lambda name: "20news-bydate-train" in name.parts[:-1])
     return _kept("newsgroups20", path, lambda: (own_words(text) for _, text in sorted(posts)))
 
 
-def _reuters(locate: Locate) -> Corpus:
-    path = locate(REUTERS)
+def _reuters(data: Folder) -> Corpus:
+    path = _located(REUTERS, data)
     files = _texts(path, lambda name: name.suffix == ".sgm")
 
     def stories() -> Iterator[str]:
@@ -107,7 +104,7 @@ def _kept(name: str, path: Path, texts: Callable[[], Iterable[str]]) -> Corpus:
     return Corpus(name, words, bounds, int(arrays["vocabulary"][0]))
 
 
-def _generated(_: Locate) -> Corpus:
+def _generated(_: Folder) -> Corpus:
     rng = np.random.default_rng(0)
     documents, vocabulary, topics = 200, 1000, 20
     lengths = rng.integers(100, 200, documents)
@@ -118,7 +115,7 @@ def _generated(_: Locate) -> Corpus:
     return _numbered("generated", np.concatenate(words), lengths)
 
 
-CORPORA: dict[str, Callable[[Locate], Corpus]] = {
+CORPORA: dict[str, Callable[[Folder], Corpus]] = {
     "newsgroups20": _newsgroups,
     "reuters": _reuters,
     "generated": _generated,
@@ -180,7 +177,7 @@ def training_stories(sgml: str) -> Iterator[str]:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
-def _located(source: CorpusSource, data: str | os.PathLike[str] | None) -> Path:
+def _located(source: CorpusSource, data: Folder) -> Path:
     for folder in (data_folder(data), cache_folder()):
         if folder is None:
             continue

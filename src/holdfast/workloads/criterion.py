@@ -36,25 +36,29 @@ class LossAt:
         return float(np.nextafter(loss, np.inf))  # so that the run is under it at this very iteration
 
 
-class EvaluatedCriterion:
-    """A wrapper of a workload that replaces the criterion `LossAt` by the loss itself, computed when first used."""
+class Wrapper:
+    """A workload that takes every attribute it does not define from another workload or model."""
 
-    def __init__(self, workload: Any) -> None:
-        self._workload = workload
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._workload, name)
+        return getattr(self._wrapped, name)
 
     @property
     def code(self) -> str:
-        return object_digest(self._workload)
+        return object_digest(self._wrapped)
+
+
+class EvaluatedCriterion(Wrapper):
+    """A workload whose criterion `LossAt` is replaced by the loss itself, computed when first used."""
 
     @cached_property
     def criterion(self) -> float:
-        at: LossAt = self._workload.criterion
-        return at.evaluate(self._workload)
+        at: LossAt = self._wrapped.criterion
+        return at.evaluate(self._wrapped)
 
 
 def with_number(workload: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 import struct
 import warnings
 import zipfile
@@ -19,9 +18,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.extras import require
-from holdfast.workloads.fetch import DataFile, obtain
-
-Obtain = Callable[[DataFile], Path]
+from holdfast.workloads.fetch import DataFile, Folder, obtain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +31,11 @@ class LabeledData:
     classes: int
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None) -> LabeledData:
+def load(name: str, data: Folder = None) -> LabeledData:
     """Load the data set called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in DATASETS:
         raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
-    return DATASETS[name](lambda file: obtain(file, data))
+    return DATASETS[name](data)
 
 
 def _mnist_file(name: str, sha256: str) -> DataFile:
@@ -67,7 +64,8 @@ COVTYPE = DataFile(
 )
 
 
-def _mnist(images: Path, labels: Path) -> LabeledData:
+def _mnist(data: Folder) -> LabeledData:
+    images, labels = obtain(TRAIN_IMAGES, data), obtain(TRAIN_LABELS, data)
     pixels, digits = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
     if len(pixels) != len(digits):
         raise Corrupt(f"{images} has {len(pixels)} images but {labels} has {len(digits)} labels: fetch both again.")
@@ -100,8 +98,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 NUMERIC, FEATURES, COVERS = 10, 54, 7  # CoverType's measurements, all features with 44 one-hot ones, and classes
 
 
-def _covtype(obtain: Obtain) -> LabeledData:
-    table = read_covtype(obtain(COVTYPE))
+def _covtype(data: Folder) -> LabeledData:
+    table = read_covtype(obtain(COVTYPE, data))
     x = table[:, :FEATURES].astype(np.float32)
     numeric = x[:, :NUMERIC]
     low = numeric.min(axis=0)
@@ -128,7 +126,7 @@ def read_covtype(path: Path) -> NDArray[np.int16]:
     return table
 
 
-def _digits(_: Obtain) -> LabeledData:
+def _digits(_: Folder) -> LabeledData:
     require("lab", "the data set digits")
     # As scikit-learn's `load_digits` reads its file, without its import, which takes seconds in every process of a run.
     package = find_spec("sklearn")
@@ -139,10 +137,10 @@ def _digits(_: Obtain) -> LabeledData:
     return LabeledData("digits", (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64), classes=10)
 
 
-DATASETS: dict[str, Callable[[Obtain], LabeledData]] = {
+DATASETS: dict[str, Callable[[Folder], LabeledData]] = {
     "covtype": _covtype,
     "digits": _digits,
-    "mnist": lambda obtain: _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS)),
+    "mnist": _mnist,
 }
 
 

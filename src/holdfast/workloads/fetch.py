@@ -27,6 +27,7 @@ from holdfast.errors import BadInput, DataMissing, StorageFailed
 VARIABLE = "HOLDFAST_DATA"
 TIMEOUT = 30.0  # seconds without a byte before a server counts as silent
 CHUNK = 1 << 18
+Folder = str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class _Refused(Exception):
     """Raised if a server did not deliver the file; another server may be tried."""
 
 
-def obtain(file: DataFile, data: str | os.PathLike[str] | None = None) -> Path:
+def obtain(file: DataFile, data: Folder = None) -> Path:
     """Return the path of a data file in `data`, $HOLDFAST_DATA or the cache; download it if it is not there."""
     cache = cache_folder()
     folders = [folder for folder in (data_folder(data), cache) if folder is not None]
@@ -63,7 +64,7 @@ def obtain(file: DataFile, data: str | os.PathLike[str] | None = None) -> Path:
         ) from None
 
 
-def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
+def data_folder(data: Folder) -> Path | None:
     """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset; raise BadInput if it does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:

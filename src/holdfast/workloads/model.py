@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, by_row, euclidean
 from holdfast.workloads.divided import DividedDefaults, DividedWorkload
 from holdfast.workloads.local_server import SimulatedServer
-from holdfast.workloads.workload import Clock, Stack, stacked, unstacked
+from holdfast.workloads.workload import Clock, Stack, advance_each, loss_of_each
 
 
 class Model(DividedDefaults):
@@ -42,12 +42,10 @@ class Model(DividedDefaults):
         return self._everything
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
-        return stacked([self._alone.advance(unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
+        return advance_each(self._alone.advance, stack, clock)
 
     def loss(self, stack: Stack) -> Floats:
-        lanes = next(iter(stack.values())).shape[-1]
-        return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
+        return loss_of_each(self._alone.loss, stack)
 
     @cached_property
     def _alone(self) -> SimulatedServer:

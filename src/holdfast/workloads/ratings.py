@@ -1,6 +1,5 @@
 """Ratings of items by users, read from the files in which they are published."""
 
-import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.workloads.datasets import Obtain, unpacked
-from holdfast.workloads.fetch import DataFile, obtain
+from holdfast.workloads.datasets import unpacked
+from holdfast.workloads.fetch import DataFile, Folder, obtain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +26,11 @@ class Ratings:
     values: NDArray[np.float64]
 
 
-def load(name: str, data: str | os.PathLike[str] | None = None) -> Ratings:
+def load(name: str, data: Folder = None) -> Ratings:
     """Load the ratings called `name` from `data`, $HOLDFAST_DATA or the cache, or download them."""
     if name not in RATINGS:
         raise BadInput(f"There are no ratings called {name!r}: choose one of {', '.join(RATINGS)}.")
-    return RATINGS[name](lambda file: obtain(file, data))
+    return RATINGS[name](data)
 
 
 # GroupLens replaces this file from time to time: the address and the checksum are of the edition of September 2018
@@ -126,9 +125,9 @@ def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 
     return Ratings("generated", users, items, rows, columns, np.clip(halves[rows, columns], 1, 10) / 2)
 
 
-RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
-    "movielens": lambda obtain: read_movielens(obtain(MOVIELENS)),
-    "jester": lambda obtain: read_jester(obtain(JESTER)),
+RATINGS: dict[str, Callable[[Folder], Ratings]] = {
+    "movielens": lambda data: read_movielens(obtain(MOVIELENS, data)),
+    "jester": lambda data: read_jester(obtain(JESTER, data)),
     "generated": lambda _: generated(),
 }
 

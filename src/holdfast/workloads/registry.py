@@ -17,7 +17,7 @@ from holdfast.code_digest import code_digest, object_digest
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
 from holdfast.own_file import import_file, in_one_line
-from holdfast.workloads.criterion import EvaluatedCriterion, with_number
+from holdfast.workloads.criterion import Wrapper, with_number
 from holdfast.workloads.divided import DividedWorkload
 from holdfast.workloads.simple_model import ASKED, OneStateAdapter
 from holdfast.workloads.workload import Workload
@@ -73,11 +73,7 @@ def as_workload(model: Any, whose: str) -> Workload:
 
 def code_of(workload: Workload) -> str:
     """Return a digest of the source code of a workload, of its imported files, and of holdfast."""
-    return (
-        workload.code
-        if isinstance(workload, _FromFile | OneStateAdapter | EvaluatedCriterion)
-        else object_digest(workload)
-    )
+    return workload.code if isinstance(workload, Wrapper) else object_digest(workload)
 
 
 def own_error(traceback: str, workload: str) -> str | None:
@@ -105,21 +101,16 @@ def own_errors(workload: str) -> Iterator[None]:
         raise
 
 
-class _FromFile:
+class _FromFile(Wrapper):
     """A workload defined by a Python file; pickling stores only the path of the file."""
 
     def __init__(self, path: Path, data: Path | None) -> None:
+        super().__init__(as_workload(_made(path, data), f"the model of {path.name}"))
         self._path, self._data = path, data
-        self._workload = as_workload(_made(path, data), f"the model of {path.name}")
 
     @property
     def code(self) -> str:
         return code_digest(self._path)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._workload, name)
 
     def __reduce__(self) -> tuple[type["_FromFile"], tuple[Path, Path | None]]:
         return _FromFile, (self._path, self._data)

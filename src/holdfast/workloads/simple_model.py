@@ -9,10 +9,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Norm, by_row, euclidean
-from holdfast.code_digest import object_digest
 from holdfast.errors import BadInput
-from holdfast.workloads.criterion import LossAt
-from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
+from holdfast.workloads.criterion import LossAt, Wrapper
+from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, advance_each, loss_of_each
 
 ASKED = ("start", "step", "loss", "criterion")
 
@@ -33,63 +32,55 @@ class OneState(Protocol):
     def loss(self, state: Arrays) -> float: ...
 
 
-class OneStateAdapter:
+class OneStateAdapter(Wrapper):
     """A `Workload` made from a model that trains one state at a time; a batch of runs is trained one by one."""
 
     def __init__(self, model: OneState) -> None:
-        self._model = model
+        super().__init__(model)
         self.name = str(getattr(model, "name", type(model).__name__.lower()))
         self.lanes = int(getattr(model, "lanes", 1))
         self.steady = bool(getattr(model, "steady", False))
         self.norm: Norm = getattr(model, "norm", euclidean)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._model, name)
-
-    @property
-    def code(self) -> str:
-        return object_digest(self._model)
-
     @cached_property
     def stochastic(self) -> bool:
-        declared = getattr(self._model, "stochastic", None)
+        declared = getattr(self._wrapped, "stochastic", None)
         if declared is not None:
             return bool(declared)
         first, second = _generator(0, -1), _generator(0, 0)
         untouched = first.bit_generator.state, second.bit_generator.state
-        self._model.step(_copied(_arrays(self._model.start(first), "start")), second)
+        self._wrapped.step(_copied(_arrays(self._wrapped.start(first), "start")), second)
         return untouched != (first.bit_generator.state, second.bit_generator.state)
 
     @cached_property
     def blocks(self) -> Blocks:
-        blocks = getattr(self._model, "blocks", None)
+        blocks = getattr(self._wrapped, "blocks", None)
         return by_row(self.start()) if blocks is None else blocks
 
     @cached_property
     def criterion(self) -> float:
-        criterion = self._model.criterion
+        criterion = self._wrapped.criterion
         return criterion.evaluate(cast(Workload, self)) if isinstance(criterion, LossAt) else float(criterion)
 
     def start(self, stream: int = 0) -> Arrays:
-        return _copied(_arrays(self._model.start(_generator(stream, -1)), "start"))
+        return _copied(_arrays(self._wrapped.start(_generator(stream, -1)), "start"))
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        when = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
-        return stacked([self._step(unstacked(stack, lane), *trial) for lane, trial in enumerate(when)])
+        return advance_each(self._step, stack, clock)
 
     def loss(self, stack: Stack) -> Floats:
-        lanes = next(iter(stack.values())).shape[-1]
-        losses = [self._model.loss(unstacked(stack, lane)) for lane in range(lanes)]
-        if wrong := [loss for loss in losses if np.ndim(loss) != 0]:
-            raise BadInput(f"loss returns an array of shape {np.shape(wrong[0])}: it must return one number.")
-        return np.array([float(loss) for loss in losses])
+        return loss_of_each(self._loss, stack)
+
+    def _loss(self, state: Arrays) -> float:
+        loss = self._wrapped.loss(state)
+        if np.ndim(loss) != 0:
+            raise BadInput(f"loss returns an array of shape {np.shape(loss)}: it must return one number.")
+        return float(loss)
 
     def _step(self, state: Arrays, iteration: int, stream: int) -> Arrays:
         rng = _generator(stream, iteration)
         untouched, shapes = None if self.stochastic else rng.bit_generator.state, _shapes(state)
-        after = _arrays(self._model.step(state, rng), "step")
+        after = _arrays(self._wrapped.step(state, rng), "step")
         if _shapes(after) != shapes:
             made = f"step of {self.name} makes {_shapes(after)} of {shapes}"
             raise BadInput(f"{made}: it must keep names, shapes and types.")

@@ -4,7 +4,7 @@ The states of many trials form a stack: the same named arrays with one more axis
 then run over contiguous memory of many trials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -79,3 +79,15 @@ def stacked(states: Sequence[Arrays]) -> Stack:
 def unstacked(stack: Stack, lane: int) -> Arrays:
     """Return a copy of the state of run number `lane` in `stack`."""
     return {name: values[..., lane].copy() for name, values in stack.items()}
+
+
+def advance_each(step: Callable[[Arrays, int, int], Arrays], stack: Stack, clock: Clock) -> Stack:
+    """Advance the runs in `stack` one by one; `step` takes a state, the next iteration and the random seed."""
+    times = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
+    return stacked([step(unstacked(stack, lane), *time) for lane, time in enumerate(times)])
+
+
+def loss_of_each(loss: Callable[[Arrays], float], stack: Stack) -> Floats:
+    """Return the loss of each run in `stack`; `loss` takes one state."""
+    lanes = next(iter(stack.values())).shape[-1]
+    return np.array([loss(unstacked(stack, lane)) for lane in range(lanes)])
