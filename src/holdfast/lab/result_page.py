@@ -163,19 +163,7 @@ def _read(folder: Path) -> tuple[Result, Row]:
             experiment=str(data["experiment"]),
             config=dict(data["config"]),
             rows=[dict(row) for row in data["rows"]],
-            claims=[
-                Claim(
-                    str(claim["id"]),
-                    str(claim["claim"]),
-                    str(claim["source"]),
-                    (claim["expected"][0], claim["expected"][1]),
-                    _number(claim["measured"]),
-                    None
-                    if claim.get("interval") is None
-                    else (_number(claim["interval"][0]), _number(claim["interval"][1])),
-                )
-                for claim in data["claims"]
-            ],
+            claims=[_claim(claim) for claim in data["claims"]],
             remarks=[str(remark) for remark in data["remarks"]],
             tables=[ResultTable(str(t["title"]), t["columns"], t["rows"]) for t in data.get("tables", ())],
             captions={str(name): str(text) for name, text in data.get("captions", {}).items()},
@@ -194,5 +182,10 @@ def _read(folder: Path) -> tuple[Result, Row]:
     return result, facts
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _claim(data: Row) -> Claim:
+    low, high = data["expected"]
+    measured, *ends = (
+        math.nan if value is None else float(value) for value in (data["measured"], *(data.get("interval") or ()))
+    )
+    id, claim, source = (str(data[name]) for name in ("id", "claim", "source"))
+    return Claim(id, claim, source, (low, high), measured, (ends[0], ends[1]) if ends else None)

@@ -1,14 +1,9 @@
 """Measure how fast an iteration converges: its contraction rate c and its effective distance D to the optimum.
 
 Theorem 3.2 needs c and D such that the distance of the unperturbed run, d[k] = ‖x[k] - x*‖, falls as D·c^k. Its bound
-holds for every D below all d[k] c^-k. The largest such D makes the bound tight: it is the part of x[0] - x* in the
-slowest direction. ‖x[0] - x*‖ is larger if x[0] has faster directions as well. With that distance the bound would be
-too small: a perturbation in the slowest direction costs more.
-
-Proof: let f be a c-contraction (every linear iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly
-convex function). Then ‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K,
-then m iterations later ‖y - x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) /
-log(1/c). So the measured cost is at most the bound, rounded up.
+holds for every D below all d[k] c^-k, and the largest such D makes the bound tight. Proof: if f is a c-contraction, then
+‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K, then m iterations later ‖y - x*‖ ≤
+c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) / log(1/c).
 """
 
 import math

@@ -185,13 +185,8 @@ class LatentDirichletAllocation(DividedDefaults):
         return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
 
 
-# The corpus, criterion and number of topics of each name. The criterion is the paper's where it has one. The paper's runs
-# reach it in roughly 60 iterations. With our tokenisation, a hundred runs take 18 to 43 (newsgroups20, 26 on average) and
-# 17 to 37 (reuters, 22), because chance decides early which topics form. Runs that differ only in their second half end 0.4
-# to 1.3 iterations apart (standard deviations), so the cost of failures after the first full checkpoint is measured well,
-# and that of earlier ones poorly. `corpora` explains how the corpus affects these numbers.
-#
-# With 200 topics and priors of 1 newsgroups20 ends at 1.174e7 after some 40 iterations; the criterion is passed in about 28.
+# The corpus, criterion and number of topics of each name. With 20 topics, the criteria for newsgroups20 and reuters are the
+# paper's. Its runs reach them in roughly 60 iterations; with our tokenisation, a hundred runs take 18 to 43 and 17 to 37.
 SETTINGS: dict[str, tuple[str, float, int]] = {
     "newsgroups20": ("newsgroups20", 9.5e6, TOPICS),
     "newsgroups20-200": ("newsgroups20", 1.176e7, 200),

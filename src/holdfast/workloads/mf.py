@@ -144,11 +144,8 @@ class MatrixFactorization(DividedDefaults):
         return float(np.sum(self.data.values**2))
 
 
-# Factors and criterion. MovieLens: of the paper's appendix C, whose "mean squared error" of 9.2e2 is the size of this
-# loss (the best of rank 20 is 877). Jester: the factors are the paper's; its criterion, 5.57e3, belongs to another edition
-# (Jester 2+: more users, 150 jokes, sparser) and the first iteration on ours would pass it, so the criterion is ours: just
-# above a plateau at 3,102, on which runs from some starts stay for up to 150 iterations. Runs take 20 ± 9 iterations to it;
-# to 3,092, one above the best of rank 5, they take 40 ± 22, and a failure costs 3. Generated: ours likewise.
+# Factors and criterion. MovieLens: of the paper's appendix C, whose "mean squared error" of 9.2e2 is the size of this loss.
+# Jester: the factors are the paper's; its criterion belongs to another edition, so ours is just above a plateau at 3,102.
 SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5, 3.103e3), "generated": (5, 1.45e2)}
 
 

@@ -1,14 +1,9 @@
 """The bound of Theorem 3.2 (SCAR paper) on the cost of perturbations: from an unperturbed run, and against measured costs.
 
-The theorem holds for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖. The steps of a run are such distances, between one
-state and the next, so c is the largest ratio of a step to the step before.
-
-D must not exceed any ‖x[k] - x*‖ c^-k. The optimum x* is unknown, so a later iterate x[F] takes its place. The triangle
-inequality gives ‖x[k] - x[F]‖ ≤ ‖x[k] - x*‖ + ‖x[F] - x*‖ ≤ ‖x[k] - x*‖ (1 + c^(F-k)). For any F, the quotient
-‖x[k] - x[F]‖ / (1 + c^(F-k)) is therefore never too large.
-
-If some step is longer than the step before, as happens with noise, nothing is proved: c is fitted to the distances from
-x[F], and given with its range over several F.
+The theorem holds for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖, so c is the largest ratio of a step of the run to the
+step before. D must not exceed any ‖x[k] - x*‖ c^-k. A later iterate x[F] takes the place of the unknown optimum x*: by
+the triangle inequality, ‖x[k] - x[F]‖ / (1 + c^(F-k)) never exceeds ‖x[k] - x*‖. If some step is longer than the step
+before, as happens with noise, nothing is proved: c is fitted to the distances from x[F], with its range over several F.
 """
 
 from collections.abc import Sequence

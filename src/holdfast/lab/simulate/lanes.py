@@ -1,12 +1,8 @@
 """Run workloads to their convergence criterion: runs without failures, and many trials at once.
 
-Trials advance together as one stack of arrays. Its last axis is the lane, and each lane holds one trial. The number of
-lanes is fixed: when a trial converges, the next trial takes its lane, and a lane without a trial holds a copy of
-another one as padding. Every matrix product then has the same shape, so a result depends neither on the other trials
-nor on the number of processes.
-
-Iterations are counted in fractions: within the last iteration, the loss is interpolated linearly to the point at which
-it meets the criterion. In whole iterations a failure that costs a tenth of one would cost 0 or 1 by chance.
+Trials advance together as one stack of arrays, whose last axis is the lane; each lane holds one trial. The number of
+lanes is fixed, with copies of other trials as padding, so that a result depends neither on the other trials nor on the
+number of processes. Iterations are counted in fractions: within the last iteration, the loss is interpolated linearly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
