@@ -19,6 +19,12 @@ def unsupported(name: str, reason: str) -> BadInput:
     return BadInput(f"a protected Trainer does not support {name}: {reason}.")
 
 
+def check_recovery(run: Run) -> None:
+    """Raise BadInput if `run` recovers live, which a protected Trainer does not support."""
+    if run.is_live:
+        raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
+
+
 class RunLoader:
     """A data loader that gives a trainer the batches of a run; the trainer iterates over it once per epoch.
 
@@ -41,10 +47,6 @@ class RunLoader:
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
         """Use `batches` as the source from now on, and call `gather` before each request for its next batch."""
         self._batches, self._gather = batches, gather
-
-    def collate(self, collate: Collate) -> Collate:
-        """Return a collate function that splits a rank's samples of a step into one batch per backward pass."""
-        return CollateParts(collate, self.parts)
 
     def end(self, run: Run) -> None:
         """Tell the run that the trainer's last step is complete. If planned steps are left, also stop the run."""
@@ -69,7 +71,7 @@ class RunLoader:
 
 
 class CollateParts:
-    """A picklable collate function that splits the samples of a step into `parts` batches."""
+    """A picklable collate function that splits the samples of a step into `parts` batches, one per backward pass."""
 
     def __init__(self, collate: Collate, parts: int) -> None:
         self._collate, self._parts = collate, parts

@@ -22,7 +22,7 @@ from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
-from holdfast.trainers.adapter import RankNumbers, RunLoader, unsupported
+from holdfast.trainers.adapter import CollateParts, RankNumbers, RunLoader, check_recovery, unsupported
 from holdfast.trainers.metrics import RunningSums
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
@@ -39,8 +39,7 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
             f"the Trainer is configured for {trainer.world_size} workers, and {run.world_size} were started: give "
             "Trainer(strategy='ddp', devices=...) the number of workers on this machine (holdfast run --workers)."
         )
-    if run.is_live:
-        raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
+    check_recovery(run)
     _Protection(trainer, run, None if seed is None else int(seed)).install()
     return trainer
 
@@ -121,7 +120,7 @@ class _Protection:
             **_numbered("scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]),
             trainer=progress,
         )
-        run_loader.begin(self._batches(loader, run_loader), progress.gather)
+        run_loader.begin(self._batches(loader, run_loader), progress.ranks.gather)
         sources = import_module(f"{self._root}.trainer.connectors.data_connector")
         trainer.fit_loop._data_source = sources._DataLoaderSource(run_loader, "train_dataloader")
 
@@ -149,7 +148,7 @@ class _Protection:
             steps=min(end for end in ends if end >= 0),
             seed=self._seed,
             num_workers=loader.num_workers,
-            collate_fn=run_loader.collate(loader.collate_fn),
+            collate_fn=CollateParts(loader.collate_fn, run_loader.parts),
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
@@ -181,12 +180,8 @@ class LightningProgress:
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
         self.sums = RunningSums(trainer.lightning_module)
-        self._ranks = RankNumbers(run.rank, run.world_size, self.sums.take)
+        self.ranks = RankNumbers(run.rank, run.world_size, self.sums.take)
         self._loops: Mapping[str, Any] | None = None  # the restored loops, in the middle of an epoch
-
-    def gather(self) -> None:
-        """Gather the running sums of logged values from all ranks; called between two steps."""
-        self._ranks.gather()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress to save in a snapshot."""
@@ -199,7 +194,7 @@ class LightningProgress:
             "precision": trainer.precision_plugin.state_dict(),
             "monitored": dict(trainer._logger_connector._callback_metrics),
             "figures": self.sums.names(),
-            "ranks": self._ranks.state_dict(),
+            "ranks": self.ranks.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,7 +211,7 @@ class LightningProgress:
             trainer.datamodule.load_state_dict(state["datamodule"])
         trainer.precision_plugin.load_state_dict(state["precision"])
         trainer._logger_connector._callback_metrics.update(state["monitored"])
-        self.sums.restore(state["figures"], self._ranks.own(state["ranks"]))
+        self.sums.restore(state["figures"], self.ranks.own(state["ranks"]))
 
     def restore_loops(self) -> None:
         """Set the loop counters to their restored values, at the first call only."""

@@ -24,7 +24,7 @@ from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
-from holdfast.trainers.adapter import RankNumbers, RunLoader, unsupported
+from holdfast.trainers.adapter import CollateParts, RankNumbers, RunLoader, check_recovery, unsupported
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
@@ -54,8 +54,7 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
             f"the Trainer is configured for {trainer.args.world_size} of {run.world_size} workers: on CPUs give "
             "TrainingArguments(use_cpu=True)."
         )
-    if run.is_live:
-        raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
+    check_recovery(run)
     trainer.__dict__.update(_Protection(trainer, run).methods())
     return trainer
 
@@ -158,7 +157,7 @@ class _Protection:
             **({"scaler": scaler} if (scaler := trainer.accelerator.scaler) is not None else {}),
             trainer=self._progress,
         )
-        run_loader.begin(self._batches(run_loader, max_steps), self._progress.gather)
+        run_loader.begin(self._batches(run_loader, max_steps), self._progress.ranks.gather)
         if (done := trainer.state.global_step) == max_steps:
             return epochs, 0
         epoch, self._trained = divmod(done, updates)
@@ -174,7 +173,7 @@ class _Protection:
             steps=max_steps,
             seed=args.seed if args.data_seed is None else args.data_seed,
             num_workers=args.dataloader_num_workers,
-            collate_fn=run_loader.collate(collate),
+            collate_fn=CollateParts(collate, run_loader.parts),
         )
 
     def _prepare(self, *_: Any) -> tuple[Any, RunLoader]:
@@ -215,21 +214,17 @@ class TransformersProgress:
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
-        self._ranks = RankNumbers(run.rank, run.world_size, self._sums)
+        self.ranks = RankNumbers(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
         """The number of steps that were trained before the last restart."""
-
-    def gather(self) -> None:
-        """Gather the running losses of all ranks; called between two steps."""
-        self._ranks.gather()
 
     def begin(self) -> None:
         """Restore the running loss and operation count (FLOPs) after the Trainer has set them to zero."""
         trainer, state = self._trainer, self._restored
         if state is None:
             return
-        loss, flos = self._ranks.own(state["ranks"])
+        loss, flos = self.ranks.own(state["ranks"])
         trainer._tr_loss.fill_(float(loss))
         trainer.current_flos = float(flos)
         trainer._total_loss_scalar = state["total_loss"]
@@ -246,7 +241,7 @@ class TransformersProgress:
             "callbacks": [callback.state()["attributes"] for callback in self._callbacks],
             "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
             "last_logged": getattr(trainer, "_globalstep_last_logged", 0),
-            "ranks": self._ranks.state_dict(),
+            "ranks": self.ranks.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -44,12 +45,11 @@ class GateFailure:
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
     """Return the validity checks that the runs of `suite` did not pass."""
     failures: list[GateFailure] = []
-    for variant in matrix.variants:
-        for seed in matrix.seeds:
-            planned = PlannedRun(suite, variant, seed)
-            run = measured.get(planned)
-            gates = _failed_gates(matrix, planned, run) if run else [("measured", "it was not run")]
-            failures += [GateFailure(suite, planned.name, gate, why) for gate, why in gates]
+    for variant, seed in product(matrix.variants, matrix.seeds):
+        planned = PlannedRun(suite, variant, seed)
+        run = measured.get(planned)
+        gates = _failed_gates(matrix, planned, run) if run else [("measured", "it was not run")]
+        failures += [GateFailure(suite, planned.name, gate, why) for gate, why in gates]
     return failures
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 from holdfast.cost.breakdown import CAUSES, PARTS
 from holdfast.faults.storage import KINDS
@@ -96,11 +97,8 @@ def complete(analysis: Analysis) -> ResultTable | None:
         columns += [f"{variant}, {what}" for variant in analysis.variants]
     rows: list[list[Value]] = []
     for suite in analysis.counted:
-        means = [
-            _number(analysis.mean(metric, variant, [suite]))
-            for metric in (GOODPUT, WAITED, WALL)
-            for variant in analysis.variants
-        ]
+        pairs = product((GOODPUT, WAITED, WALL), analysis.variants)
+        means = [_number(analysis.mean(metric, variant, [suite])) for metric, variant in pairs]
         rows.append([*suite.axes.values(), *means])
     return ResultTable("Every suite", columns, rows)
 
@@ -112,9 +110,8 @@ def stalls(analysis: Analysis) -> ResultTable | None:
     for variant in analysis.variants if analysis.counted else ():
         seconds = [analysis.mean(lambda run, part=part: run.stall.get(part, math.nan), variant) for part in parts]  # type: ignore[misc]
         saves = analysis.mean(lambda run: float(run.saves), variant)
-        rows.append(
-            [variant, _number(saves), *map(_number, seconds), _number(seconds[0] / saves if saves else math.nan)]
-        )
+        each = seconds[0] / saves if saves else math.nan
+        rows.append([variant, *map(_number, (saves, *seconds, each))])
     columns = ["variant", "saves", "waited, s", *(f"{part}, s" for part in PARTS), "written meanwhile, s"]
     return ResultTable("Stall by part, means of a run", [*columns, "waited a save, s"], rows)
 
@@ -134,14 +131,11 @@ def divergences(analysis: Analysis) -> ResultTable | None:
     if REFERENCE not in analysis.variants:
         return None
     rows: list[list[Value]] = []
-    for suite in analysis.counted:
-        for variant in analysis.variants:
-            if variant != REFERENCE:
-                # 4 significant digits, because a tiny difference must not be shown as 0
-                gaps = [
-                    float(f"{gap:.4g}") if math.isfinite(gap) else None for gap in analysis.loss_gap(suite, variant)
-                ]
-                rows.append([suite.name, variant, *gaps])
+    for suite, variant in product(analysis.counted, analysis.variants):
+        if variant != REFERENCE:
+            # 4 significant digits, because a tiny difference must not be shown as 0
+            gaps = [float(f"{gap:.4g}") if math.isfinite(gap) else None for gap in analysis.loss_gap(suite, variant)]
+            rows.append([suite.name, variant, *gaps])
     columns = ["suite", "variant", "mean absolute loss difference", "largest", "mean L2 distance of snapshots"]
     return ResultTable("Divergence from the reference", [*columns, "of the last, in proportion to the model"], rows)
 

@@ -1,9 +1,8 @@
 """Beyond the paper: failures before the first full checkpoint, and two remedies.
 
-Every second failure happens before the first full checkpoint. A block that was never saved can only be reset to its
-initial value, and the surviving blocks must adapt to that: on matrix factorization this costs more than starting over.
-First remedy: saves start early, after 1, 2, 4, ... iterations, with parts that together have the bytes of one full
-checkpoint, or with the full state. Second remedy: such a block gets a fresh value by the workload's own rule.
+A block that was never saved can only be reset to its initial value, which on matrix factorization costs more than
+starting over. First remedy: saves start early, after 1, 2, 4, ... iterations, with parts that together have the bytes of
+one full checkpoint, or with the full state. Second remedy: such a block gets a fresh value by the workload's own rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,22 +77,24 @@ class Split:
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean(theirs - ours)
 
+    def both_costs(self, approach: Approach) -> tuple[float, ...]:
+        """Return the mean cost of early failures with the ends of its interval, then the same for later failures."""
+        return (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
+
     def rows(self) -> list[Row]:
         """Return one row for each approach: its costs over all failures, over early and over later failures."""
-        rows = []
-        for approach, row in zip(self.approaches, self.comparison.rows, strict=True):
-            costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
-            names = [f"{which}_{part}" for which in ("early", "later") for part in ("cost", "low", "high")]
-            rows.append({"way": approach.name, **row, **dict(zip(names, costs, strict=True))})
-        return rows
+        names = [f"{which}_{part}" for which in ("early", "later") for part in ("cost", "low", "high")]
+        return [
+            {"way": approach.name, **row, **dict(zip(names, self.both_costs(approach), strict=True))}
+            for approach, row in zip(self.approaches, self.comparison.rows, strict=True)
+        ]
 
     def table(self) -> ResultTable:
         length = round(self.comparison.measurement.unperturbed)
         rows: list[list[Value]] = []
         for approach in self.approaches:
             written = float(approach.strategy(self.interval).policy.written(length))
-            costs = (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
-            rows.append([approach.name, *costs, written])
+            rows.append([approach.name, *self.both_costs(approach), written])
         columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
         return ResultTable(f"{self.comparison.label}: mean iteration cost of early and later failures", columns, rows)
 
@@ -124,7 +125,7 @@ def run(options: Options, meter: Meter) -> Result:
             *unconverged_remarks(panels),
         ],
         tables=[split.table() for split in splits],
-        figures={"early-failures": figure(splits)},
+        figures={"early-failures": figure(panels, interval, approaches)},
         captions={
             "early-failures": "Mean iteration costs, with 95 % intervals, of failures that take half of the blocks: those "
             "before the first full checkpoint, and later ones."
@@ -136,14 +137,13 @@ def _claims(split: Split) -> Iterator[Claim]:
     panel, label, when = split.comparison.panel, split.comparison.label, "in failures before the first full checkpoint"
     if panel == FOUND_ON and not split.comparison.quick:
         words = f"{label}: iterations by which first values cost more than starting over, {when}"
-        value, low, high = split.saved(OVER, FIRST, split.early)
-        yield Claim(f"{panel}-finding", words, "our finding", (0, None), value, (low, high))
+        more = split.saved(OVER, FIRST, split.early)
+        yield Claim.of_estimate(f"{panel}-finding", words, "our finding", (0, None), more)
     for approach, against in ((EARLY, FIRST), (EARLY_FULL, FIRST), (FRESH, FIRST), (FRESH, OVER)):
         ident, other = ("first", "first values") if against is FIRST else ("over", "starting over")
         ident = f"{panel}-{approach.saves if approach is not FRESH else 'fresh'}-{ident}"
         words = f"{label}: iterations that {approach.name} save against {other}, {when}"
-        value, low, high = split.saved(approach, against, split.early)
-        yield Claim(ident, words, "our goal", (0, None), value, (low, high))
+        yield Claim.of_estimate(ident, words, "our goal", (0, None), split.saved(approach, against, split.early))
 
 
 def _remark(split: Split) -> str:
@@ -151,7 +151,7 @@ def _remark(split: Split) -> str:
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
     costs = {approach.name: split.cost(approach, early).value for approach in split.approaches}
-    order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
+    order = ", ".join(f"{name} {costs[name]:.2f}" for name in sorted(costs, key=costs.__getitem__))
     more = split.saved(FIRST, EARLY, ~early)
     return (
         f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "
@@ -160,22 +160,20 @@ def _remark(split: Split) -> str:
     )
 
 
-def figure(splits: Sequence[Split]) -> "Figure":
-    by_comparison = {id(split.comparison): split for split in splits}
-
+def figure(panels: Sequence[PanelComparison], interval: int, approaches: Sequence[Approach]) -> "Figure":
     def draw(axes: "Axes", comparison: PanelComparison) -> None:
-        split = by_comparison[id(comparison)]
+        split = Split(comparison, interval, approaches)
         masks = {"before the first full checkpoint": split.early, "later": ~split.early}
         for (label, mask), shift in zip(masks.items(), (-0.1, 0.1), strict=True):
-            costs = [split.cost(approach, mask) for approach in split.approaches]
+            costs = [split.cost(approach, mask) for approach in approaches]
             places = [place + shift for place in range(len(costs))]
             means, half = [cost.value for cost in costs], [max(cost.high - cost.value, 0) for cost in costs]
             axes.errorbar(places, means, yerr=half, fmt="o", markersize=4, capsize=3, label=label)
         axes.axhline(0, color="black", linewidth=0.5)
-        names = [approach.name for approach in split.approaches]
+        names = [approach.name for approach in approaches]
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
 
-    return panel_grid([split.comparison for split in splits], draw, across="")
+    return panel_grid(panels, draw, across="")
 
 
 EXPERIMENT = Experiment(

@@ -171,7 +171,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
     """Train up to `limit` iterations; return problems, and the number of iterations to convergence or None."""
-    losses, run = list[float](), _losses_of_a_run(workload, progress)
+    losses, run = list[float](), (float(np.asarray(workload.loss(stack))[0]) for stack in _run(workload, progress))
     for loss in islice(run, limit + 1):
         losses.append(loss)
         if loss < workload.criterion:
@@ -186,11 +186,11 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
     return [line], None
 
 
-def _losses_of_a_run(workload: Workload, progress: Progress) -> Iterator[float]:
-    """Yield the losses of a run without failures, endlessly, beginning before the first iteration."""
+def _run(workload: Workload, progress: Progress = lambda done: None) -> Iterator[Stack]:
+    """Yield the states of a run without failures, endlessly, beginning before the first iteration."""
     stack = _filled(workload, workload.start(0))
     for iteration in count():
-        yield float(np.asarray(workload.loss(stack))[0])
+        yield stack
         stack = workload.advance(_copied(stack), _clock(workload, iteration))
         progress(1)
 
@@ -212,10 +212,7 @@ def _convergence(workload: Workload, losses: Sequence[float], later: Sequence[fl
 
 
 def _after(workload: Workload, iterations: int) -> Arrays:
-    stack = _filled(workload, workload.start(0))
-    for iteration in range(iterations):
-        stack = workload.advance(_copied(stack), _clock(workload, iteration))
-    return unstacked(stack, 0)
+    return unstacked(next(islice(_run(workload), iterations, None)), 0)
 
 
 def _filled(workload: Workload, state: Arrays) -> Stack:

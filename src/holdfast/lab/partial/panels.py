@@ -42,38 +42,28 @@ def quick_notes(names: Sequence[str]) -> list[str]:
     return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []
 
 
-def _named(name: str) -> "partial[Workload]":
-    return partial(load_for_lab, name)
-
-
 def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
     from holdfast.workloads.cnn import cnn
 
     return cnn(dataset, data, partition)
 
 
-_GENERATED_MF, _GENERATED_LDA = _named("mf-generated"), _named("lda-generated")
-PANELS: dict[str, Panel] = {
-    panel.name: panel
-    for panel in (
-        Panel("mlr-mnist", "MLR on MNIST", "MLR on digits", _named("mlr-mnist"), _named("mlr-digits")),
-        Panel("mlr-covtype", "MLR on CoverType", "MLR on digits", _named("mlr-covtype"), _named("mlr-digits")),
-        Panel("mf-movielens", "MF on MovieLens", "MF on generated ratings", _named("mf-movielens"), _GENERATED_MF),
-        Panel("mf-jester", "MF on Jester", "MF on generated ratings", _named("mf-jester"), _GENERATED_MF),
-        Panel("lda-20news", "LDA on 20 Newsgroups", "LDA on generated texts", _named("lda-20news"), _GENERATED_LDA),
-        Panel("lda-reuters", "LDA on Reuters", "LDA on generated texts", _named("lda-reuters"), _GENERATED_LDA),
-        *(
-            Panel(
-                f"cnn-mnist-{by}",
-                f"CNN on MNIST, by {by}",
-                f"CNN on digits, by {by}",
-                partial(_cnn, by, "mnist"),
-                partial(_cnn, by, "digits"),
-            )
-            for by in ("layer", "shard")
-        ),
-    )
+_TITLES = {  # of each panel and its quick workload
+    "mlr-mnist": ("MLR on MNIST", "MLR on digits", "mlr-digits"),
+    "mlr-covtype": ("MLR on CoverType", "MLR on digits", "mlr-digits"),
+    "mf-movielens": ("MF on MovieLens", "MF on generated ratings", "mf-generated"),
+    "mf-jester": ("MF on Jester", "MF on generated ratings", "mf-generated"),
+    "lda-20news": ("LDA on 20 Newsgroups", "LDA on generated texts", "lda-generated"),
+    "lda-reuters": ("LDA on Reuters", "LDA on generated texts", "lda-generated"),
 }
+PANELS: dict[str, Panel] = {
+    name: Panel(name, title, small, partial(load_for_lab, name), partial(load_for_lab, quick))
+    for name, (title, small, quick) in _TITLES.items()
+}
+for _by in ("layer", "shard"):
+    _titles = f"CNN on MNIST, by {_by}", f"CNN on digits, by {_by}"
+    _name, _loaders = f"cnn-mnist-{_by}", (partial(_cnn, _by, "mnist"), partial(_cnn, _by, "digits"))
+    PANELS[_name] = Panel(_name, *_titles, *_loaders)
 _NETWORK = (
     "an iteration is 48 batches; the loss is that of the first 4,096 training images under the mean of the parameters over "
     "the iteration, because from batch to batch the loss of the parameters varies by more than a failure costs."

@@ -55,10 +55,8 @@ def run(options: Options, meter: Meter) -> Result:
         claim = _reduction(panel, interval) if claims else None
         explained.append(cost_report.explain_reduction(panel, smallest, baseline, claim))
         names = (*RANKINGS, *beyond_paper)  # including those that are not in the paper
-        costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in names}
-        order = ", ".join(
-            f"{Path(name).name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1])
-        )
+        costs = {Path(n).name: panel.row(strategy(n, FRACTIONS[-1], interval))["cost_mean"] for n in names}
+        order = ", ".join(f"{name} {costs[name]:.2f}" for name in sorted(costs, key=costs.__getitem__))
         ranked.append(f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}.")
     return cost_report.cost_result(
         "priority-checkpoint",
@@ -76,8 +74,8 @@ def _claims(panels: Sequence[PanelComparison], interval: int) -> list[Claim]:
     claims = []
     for panel in panels:
         words = f"{panel.label}: mean cost of priority at 8x, as a fraction of that at 1x"
-        value, low, high = _ratio(panel, "priority", interval)
-        falls = Claim(f"{panel.panel}-priority-falls", words, "figure 8", (None, 1), value, (low, high))
+        ratio = _ratio(panel, "priority", interval)
+        falls = Claim.of_estimate(f"{panel.panel}-priority-falls", words, "figure 8", (None, 1), ratio)
         claims += [_reduction(panel, interval), falls]
     words = "share of panels in which the mean cost of random at 8x is above that at 1x"
     share = sum(_ratio(panel, "random", interval).value > 1 for panel in panels) / len(panels)
