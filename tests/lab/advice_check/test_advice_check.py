@@ -1,5 +1,7 @@
 """The experiment on the advice: it predicts before it measures, counts what was not as predicted, and strikes real runs."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -105,9 +107,14 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
-    quiet = measurements.history_of(measurements.run_config("small", steps=40, save_every=15), tmp_path)
     struck = (Failure(step=47, kind="kill", targets=(2,)),)
-    history = measurements.history_of(measurements.run_config("small", "forward", struck, steps=80), tmp_path)
+    configs = (
+        measurements.run_config("small", steps=40, save_every=15),
+        measurements.run_config("small", "forward", struck, steps=80),
+    )
+    # In a fresh process, because a supervisor must not fork after torch has started threads in other tests.
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        quiet, history = process.map(measurements.history_of, configs, [tmp_path] * 2)
     costs = run_costs(quiet)
     cases = measurements._killed_cases("small", costs, prices(costs, Question())["forward"], history)
     assert [case.unit for case in cases] == ["seconds", "iterations"]

@@ -74,13 +74,10 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
     baseline = strategy("full", Fraction(1), interval)
-    claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [
-        cost_report.explain_reduction(
-            panel, strategy("partial", lost, interval), baseline, claim if has_claims else None
-        )
-        for lost, claim in claims.items()
-        if lost == Fraction(1, 2) or (has_claims and not claim.holds)
+        cost_report.explain_reduction(panel, strategy("partial", lost, interval), baseline)
+        for lost in PAPER
+        if lost == Fraction(1, 2) or (has_claims and not _reduction(panel, lost, interval).holds)
     ]
     return [*lines, *rises(panel, interval)]
 
