@@ -40,7 +40,7 @@ from holdfast.history.lineage import Lineage
 from holdfast.history.log import TornLine
 from holdfast.runs.histories import RunFacts
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Position, SamplePlan
+from holdfast.sampler.plan import SamplePlan
 from holdfast.sampler.run_plan import RunPlan
 
 _INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
@@ -206,12 +206,9 @@ class RunRecord:
         """The recorded sample orders of each training phase for which the script has a sampler of its own."""
         return [phase.orders for phase in self.sample_plan.phases if isinstance(phase.orders, RecordedOrders)]
 
-    def position(self, step: int) -> Position:
-        return self.sample_plan.position(step)
-
     def step_name(self, step: int) -> str:
         """Return `step` as text for messages, with its epoch and its index in that epoch."""
-        return f"{self.position(step)} (step {step})"
+        return f"{self.sample_plan.position(step)} (step {step})"
 
     @property
     def lineage(self) -> Lineage:

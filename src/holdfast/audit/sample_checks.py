@@ -36,8 +36,8 @@ def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
         return "unknown", "no step was trained that counts"
     if error := _jump_between_attempts(record):
         return "fail", error
-    last = max(int(steps[-1]) for steps in record.trained.values())
-    return "pass", f"{counted(last + 1, 'step')} from {record.position(0)} to {record.position(last)}"
+    last, plan = max(int(steps[-1]) for steps in record.trained.values()), record.sample_plan
+    return "pass", f"{counted(last + 1, 'step')} from {plan.position(0)} to {plan.position(last)}"
 
 
 def _jump(plan: RunPlan, session: RankSession) -> str | None:
@@ -59,7 +59,8 @@ def _jump_between_attempts(record: RunRecord) -> str | None:
     steps = np.sort(np.concatenate(list(record.trained.values())))
     if len(repeated := steps[1:][steps[1:] == steps[:-1]]):
         one, other, *_ = (attempt for attempt, attempt_steps in record.trained.items() if repeated[0] in attempt_steps)
-        return f"{record.position(int(repeated[0]))} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
+        position = record.sample_plan.position(int(repeated[0]))
+        return f"{position} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
     if steps[0]:
         return f"the run starts at {record.step_name(int(steps[0]))}"
     gaps = np.flatnonzero(np.diff(steps) != 1)

@@ -7,7 +7,7 @@ with the values that the lost rank had there.
 
 import json
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is public
 
 from holdfast.distributed.membership import LIVE, Coordination
 from holdfast.train.state.protected import Protected
@@ -18,10 +18,10 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 class RankValues:
     """A store of the plain values (dicts, lists, tensors, arrays) of all ranks, for workers that replace a lost one.
 
-    Each rank posts its values from `protected` to the `store`, where its replacement reads them."""
+    Each rank posts its values from `protected` to the workers' store, where its replacement reads them."""
 
-    def __init__(self, store: Store, protected: Protected) -> None:
-        self._store, self._protected = store, protected
+    def __init__(self, coordination: Coordination, protected: Protected) -> None:
+        self._store, self._protected = PrefixStore(f"{LIVE}/values", coordination.store()), protected
 
     def keep(self, member: int, step: int) -> None:
         """Write this rank's protected plain values to the store as they are before `step`, for its replacement.
@@ -41,12 +41,3 @@ class RankValues:
             return False
         self._protected.restore_own(dict(zip(names, texts, strict=True)))
         return True
-
-
-def kept_values(strategy: str, coordination: Coordination, protected: Protected) -> RankValues | None:
-    """Return the store for the plain values (dicts, lists, tensors, arrays) that ranks post before each step.
-
-    Return None if the recovery `strategy` is not "replay" or no plain values are protected."""
-    if strategy != "replay" or not protected.has_plain_values:
-        return None
-    return RankValues(PrefixStore(f"{LIVE}/values", coordination.store()), protected)

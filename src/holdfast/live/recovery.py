@@ -27,7 +27,7 @@ from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.boundary_marks import BoundaryMarks
-from holdfast.live.rank_values import RankValues, kept_values
+from holdfast.live.rank_values import RankValues
 from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, StepState, make_plan
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
@@ -95,8 +95,9 @@ class LiveRecovery:
     def start(self, hooks: TrainingHooks) -> None:
         """Enable recovery once the training loop is built. If a worker is lost before this call, the run restarts."""
         self._hooks = hooks
-        self._values = kept_values(self.strategy, self.coordination, hooks.protected)
-        self._marks = BoundaryMarks(hooks.protected) if self.strategy == "replay" else None
+        if self.strategy == "replay":
+            self._marks = BoundaryMarks(hooks.protected)
+            self._values = RankValues(self.coordination, hooks.protected) if hooks.protected.has_plain_values else None
         if not self.is_joining:
             self._set_weight(self.window.basis, self.window.step)
 

@@ -20,7 +20,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'holdfast.supervise' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"holdfast.supervise.{_MODULES[name]}"), name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from holdfast import events
 from holdfast.finding import CannotTell, where
@@ -13,25 +13,13 @@ from holdfast.server.audit.controller_replay import Replay, replay_controller
 
 # The events that each kind of process writes.
 WRITES: Mapping[str, tuple[type, ...]] = {
-    "controller": (
-        events.Serve,
-        events.Iterate,
-        events.Chosen,
-        events.Commit,
-        events.Struck,
-        events.Lost,
-        events.Restored,
-        events.Dropped,
-        events.Joined,
-        events.Moved,
-        events.Done,
-    ),
+    "controller": tuple({events.Commit, events.Done, *get_args(events.ServerEvent)} - {events.Applied, events.Pushed}),
     "node": (events.Applied, events.Chosen, events.Restored),
     "worker": (events.Pushed,),
 }
 _BLOCKS, _MEMBERS = 1 << 27, 1 << 20  # larger than any run; a forged plan may contain any number
 ANYBODY = (events.Open, events.Other, events.Malformed)
-SERVED = tuple({kind for kinds in WRITES.values() for kind in kinds} - {events.Commit, events.Done})
+SERVED = get_args(events.ServerEvent)
 
 
 class ServerWriter(NamedTuple):

@@ -281,9 +281,10 @@ class MembershipController:
 
     def _assign_spares(self) -> None:
         for worker in self._pool.running:
-            if worker.asks_for_rank and self.members.assigned(worker.seat) is None and (vacant := self._vacant()):
+            progress, is_assigned = worker.task.progress, self.members.assigned(worker.seat) is not None
+            if progress.asks_for_rank and not is_assigned and (vacant := self._vacant()):
                 self.members.assign(worker.seat, vacant[0])
-                worker.task.progress.assigned = vacant[0]
+                progress.assigned = vacant[0]
 
     def _vacant(self) -> list[int]:
         living = {worker.seat for worker in self._pool.running if not worker.has_failed}

@@ -105,17 +105,12 @@ class WorkerProcess:
     @property
     def is_ready(self) -> bool:
         """True if the worker has started, has a rank, and waits to join the training group."""
-        return self.task.progress.phase is Phase.JOINING and not self.asks_for_rank
+        return self.task.progress.phase is Phase.JOINING and not self.task.progress.asks_for_rank
 
     @property
     def is_starting(self) -> bool:
         """True if the worker will join the training group, but its script is not ready yet."""
         return self.is_in_reserve and self.task.progress.phase is not Phase.JOINING
-
-    @property
-    def asks_for_rank(self) -> bool:
-        """True if the worker is a spare whose script waits to get its rank."""
-        return self.task.progress.asks_for_rank
 
     @property
     def has_failed(self) -> bool:
