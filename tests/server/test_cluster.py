@@ -83,7 +83,9 @@ def test_rays_logs_may_end_but_not_the_process_that_finds_actors() -> None:
 
     def ray_with(name: str) -> LocalRay:
         processes = {name: [SimpleNamespace(process=ended)]}
-        return LocalRay(SimpleNamespace(all_processes=processes, get_logs_dir_path=lambda: "logs"))
+        node = SimpleNamespace(all_processes=processes, get_logs_dir_path=lambda: "logs")
+        worker = SimpleNamespace(_global_node=node)
+        return LocalRay(SimpleNamespace(_private=SimpleNamespace(worker=worker)))  # type: ignore[arg-type]
 
     assert ray_with("log_monitor").ended() is None
     assert ray_with("gcs_server").ended() == f"Ray's process gcs_server (pid {ended.pid}) ended with status 1"

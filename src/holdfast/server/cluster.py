@@ -10,7 +10,6 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from threading import current_thread, main_thread
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 from holdfast.errors import BadInput, WorkerLost
@@ -22,9 +21,10 @@ NEEDED = ("raylet", "gcs_server")  # without these processes of Ray, no actor ca
 
 
 class LocalRay:
-    """The processes of Ray that this process has started; empty if it joined a running cluster."""
+    """The module `ray`, and the processes of Ray that this process has started (none if it joined a cluster)."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, ray: ModuleType) -> None:
+        self.ray, node = ray, ray._private.worker._global_node
         processes = {} if node is None else node.all_processes
         self._processes: dict[str, list[Popen[bytes]]] = {
             name: [info.process for info in group] for name, group in processes.items()
@@ -63,15 +63,15 @@ def cluster(address: str | None = None) -> Iterator[LocalRay]:
     if address is not None:
         require_answer(address)
     if ray.is_initialized():
-        yield LocalRay(ray._private.worker._global_node)
+        yield LocalRay(ray)
         return
     try:
         with _uninterrupted(ray), warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it starts
             _start(ray, address)
-        yield LocalRay(ray._private.worker._global_node)
+        yield LocalRay(ray)
     finally:
-        started = LocalRay(ray._private.worker._global_node)
+        started = LocalRay(ray)
         is_complete = started.ended() is None
         ray.shutdown()
         # Ray has asked its processes to end, and does not wait; without one of them, others might never end.

@@ -56,15 +56,10 @@ def _check(settings: Settings) -> None:
         raise CommitConflict(f"{settings.out} already holds a run: give each run its own folder and store.")
 
 
-def _actor(kind: type[Any], **options: object) -> Any:
-    import ray
-
-    return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
-
-
 class _Driver:
     def __init__(self, settings: Settings, report: "Callable[[Status], None]", local_ray: LocalRay) -> None:
-        self._settings, self._report, self._local_ray = settings, report, local_ray
+        self._settings, self._report = settings, report
+        self._local_ray, self._ray = local_ray, local_ray.ray
         self._join_request = JoinRequest(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
@@ -72,24 +67,19 @@ class _Driver:
         self._request = self._iteration = 0
 
     def run(self) -> "ServerOutcome":
-        from ray.exceptions import RayError
-
         try:
             self._start("node", self._settings.nodes)
             self._start("worker", self._settings.workers)
             self._controllers.append(self._new_controller())
             self._await_start()
             return self._watch()
-        except RayError:
+        except self._ray.exceptions.RayError:
             self._require_ray()
             raise
         finally:
             self._end()
 
     def _watch(self) -> "ServerOutcome":
-        import ray
-        from ray.exceptions import RayActorError
-
         for life in range(LIVES):
             self._request = 0  # every controller counts its requests from 0
             done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
@@ -98,14 +88,15 @@ class _Driver:
             try:
                 while not self._wait([done], LOOK_EVERY):
                     self._look()
-                outcome: ServerOutcome = ray.get(done)
+                outcome: ServerOutcome = self._ray.get(done)
                 return outcome
-            except RayActorError:
+            except self._ray.exceptions.RayActorError:
                 self._require_ray()
-                ray.kill(self._controllers.pop(0))  # it may only be unreachable, and must not drive the run any more
+                # It may only be unreachable, and must not drive the run any more.
+                self._ray.kill(self._controllers.pop(0))
                 if not self._controllers:
                     self._controllers.append(self._new_controller())
-            except ray.exceptions.RayTaskError as error:
+            except self._ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
                 if because := own_error(str(error), self._settings.workload):
@@ -115,13 +106,11 @@ class _Driver:
 
     def _look(self) -> None:
         """Report the run's progress, and start nodes or workers that the controller or the user has requested."""
-        import ray
-
         asked: Any = self._controllers[0].status.remote()
         if not self._wait([asked], SILENT_FOR):
-            ray.kill(self._controllers[0])
+            self._ray.kill(self._controllers[0])
             return
-        status: Status = ray.get(asked)
+        status: Status = self._ray.get(asked)
         self._report(status)
         # A lost controller is replaced once training continues; before, its successor would compete for the cores.
         if len(self._controllers) == 1 and status.iteration > self._iteration:
@@ -144,7 +133,7 @@ class _Driver:
     def _make(self, kind: str, number: int) -> Any:
         from holdfast.server import server_node, worker
 
-        made = _actor(
+        made = self._remote(
             server_node.ServerNode if kind == "node" else worker.Worker,
             concurrency_groups=server_node.THREADS if kind == "node" else worker.THREADS,
             scheduling_strategy="SPREAD",
@@ -152,20 +141,19 @@ class _Driver:
         self._actors[kind][number] = made.remote(number, self._settings)
         return self._actors[kind][number].ready.remote()
 
+    def _remote(self, kind: type[Any], **options: object) -> Any:
+        return self._ray.remote(num_cpus=0, **options)(kind)
+
     def _new_controller(self) -> Any:
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from holdfast.server.controller import Controller
 
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        made = _actor(Controller, concurrency_groups={"watch": 1}, scheduling_strategy=here)
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
+        made = self._remote(Controller, concurrency_groups={"watch": 1}, scheduling_strategy=here)
         return made.remote(self._settings)
 
     def _await_start(self) -> None:
-        import ray
-        from ray.exceptions import RayActorError
-
         waiting: dict[Any, tuple[str, int]] = {
             actor.ready.remote(): (kind, number)
             for kind, actors in self._actors.items()
@@ -179,8 +167,8 @@ class _Driver:
                 raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder.")
             member = waiting.pop(done[0])
             try:
-                ray.get(done[0])
-            except RayActorError:
+                self._ray.get(done[0])
+            except self._ray.exceptions.RayActorError:
                 starts -= 1
                 if not starts:
                     raise
@@ -188,12 +176,10 @@ class _Driver:
 
     def _wait(self, calls: list[Any], seconds: float) -> list[Any]:
         """Wait up to `seconds` for one of the Ray calls; return finished ones. Raise WorkerLost if Ray has ended."""
-        import ray
-
         deadline = time.monotonic() + seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
-            done, _ = ray.wait(calls, timeout=min(LOOK_EVERY, left))
+            done, _ = self._ray.wait(calls, timeout=min(LOOK_EVERY, left))
             self._require_ray()
             if done or left <= LOOK_EVERY:
                 return list(done)
@@ -208,10 +194,7 @@ class _Driver:
             )
 
     def _end(self) -> None:
-        import ray
-        from ray.exceptions import RayError
-
         everybody = [actor for actors in self._actors.values() for actor in actors.values()] + self._controllers
         for actor in everybody:
-            with suppress(RayError, ValueError):
-                ray.kill(actor)
+            with suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.kill(actor)
