@@ -6,7 +6,6 @@ import runpy
 import sys
 
 import pytest
-import torch
 
 from finished_run import different, failed_checks
 from repository import EXAMPLES, lines
@@ -37,10 +36,7 @@ def test_at_most_five_lines_of_the_plain_script_are_changed(name: str) -> None:
 def test_it_trains_alone(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     name = script.removesuffix(".py").removesuffix("_plain")
     monkeypatch.setattr(sys, "argv", [script, *ARGUMENTS[name]])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as many as there are would slow each other down, beside other tests
     runpy.run_path(str(EXAMPLES / script), run_name="__main__")
-    torch.set_num_threads(threads)
     assert re.search(r"\d digits recognized|perplexity \d", capsys.readouterr().out)
 
 

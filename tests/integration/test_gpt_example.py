@@ -32,10 +32,7 @@ def test_at_most_eight_lines_of_the_plain_script_are_changed(name: str) -> None:
 
 def test_the_plain_script_trains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["gpt_plain.py", "--words", "40", *SMALL[2:]])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as many as there are would slow each other down, beside other tests
     runpy.run_path(str(EXAMPLES / "gpt_plain.py"), run_name="__main__")
-    torch.set_num_threads(threads)
     assert "of 2.996 without training" in capsys.readouterr().out
 
 
