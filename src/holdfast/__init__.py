@@ -35,32 +35,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module of each public name. A name is imported on first use, so that neither `import holdfast` nor
+# The public names of each module. A name is imported on first use, so that neither `import holdfast` nor
 # `holdfast --help` waits for numpy and torch.
-_MODULES = {
-    "BadInput": "errors",
-    "Batch": "train.iterators",
-    "CommitConflict": "errors",
-    "Corrupt": "errors",
-    "DirectoryStore": "checkpoint.store",
-    "Finding": "audit.verdicts",
-    "FutureVersion": "errors",
-    "HoldfastError": "errors",
-    "NoSnapshot": "errors",
-    "NotAStore": "errors",
-    "ObjectStore": "checkpoint.objects",
-    "Run": "train.run",
-    "RunConfig": "runs.config",
-    "Snapshot": "checkpoint.snapshot",
-    "StorageFailed": "errors",
-    "Store": "checkpoint.store",
-    "WorkerLost": "errors",
-    "attach": "train.attach",
-    "audit_run": "audit.verdicts",
-    "load": "weights.load",
-    "open_store": "checkpoint.place",
-    "read_history": "history.log",
+_NAMES = {
+    "audit.verdicts": "Finding audit_run",
+    "checkpoint.objects": "ObjectStore",
+    "checkpoint.place": "open_store",
+    "checkpoint.snapshot": "Snapshot",
+    "checkpoint.store": "DirectoryStore Store",
+    "errors": "BadInput CommitConflict Corrupt FutureVersion HoldfastError NoSnapshot NotAStore StorageFailed WorkerLost",
+    "history.log": "read_history",
+    "runs.config": "RunConfig",
+    "train.attach": "attach",
+    "train.iterators": "Batch",
+    "train.run": "Run",
+    "weights.load": "load",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _PACKAGES = ("blocks", "lab", "supervise", "theory")
 
 __all__ = [*_MODULES, *_PACKAGES]

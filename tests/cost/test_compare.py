@@ -6,7 +6,7 @@ import pytest
 
 from fake_histories import FakeHistory
 from holdfast.cost.breakdown import CAUSES, CostBreakdown, cost_breakdown
-from holdfast.cost.compare import COLOURS, by_cause, compare, figure
+from holdfast.cost.compare import COLOURS, compare, figure
 
 
 def run(**parts: float) -> CostBreakdown:
@@ -29,11 +29,11 @@ def runs() -> dict[str, CostBreakdown]:
     return {"blocking": run(snapshot=0.25, write=1.0, sync=0.5), "overlapped": run(snapshot=0.25)}
 
 
-def test_the_rows_of_one_run_add_up(runs: dict[str, CostBreakdown]) -> None:
-    rows = by_cause(runs["blocking"])
-    assert [row["cause"] for row in rows] == list(CAUSES)
-    assert sum(row["seconds"] for row in rows) == pytest.approx(runs["blocking"].wall)
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
+def test_the_causes_of_one_run_add_up(runs: dict[str, CostBreakdown]) -> None:
+    spent = runs["blocking"]
+    assert list(spent.seconds) == list(spent.share) == list(CAUSES)
+    assert sum(spent.seconds.values()) == pytest.approx(spent.wall)
+    assert sum(spent.share.values()) == pytest.approx(1)
 
 
 def test_a_row_for_each_run_tells_goodput_stall_restarts_and_shares(runs: dict[str, CostBreakdown]) -> None:

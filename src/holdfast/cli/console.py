@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich import filesize
 from rich.console import Console
 from rich.text import Text
@@ -12,7 +13,17 @@ from rich.text import Text
 from holdfast.printable import printable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
     from holdfast.lab.experiment import Meter, Progress
+
+Script = Annotated[
+    str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
+]
+Module = Annotated[
+    bool,
+    typer.Option("-m", "--module", help="SCRIPT is the name of a module, such as package.train, as in python -m."),
+]
 
 
 def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
@@ -48,15 +59,20 @@ def size(count: int) -> str:
 @contextmanager
 def meter() -> "Iterator[Meter]":
     """Yield a function that adds a progress bar on stderr; nothing is shown if stderr is not a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+    with progress_bars() as bars:
 
         def begin(what: str, total: int) -> "Progress":
             task = bars.add_task(what, total=total)
             return lambda done: bars.advance(task, done)
 
         yield begin
+
+
+def progress_bars() -> "Bars":
+    """Return progress bars on stderr, with the count and the remaining time; they are hidden without a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Bars(*columns, console=console, disable=not console.is_terminal)

@@ -84,7 +84,6 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_one(breakdown: "CostBreakdown") -> None:
-    from holdfast.cost.compare import by_cause
     from holdfast.finding import counted
 
     if not breakdown.trained:
@@ -99,8 +98,8 @@ def _print_one(breakdown: "CostBreakdown") -> None:
         f"restarts: {breakdown.restarts}; rework: {breakdown.rolled_back} steps, {breakdown.seconds['rework']:.2f} s{lost}"
     )
     table = Table("wall clock by cause", "seconds", "share", box=None)
-    for row in by_cause(breakdown):
-        table.add_row(row["cause"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
+    for cause, seconds in breakdown.seconds.items():
+        table.add_row(cause, f"{seconds:.3f}", f"{breakdown.share[cause]:.1%}")
     Console().print(table)
     if breakdown.failures:
         heads = "failure", "step", "rank", "detected", "after", "trains after", "steps lost", "samples lost"

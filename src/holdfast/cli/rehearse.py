@@ -8,20 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import say
+from holdfast.cli.console import Module, Script, say
 from holdfast.errors import BadInput
 from holdfast.printable import printable
 
 
 def rehearse(
-    script: Annotated[
-        str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
-    ],
+    script: Script,
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
-    module: Annotated[
-        bool,
-        typer.Option("-m", "--module", help="SCRIPT is the name of a module, such as package.train, as in python -m."),
-    ] = False,
+    module: Module = False,
     steps: Annotated[
         int | None, typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]")
     ] = None,

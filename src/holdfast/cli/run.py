@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.console import complain
+from holdfast.cli.console import Module, Script, complain
 from holdfast.cli.final_audit import FinalAudit, final_audit
 from holdfast.errors import BadInput
 from holdfast.printable import printable
@@ -26,14 +26,9 @@ _continuing = partial(typer.Option, rich_help_panel="Continuing a run")
 
 
 def run(
-    script: Annotated[
-        str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
-    ],
+    script: Script,
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of SCRIPT, after --.")] = None,
-    module: Annotated[
-        bool,
-        typer.Option("-m", "--module", help="SCRIPT is the name of a module, such as package.train, as in python -m."),
-    ] = False,
+    module: Module = False,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/SCRIPT")] = None,
     seed: Annotated[

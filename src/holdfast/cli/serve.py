@@ -1,21 +1,16 @@
 """`holdfast serve`: train on a parameter server, show the status of a run, let nodes join it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from holdfast.cli.console import say
+from holdfast.cli.console import progress_bars, say
 from holdfast.errors import BadInput
 from holdfast.finding import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.faults.schedule import Schedule
     from holdfast.server.status import Status
 
@@ -104,7 +99,15 @@ def train(
         iterations=iterations,
         failures=_failures(inject or [], iterations),
     )
-    with _bar(iterations) as report:
+    with progress_bars() as bars:
+        task = bars.add_task("starting", total=iterations)
+
+        def report(status: "Status") -> None:
+            if status.loss is not None:
+                counts = f"{status.saves} saves, {status.failures} failures"
+                description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {counts}"
+                bars.update(task, completed=status.iteration, description=description)
+
         outcome = train_on_server(settings, address, report)
     result = "converged" if outcome.converged else "did not converge"
     loss = f"a loss of {outcome.loss:.6g}"
@@ -143,22 +146,3 @@ def _failures(specs: list[str], iterations: int) -> "Schedule":
             "Choose an earlier one, or give more --iterations."
         )
     return failures
-
-
-@contextmanager
-def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-        task = bars.add_task("starting", total=iterations)
-
-        def report(status: "Status") -> None:
-            if status.loss is not None:
-                counts = f"{status.saves} saves, {status.failures} failures"
-                description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {counts}"
-                bars.update(task, completed=status.iteration, description=description)
-
-        yield report

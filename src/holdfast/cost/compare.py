@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cost.breakdown import CAUSES, CostBreakdown
+from holdfast.cost.breakdown import CostBreakdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +25,6 @@ COLOURS = {
     "closing": "#a0aec0",
     "unaccounted": "#e2e8f0",
 }
-
-
-def by_cause(spent: CostBreakdown) -> list[dict[str, Any]]:
-    return [{"cause": cause, "seconds": spent.seconds[cause], "share": spent.share[cause]} for cause in CAUSES]
 
 
 def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
