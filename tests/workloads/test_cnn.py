@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from holdfast.errors import BadInput
 from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.cnn import ConvolutionalNetwork, cnn
 from holdfast.workloads.convnet import Architecture, Network, one_thread
@@ -158,10 +157,3 @@ def test_restoring_a_block_restores_its_moments_and_nothing_else(partition: str)
 def test_the_quick_variant_reaches_its_criterion_in_as_many_iterations_as_a_panel_should() -> None:
     run = trajectory(cnn("digits", partition="layer"), limit=90)
     assert 20 <= run.length <= 90
-
-
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="'row' of a CNN: choose one of layer, shard"):
-        cnn("digits", partition="row")
-    with pytest.raises(BadInput, match="'covtype': choose one of mnist, digits"):
-        cnn("covtype")

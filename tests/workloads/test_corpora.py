@@ -153,11 +153,6 @@ def refused() -> Exception:
     return _Refused("no network in tests")
 
 
-def test_a_corpus_of_another_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(BadInput, match="'wikipedia': choose one of newsgroups20, reuters, generated"):
-        load("wikipedia")
-
-
 def test_generated_text_is_always_the_same() -> None:
     some = load("generated")
     assert contents(some) == contents(load("generated"))

@@ -122,11 +122,6 @@ def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch:
         load("mnist")
 
 
-def test_an_unknown_name_names_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="no data set 'minst': choose one of covtype, digits, mnist"):
-        load("minst")
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from holdfast.errors import BadInput
 from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.corpora import Corpus
 from holdfast.workloads.gibbs import TOPICS, sweep, uniform_number
@@ -235,8 +234,3 @@ def test_generated_text_reaches_its_criterion_while_the_loss_still_falls() -> No
     assert workload.name == "lda-generated"
     assert 15 <= run.length <= 30
     assert run.losses[-1] < run.losses[-6] - 1000
-
-
-def test_a_corpus_without_settings_is_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'wikipedia': choose one of newsgroups20, newsgroups20-200, reuters, generated"):
-        lda("wikipedia")

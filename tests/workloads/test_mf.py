@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from holdfast.errors import BadInput
 from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.mf import SETTINGS, MatrixFactorization, mf
 from holdfast.workloads.ratings import Ratings, generated
@@ -148,11 +147,6 @@ def test_the_start_is_uniform_and_follows_the_seed() -> None:
 
 def test_generated_ratings_reach_their_criterion_in_as_many_iterations_as_the_papers() -> None:
     assert 20 <= trajectory(mf("generated")).length <= 90
-
-
-def test_ratings_without_settings_are_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'netflix': choose one of movielens, jester, generated"):
-        mf("netflix")
 
 
 @pytest.mark.skipif(not os.environ.get("HOLDFAST_DATA"), reason="$HOLDFAST_DATA names no folder of real data")

@@ -144,11 +144,6 @@ def test_a_file_that_cannot_be_read_is_a_storage_failure(tmp_path: Path, read: C
         read(tmp_path)
 
 
-def test_unknown_ratings_name_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="no ratings called 'netflix': choose one of movielens, jester, generated"):
-        load("netflix")
-
-
 def test_generated_ratings_are_half_stars_that_follow_the_seed() -> None:
     ratings = load("generated")
     assert (ratings.name, ratings.users, ratings.items) == ("generated", 200, 300)

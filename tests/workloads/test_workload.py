@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from holdfast.errors import BadInput
 from holdfast.lab.simulate.lanes import trajectory
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.qp import QuadraticProgram
@@ -56,8 +55,3 @@ def test_scores_too_large_for_a_float_do_not_spoil_the_loss() -> None:
     huge["weights"][:, 0] = -1e30
     assert np.isfinite(workload.loss(stacked([huge]))).all()
     assert np.isfinite(workload.advance(stacked([huge]), FIRST)["weights"]).all()
-
-
-def test_a_data_set_without_settings_is_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'iris': choose one of mnist, covtype, digits"):
-        mlr("iris")

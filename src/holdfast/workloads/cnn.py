@@ -18,7 +18,6 @@ import numpy as np
 from numba import njit
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, whole
-from holdfast.errors import BadInput
 from holdfast.workloads.convnet import Architecture
 from holdfast.workloads.datasets import LabeledData, load
 from holdfast.workloads.divided import DividedDefaults, Push, RoundId, share, writable
@@ -231,14 +230,9 @@ SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
     "mnist": (Architecture(28, 10, kernel=5, stride=2, channels=(8, 24), hidden=(128, 64)), 48, 4096, 0.08),
     "digits": (Architecture(8, 10, kernel=3, stride=1, channels=(8, 16), hidden=(64, 32)), 12, 512, 0.2),
 }
-PARTITIONS = ("layer", "shard")
 
 
 def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
     """Return the workload for `dataset`; a block is a whole weight or bias ("layer") or a row of one ("shard")."""
-    if partition not in PARTITIONS:
-        raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
-    if dataset not in SETTINGS:
-        raise BadInput(f"There are no CNN settings for {dataset!r}: choose one of {', '.join(SETTINGS)}.")
     architecture, batches, evaluated, criterion = SETTINGS[dataset]
     return ConvolutionalNetwork(load(dataset, data), architecture, partition, batches, evaluated, criterion)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
-from holdfast.workloads.fetch import DataFile, Folder, Named, cache_folder, data_folder, find, kept, obtain
+from holdfast.workloads.fetch import DataFile, Folder, Named, kept, obtain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,45 +29,31 @@ class Corpus:
     vocabulary: int
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusSource:
-    """A corpus on disk: an archive, or the folder extracted from it."""
-
-    archive: DataFile
-    extracted: tuple[str, ...]  # below a data folder
-
-
 def load(name: str, data: Folder = None) -> Corpus:
     """Load the corpus called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
-    if name not in CORPORA:
-        raise BadInput(f"There is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
     return CORPORA[name](data)
 
 
-NEWSGROUPS = CorpusSource(
-    DataFile(
-        dataset="newsgroups20",
-        folders=("newsgroups20", "."),
-        names=("20news-bydate.tar.gz", "20news-bydate.tar.xz"),
-        urls=(
-            "http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",
-            "https://ndownloader.figshare.com/files/5975967",  # scikit-learn's copy of the file above
-        ),
-        sha256="8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
+NEWSGROUPS = DataFile(
+    dataset="newsgroups20",
+    folders=("newsgroups20", "."),
+    names=("20news-bydate.tar.gz", "20news-bydate.tar.xz"),
+    urls=(
+        "http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",
+        "https://ndownloader.figshare.com/files/5975967",  # scikit-learn's copy of the file above
     ),
+    sha256="8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
     extracted=("newsgroups20/20news-bydate-train", "20news-bydate/20news-bydate-train", "20news-bydate-train"),
 )
-REUTERS = CorpusSource(
-    DataFile(
-        dataset="reuters21578",
-        folders=("reuters21578", "."),
-        names=("reuters21578.tar.gz", "reuters21578.tar.xz"),
-        urls=(
-            "http://www.daviddlewis.com/resources/testcollections/reuters21578/reuters21578.tar.gz",
-            "https://archive.ics.uci.edu/ml/machine-learning-databases/reuters21578-mld/reuters21578.tar.gz",
-        ),
-        sha256="3bae43c9b14e387f76a61b6d82bf98a4fb5d3ef99ef7e7075ff2ccbcf59f9d30",
+REUTERS = DataFile(
+    dataset="reuters21578",
+    folders=("reuters21578", "."),
+    names=("reuters21578.tar.gz", "reuters21578.tar.xz"),
+    urls=(
+        "http://www.daviddlewis.com/resources/testcollections/reuters21578/reuters21578.tar.gz",
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/reuters21578-mld/reuters21578.tar.gz",
     ),
+    sha256="3bae43c9b14e387f76a61b6d82bf98a4fb5d3ef99ef7e7075ff2ccbcf59f9d30",
     extracted=("reuters21578/reuters21578", "reuters21578"),
 )
 
@@ -77,13 +63,13 @@ STORIES = 1510
 
 
 def _newsgroups(data: Folder) -> Corpus:
-    path = _located(NEWSGROUPS, data)
+    path = obtain(NEWSGROUPS, data)
     posts = _texts(path, lambda name: "20news-bydate-train" in name.parts[:-1])
     return _kept("newsgroups20", path, lambda: (own_words(text) for _, text in sorted(posts)))
 
 
 def _reuters(data: Folder) -> Corpus:
-    path = _located(REUTERS, data)
+    path = obtain(REUTERS, data)
     files = _texts(path, lambda name: name.suffix == ".sgm")
 
     def stories() -> Iterator[str]:
@@ -174,17 +160,6 @@ def training_stories(sgml: str) -> Iterator[str]:
     for attributes, content in _STORY.findall(sgml):
         if 'TOPICS="YES"' in attributes and 'LEWISSPLIT="TRAIN"' in attributes:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
-
-
-def _located(source: CorpusSource, data: Folder) -> Path:
-    for folder in (data_folder(data), cache_folder()):
-        if folder is None:
-            continue
-        if archive := find(source.archive, folder):
-            return archive
-        if extracted := next((folder / name for name in source.extracted if (folder / name).is_dir()), None):
-            return extracted
-    return obtain(source.archive, data)
 
 
 # The errors that unpacking a damaged archive raises.

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import BadInput, Corrupt, StorageFailed
+from holdfast.errors import Corrupt, StorageFailed
 from holdfast.extras import require
 from holdfast.workloads.fetch import DataFile, Folder, obtain
 
@@ -33,8 +33,6 @@ class LabeledData:
 
 def load(name: str, data: Folder = None) -> LabeledData:
     """Load the data set called `name` from `data`, $HOLDFAST_DATA or the cache, or download it."""
-    if name not in DATASETS:
-        raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
     return DATASETS[name](data)
 
 

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,6 +40,7 @@ class DataFile:
     names: tuple[str, ...]
     urls: tuple[str, ...]  # the official home first, then mirrors
     sha256: str
+    extracted: tuple[str, ...] = ()  # folders below a data folder that may hold the content of the archive
 
     def at_home_in(self, cache: Path) -> Path:
         return cache / self.folders[0] / self.names[0]
@@ -81,8 +83,9 @@ def cache_folder() -> Path:
 
 
 def find(file: DataFile, folder: Path) -> Path | None:
-    paths = (folder / below / name for below in file.folders for name in file.names)
-    return next((path for path in paths if path.is_file()), None)
+    files = (folder / below / name for below in file.folders for name in file.names)
+    extracted = (folder / name for name in file.extracted)
+    return next(chain(filter(Path.is_file, files), filter(Path.is_dir, extracted)), None)
 
 
 def fetch(file: DataFile, cache: Path) -> Path:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, State, ragged
-from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
 from holdfast.workloads.divided import DividedDefaults, Push, RoundId, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
@@ -196,8 +195,6 @@ SETTINGS: dict[str, tuple[str, float, int]] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    if name not in SETTINGS:
-        raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     corpus, criterion, topics = SETTINGS[name]
     return LatentDirichletAllocation(load(corpus, data), criterion, topics)
 

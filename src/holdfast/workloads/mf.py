@@ -16,7 +16,6 @@ from numba import njit
 from scipy.sparse import csr_array
 
 from holdfast.blocks.division import Blocks, Floats, Ids, State, along, euclidean
-from holdfast.errors import BadInput
 from holdfast.workloads.divided import DividedDefaults, Push, RoundId, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
@@ -150,8 +149,6 @@ SETTINGS: dict[str, tuple[int, float]] = {"movielens": (20, 9.2e2), "jester": (5
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:
-    if name not in SETTINGS:
-        raise BadInput(f"There are no MF settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     factors, criterion = SETTINGS[name]
     return MatrixFactorization(load(name, data), factors, criterion)
 

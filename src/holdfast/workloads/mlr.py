@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
-from holdfast.errors import BadInput
 from holdfast.workloads.datasets import LabeledData, load
 from holdfast.workloads.divided import DividedDefaults, Push, RoundId, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -159,8 +158,6 @@ SETTINGS: dict[str, tuple[int, float, float]] = {
 
 
 def mlr(name: str, data: Path | None = None) -> LogisticRegression:
-    if name not in SETTINGS:
-        raise BadInput(f"There are no MLR settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     batch, rate, criterion = SETTINGS[name]
     return LogisticRegression(load(name, data), batch, rate, criterion)
 

@@ -28,8 +28,6 @@ class Ratings:
 
 def load(name: str, data: Folder = None) -> Ratings:
     """Load the ratings called `name` from `data`, $HOLDFAST_DATA or the cache, or download them."""
-    if name not in RATINGS:
-        raise BadInput(f"There are no ratings called {name!r}: choose one of {', '.join(RATINGS)}.")
     return RATINGS[name](data)
 
 

@@ -63,7 +63,7 @@ class PanelResults:
         return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return the mini-batches that a checkpoint restart repeats, divided by those that `strategy` adds."""
+        """Return how many times more mini-batches a restart from a checkpoint repeats than `strategy` does."""
         repeated = self.panel.epoch / 2  # on average, with a checkpoint in every epoch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)

@@ -94,23 +94,23 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return, for each row (seed), by which fraction column 0 (a variant) exceeds column 1; a mean over the suites."""
+    """Return column 0 / column 1 - 1 for each row, averaged over the arrays `suites`."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return, for each row (seed), column 0 (a variant) minus column 1; a mean over the suites."""
+    """Return column 0 minus column 1 for each row, averaged over the arrays `suites`."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return, for each row (seed), by which fraction the mean of column 0 over the suites is below that of column 1."""
+    """Return 1 - (mean of column 0 / mean of column 1) for each row; the means are over the arrays `suites`."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def wins(suites: Sequence[Floats]) -> Floats:
-    """Return, for each row (seed), the fraction of suites in which column 0 (a variant) exceeds column 1."""
+    """Return, for each row, the fraction of the arrays `suites` in which column 0 exceeds column 1."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 

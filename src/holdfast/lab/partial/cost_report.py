@@ -190,7 +190,7 @@ def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
 
 
 def explain_reduction(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> str:
-    """Return a sentence that compares the costs of `strategy` and `baseline`, also without failures before a save."""
+    """Return a sentence on how much lower the costs of failures are with `strategy` than with `baseline`."""
     measured, policy, lost = panel.measurement, strategy.policy, f"{strategy.lost} lost"
     name = (
         f"{panel.label}, {policy.name} {policy.fraction}, {lost}" if policy.fraction < 1 else f"{panel.label}, {lost}"

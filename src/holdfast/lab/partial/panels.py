@@ -25,12 +25,12 @@ class Panel:
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on how the named models and data sets (none: all) differ from those of the SCAR paper."""
+    """Return notes on how the models and data sets called `names` (all if empty) differ from those of the SCAR paper."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen(names, PANELS, "panel") if panel.name in NOTES]
 
 
 def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
-    """Return the panels (models with data sets) called `names`; if `quick`, only one of those with the same data."""
+    """Return the panels (models with data sets) called `names`; if `quick`, only one of those with the same small data."""
     panels = chosen(names, PANELS, "panel")
     return list({panel.small: panel for panel in reversed(panels)}.values())[::-1] if quick else panels
 

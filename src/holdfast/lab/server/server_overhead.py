@@ -43,7 +43,7 @@ CAPTION = "Likelihood over iterations and over seconds: every seed thin, their m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadResults:
-    """The trials of one topic model."""
+    """The training runs of one topic model on the parameter server."""
 
     workload: str
     topics: int
@@ -82,7 +82,8 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 def checkpoint_share(trial: ServerTrial) -> float:
     """Return the median checkpoint time of an iteration, divided by the median of its other time."""
-    return float(np.median(trial.columns["checkpoint"][1:]) / np.median(trial.rest[1:]))
+    checkpoint, seconds = (trial.columns[name][1:] for name in ("checkpoint", "seconds"))
+    return float(np.median(checkpoint) / np.median(seconds - checkpoint))
 
 
 def time_added(trial: ServerTrial) -> float:
@@ -142,7 +143,7 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return sentences for the report about one topic model, including why a claim fails."""
+    """Return sentences for the report about one topic model: how far runs fall behind, and the time of a checkpoint."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")

@@ -73,10 +73,6 @@ class ServerTrial:
     def losses(self) -> Floats:
         return self.columns["loss"]
 
-    @property
-    def rest(self) -> Floats:
-        return self.columns["seconds"] - self.columns["checkpoint"]
-
 
 def run_trials(
     workload: str, iterations: int, arms: Sequence[ExperimentArm], seeds: Sequence[int], options: Options, meter: Meter
