@@ -33,14 +33,12 @@ class RunLoader:
 
     def __init__(self, dataset: MapDataset, global_batch: int, parts: int = 1) -> None:
         self.dataset, self.global_batch = dataset, global_batch
-        self.parts = parts
-        """The number of batches per optimizer step."""
+        self.parts = parts  # batches per optimizer step
         samples = size(dataset)
         self.steps_per_epoch = samples // global_batch
         if not self.steps_per_epoch:
             raise BadInput(f"{samples} samples do not fill one global batch of {global_batch}: make it smaller.")
-        self.last: Batch | None = None
-        """The step that is being trained; None before the first and after the last."""
+        self.last: Batch | None = None  # the step that is being trained; None before the first and after the last
         self._batches: Batches | None = None
         self._gather: Callable[[], None] | None = None
 

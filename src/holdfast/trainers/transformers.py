@@ -216,8 +216,7 @@ class TransformersProgress:
         self._trainer = trainer
         self.ranks = RankNumbers(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
-        self.begun = 0
-        """The number of steps that were trained before the last restart."""
+        self.begun = 0  # steps that were trained before the last restart
 
     def begin(self) -> None:
         """Restore the running loss and operation count (FLOPs) after the Trainer has set them to zero."""

@@ -53,9 +53,6 @@ class BackpropPanel:
     epoch: int  # mini-batches in an epoch of the paper
     note: str = ""
 
-    def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        return self.quick(data) if quick else self.full(data)
-
 
 def _resnet18(data: Path | None) -> TrainingTask:
     from holdfast.workloads.images import cifar10

@@ -130,4 +130,4 @@ class Scenarios:
 
 @cache  # each process loads it once
 def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
-    return PANELS[panel].task(data, quick=quick)
+    return (PANELS[panel].quick if quick else PANELS[panel].full)(data)
