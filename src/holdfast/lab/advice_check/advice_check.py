@@ -134,17 +134,8 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
     for key, group in groups.items():
         first, measured = group[0].predicted, float(np.mean([case.measured for case in group]))
         rows.append([*key, first.value, first.low, first.high, measured, len(group), coverage(group)])
-    columns = [
-        "workload",
-        "strategy",
-        "unit",
-        "predicted",
-        "low",
-        "high",
-        "measured (mean)",
-        "cases",
-        "in the interval",
-    ]
+    columns = ["workload", "strategy", "unit", "predicted", "low", "high", "measured (mean)", "cases"]
+    columns.append("in the interval")
     return ResultTable("Predicted and measured costs of a failure", columns, rows)
 
 
