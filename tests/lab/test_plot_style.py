@@ -30,9 +30,9 @@ def panels(count: int, strategies: list[Strategy]) -> list[PanelComparison]:
     rng, comparisons = np.random.default_rng(0), []
     for panel in list(PANELS.values())[:count]:
         costs = {strategy.canonical: Costs(*rng.exponential(4, size=(4, 10))) for strategy in strategies}
-        measured = Measurement(np.full(10, 60), np.arange(1, 41, 4), Contraction(0.9, 1.0, True, 0.9, 0.9), costs)
+        measured = Measurement(np.full(10, 60), np.arange(1, 41, 4), Contraction(0.9, 1.0, True, 0.9, 0.9), 0.5, costs)
         rows = [cost_row(panel.name, measured, strategy, strategies[0]) for strategy in strategies]
-        comparisons.append(PanelComparison(panel.name, "w", False, 1.0, measured, rows, panel.title, 10))
+        comparisons.append(PanelComparison(panel.name, "w", False, 1.0, 0.1, measured, rows, panel.title, 10))
     return comparisons
 
 

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.backprop import figures, scenarios, simulated_workers, training
-from holdfast.lab.backprop.panels import WORKERS, TrainingTask
+from holdfast.lab.backprop.claims import MeasuredTimes, PanelResults, remarks
+from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
+from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
     BEFORE,
@@ -28,8 +30,10 @@ from holdfast.lab.backprop.scenarios import (
     MEASURED,
     NOW,
     PHASES,
+    POINTS,
     FailureCase,
     Scenarios,
+    TrialOutcome,
 )
 from holdfast.lab.backprop.training import Training
 from holdfast.lab.experiment import Options, Progress
@@ -208,6 +212,46 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     times = training.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in times.predicted.items():
         assert predicted == pytest.approx(times.slowdown[FailureCase("replay", point)][0], rel=0.02)
+
+
+def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> PanelResults:
+    """A panel of five equal rounds, whose strategies took these multiples of a mini-batch at the three points."""
+    slowdown = {cell: np.ones(5) for cell in INTERRUPTED}
+    for strategy, took in (("replay", replay), ("skip", skip)):
+        slowdown |= {FailureCase(strategy, point): np.full(5, each) for point, each in zip(POINTS, took, strict=True)}
+    panel = PANELS["nt3"]
+    alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
+    return PanelResults(
+        panel=panel,
+        data="generated",
+        quick=False,
+        phases=(0, 1, 2),
+        steps=7,
+        outcomes=[TrialOutcome(curve=[0.5], accuracy=alike)] * 2,
+        times=MeasuredTimes(
+            slowdown=slowdown,
+            prices=Prices(minibatch=0.018, save=1.0, init=5.0, load=0.3),
+            predicted=dict(zip(POINTS, modelled, strict=True)),
+            replayed=(1.0, 1.0),
+        ),
+    )
+
+
+def _why_the_model_fails(results: PanelResults) -> str:
+    return next(line for line in remarks(results) if "by the performance model, over the measured one" in line)
+
+
+def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause() -> None:
+    """On NT3 the two layers whose gradients come last take most of backward: as measured on a GPU."""
+    skip, modelled = [0.293, 0.295, 0.359], [1.468, 1.645, 1.823]
+    line = _why_the_model_fails(_timed([1.288, 1.289, 1.354], skip, modelled))
+    assert (
+        "Cause: the model assumes that all gradients take the same time. Until the failure (at 25%, 50%, 75%) 0.29"
+        in line
+    )
+    assert "0.36 of a mini-batch passed, by the model 0.47, 0.65, 0.82" in line
+    unexplained = _why_the_model_fails(_timed([1.1, 1.1, 1.1], skip, modelled))
+    assert "Cause: not found. Until the failure" in unexplained
 
 
 @pytest.mark.parametrize(("depth", "values"), [(18, 11_173_962), (50, 23_520_842)])

@@ -14,11 +14,12 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Options, Progress, TrialLog, chosen
 from holdfast.lab.partial import priority_checkpoint
-from holdfast.lab.partial.comparison import Measurement, measure
+from holdfast.lab.partial.comparison import Measurement, concentration, measure
 from holdfast.lab.partial.panels import PANELS, distinct_panels, quick_notes
 from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
+from holdfast.lab.simulate.lanes import Trajectory
 from holdfast.lab.simulate.strategy import lost_in_trial
 from holdfast.workloads.mlr import mlr
 
@@ -115,6 +116,15 @@ def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> No
     assert costs["priority", 1] == costs["round", 1] == costs["random", 1]
     assert {row["panel"] for row in result.rows} == {"mlr-mnist"}
     assert (tmp_path / "trials.csv").read_text().count("\n") == 1 + 10 * len(result.rows)
+
+
+@pytest.mark.parametrize(("moving", "share"), [(1, 1.0), (2, 0.5), (8, 1 / 8)])
+def test_concentration_is_the_share_of_the_movement_that_one_small_save_could_hold(moving: int, share: float) -> None:
+    workload = mlr("digits")
+    weights = np.zeros((17, *workload.start()["weights"].shape))
+    weights[:, : moving * len(workload.blocks) // 8] = np.arange(17).reshape(-1, 1, 1)
+    run = Trajectory([{"weights": each} for each in weights], np.zeros(17))
+    assert concentration(workload, run, 8) == pytest.approx(share)
 
 
 def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None:

@@ -1,24 +1,66 @@
-"""Remarks on costs that are not as expected."""
+"""A claim that fails is explained by the first cause that the measurements show."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from holdfast.lab.bounds.cost_bound import Contraction
+from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison
-from holdfast.lab.partial.cost_report import explain_reduction
-from holdfast.lab.partial.partial_recovery import LOST, strategy
+from holdfast.lab.partial.cost_report import ReductionFacts, cause_of
+from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
+from holdfast.lab.result import Claim
+
+FACTS = ReductionFacts(
+    trials=100,
+    whole=0.6,
+    early=20,
+    later=ConfidenceInterval(0.6, 0.5, 0.7),
+    smaller=0.55,
+    scaled=0.5,
+    concentration=0.4,
+    largest=0.01,
+    budget=0.125,
+)
 
 
-def test_a_reduction_is_given_in_whole_iterations_and_without_early_failures() -> None:
-    half, all_lost = (strategy("partial", lost, 8) for lost in (LOST[1], LOST[3]))
-    costs = {half: (4.0, 1.0, 1.0), all_lost: (2.0, 4.0, 4.0)}
+def failing(measured: float) -> Claim:
+    return Claim(id="a", claim="b", source="c", expected=(0.78, 0.95), measured=measured)
+
+
+@pytest.mark.parametrize(
+    ("facts", "measured", "cause"),
+    [
+        (replace(FACTS, early=100), 0.6, "every failure comes before the first full checkpoint"),
+        (replace(FACTS, later=ConfidenceInterval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
+        (replace(FACTS, whole=0.8), 0.6, "the counting"),
+        (FACTS, 0.97, "the surviving blocks pull the restored blocks forward"),
+        (replace(FACTS, largest=0.7), 0.6, "one block holds 70% of the values"),
+        (replace(FACTS, scaled=0.83), 0.6, "distances of large and small blocks are ranked alike"),
+        (FACTS, 0.6, "movement is spread over the blocks"),
+        (replace(FACTS, scaled=None), 0.6, "movement is spread over the blocks"),
+        (replace(FACTS, smaller=0.8), 0.47, "not found"),
+        (replace(FACTS, budget=1), 0.6, "not found"),
+    ],
+)
+def test_the_cause_is_the_first_that_explains_the_result(facts: ReductionFacts, measured: float, cause: str) -> None:
+    assert cause_of(facts, failing(measured)).startswith(cause)
+
+
+def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:
     measured = Measurement(
-        lengths=np.array([20, 20, 20]),
-        steps=np.array([3, 12, 14]),
+        lengths=np.array([20, 20]),
+        steps=np.array([3, 12]),
         rate=Contraction(0.9, 1.0, True, 0.9, 0.9),
-        strategies={each.canonical: Costs(*[np.array(numbers)] * 4) for each, numbers in costs.items()},
+        concentration=0.5,
+        strategies={
+            strategy("partial", lost, 8).canonical: Costs(*[np.array(costs)] * 4)
+            for lost, costs in zip(LOST, [(1.0, 1.0), (2.0, 2.0), (6.0, 2.0), (3.0, 4.0)], strict=True)
+        },
     )
-    line = explain_reduction(PanelComparison("mf", "mf-small", False, 1.0, measured, []), half, all_lost)
-    assert line == (
-        "mf, 1/2 lost: in whole iterations, as the paper counts, the reduction is 0.40; without the 1 of 3 failures before "
-        "the first full checkpoint it is 0.75 (interval unknown), and the perturbation is 75% smaller than by full recovery."
+    (line,) = rises(PanelComparison("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
+    assert line.startswith("mf: losing 3/4 costs 0.50 iterations")
+    assert line.endswith(
+        "6.00 against 3.00 in failures before the first full checkpoint, 2.00 against 4.00 in the others."
     )

@@ -16,6 +16,7 @@ from holdfast.lab.result import Claim, Expected
 
 LEAST = 0.01  # part of a mini-batch: a smaller overhead cannot be distinguished from none
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
+TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +125,7 @@ def claims(results: PanelResults) -> list[Claim]:
 
 
 def remarks(results: PanelResults) -> list[str]:
-    """Return sentences for the report on one network: accuracies, and what a failure costs by the performance model."""
+    """Return sentences for the report on one network, such as why one of its claims does not hold."""
     label, prices = results.label, results.times.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}
@@ -149,8 +150,59 @@ def remarks(results: PanelResults) -> list[str]:
         f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, and a save in every epoch; replay "
         f"{_time(rollback.replay)}, and {_time(rollback.restart)} without a spare; forward nothing. With the starts of "
         f"both counted, checkpoint-restart costs {restart.total / rollback.total:.1f} times as much as replay.",
+        *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
     ]
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _cause(results: PanelResults, claim: Claim) -> str:
+    """Return a sentence that says why `claim` fails, as far as the measurements show."""
+    start = f"{claim.claim}: does not hold."
+    if "-dearer-than-" in claim.id:
+        half = results.panel.epoch / 2
+        needed = 100 * (claim.measured and half / claim.measured)
+        return (
+            f"{start} Cause: an epoch of {results.panel.epoch} mini-batches loses {half:g} on average; for a factor of 100 it "
+            f"would have to lose {needed:.0f}. That follows from the paper's own epoch length and slowdowns."
+        )
+    if claim.id.endswith("-deviation"):
+        strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]
+        phase, cell, _ = results.worst(strategy)
+        before, base, after = (float(results.accuracy(phase, c).mean()) for c in (BEFORE, BASELINE, cell))
+        return (
+            f"{start} In that scenario accuracy is {before:.3f} before the mini-batch, {base:.3f} after it and {after:.3f} "
+            f"under {strategy}: the mini-batch alone changes it by {abs(before / max(base, 1e-9) - 1):.1%}."
+        )
+    if claim.id.endswith("-overhead"):
+        spread = np.percentile(np.stack(list(results.times.slowdown.values())), (5, 95))
+        return f"{start} 5th and 95th percentile of all slowdowns: {_listed(spread.tolist())}."
+    if claim.id.endswith("-forward-nearer"):
+        parts = []
+        for phase in PHASES:
+            forward, replay = (results.distances(strategy, [phase]).mean() for strategy in ("forward", "replay"))
+            base = results.accuracy(phase, BASELINE).mean()
+            parts.append(f"{phase} {forward:.1%} and {replay:.1%} at {base:.3f}")
+        return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {', '.join(parts)}."
+    if claim.id.endswith("-model-restart"):
+        return (
+            f"{start} {_time(results.times.replayed[0])} were predicted and {_time(results.times.replayed[1])} measured: the prices and "
+            "the replay were not measured at the same moment. Cause: not found; other work on the machine may be one."
+        )
+    # The model of replay is off: gradients of unequal duration may explain it, because the model has them equal.
+    until = [results.median_slowdown("skip", point).value for point in POINTS]  # skip computes only up to the failure
+    taken = [results.median_slowdown("replay", point).value for point in POINTS]
+    modelled = [results.times.predicted[point] - 1 for point in POINTS]
+    explained = all(abs((1 + part) / whole - 1) <= TOLERANCE for part, whole in zip(until, taken, strict=True))
+    return (
+        f"{start} Cause: {'the model assumes that all gradients take the same time' if explained else 'not found'}. Until the "
+        f"failure (at {', '.join(f'{point:.0%}' for point in POINTS)}) {_listed(until)} of a mini-batch passed, by the model "
+        f"{_listed(modelled)}; with a mini-batch after it that is {_listed([1 + part for part in until])}, and replay took "
+        f"{_listed(taken)}."
+    )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)

@@ -48,6 +48,7 @@ class Measurement:
     lengths: Ids
     steps: Ids
     rate: Contraction
+    concentration: float  # see `concentration`
     strategies: dict[Strategy, Costs]
 
     @property
@@ -88,13 +89,13 @@ def measure(
         groups = options.map(all_trials, all_trials.groups(trials, options.parallelism), record)
     outcomes = [by_workload for group in groups for by_workload in group]
     return [
-        _measured(workload, run, [by_workload[number] for by_workload in outcomes], wanted)
+        _measured(workload, run, [by_workload[number] for by_workload in outcomes], wanted, options.interval)
         for number, workload in enumerate(workloads)
     ]
 
 
 def _measured(
-    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy]
+    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy], interval: int
 ) -> Measurement:
     rate, steps = contraction(workload, run), np.array([trial.step for trial in outcomes])
     without = np.array([trial.crossed for trial in outcomes]) - steps
@@ -107,7 +108,20 @@ def _measured(
         count = np.array([trial.counts[strategy] for trial in outcomes])
         costs[strategy] = Costs(count - without, np.ceil(count) - np.ceil(without), sizes, bound)
     lengths = np.array([trial.length for trial in outcomes])
-    return Measurement(lengths, steps, rate, costs)
+    return Measurement(lengths, steps, rate, concentration(workload, run, interval), costs)
+
+
+def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
+    """Return how much of the squared change over `interval` iterations is in the blocks that changed most.
+
+    These blocks hold 1/`interval` of all values. If the result is near 1, priority checkpoints help."""
+    sizes, shares = workload.blocks.sizes, []
+    for before, after in zip(run.states, run.states[interval:], strict=False):
+        moved = np.square(workload.norm(workload.blocks, after, before))
+        order = np.argsort(-moved / np.maximum(sizes, 1))
+        held = np.cumsum(sizes[order]) <= sizes.sum() / interval
+        shares.append(moved[order][held].sum() / moved.sum())
+    return float(np.mean(shares)) if shares else float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +132,7 @@ class PanelComparison:
     workload: str
     quick: bool
     criterion: float
+    largest_block: float
     measurement: Measurement
     rows: list[Row]
     title: str = ""  # the title in figures
@@ -151,12 +166,14 @@ def compare_strategies(
         measurements = measure(title, workloads, [baseline, *strategies], options, trials, log, meter, early)
         for panel, workload, measured in zip(panels, workloads, measurements, strict=True):
             rows = [cost_row(panel.name, measured, strategy, baseline) for strategy in strategies]
+            sizes = workload.blocks.sizes
             comparisons.append(
                 PanelComparison(
                     panel=panel.name,
                     workload=workload.name,
                     quick=is_quick,
                     criterion=workload.criterion,
+                    largest_block=float(sizes.max() / sizes.sum()),
                     measurement=measured,
                     rows=rows,
                     title=panel.small if is_quick else panel.title,

@@ -5,6 +5,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import mean, paired
@@ -62,18 +64,48 @@ def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
 
 
 def _saved(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> Floats:
-    costs = (panel.measurement.costs_of(strategy("partial", lost, interval)).cost for lost in (more, less))
-    larger, smaller = paired(*costs)
+    larger, smaller = paired(_partial(panel, more, interval), _partial(panel, less, interval))
     return larger - smaller
+
+
+def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
+    return panel.measurement.costs_of(strategy("partial", lost, interval)).cost
 
 
 def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
     baseline = strategy("full", Fraction(1), interval)
-    return [
-        cost_report.explain_reduction(panel, strategy("partial", lost, interval), baseline)
-        for lost in PAPER
-        if lost == Fraction(1, 2) or (has_claims and not _reduction(panel, lost, interval).holds)
+    claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
+    lines = [
+        cost_report.explain_reduction(
+            panel, strategy("partial", lost, interval), baseline, claim if has_claims else None
+        )
+        for lost, claim in claims.items()
+        if lost == Fraction(1, 2) or (has_claims and not claim.holds)
     ]
+    return [*lines, *rises(panel, interval)]
+
+
+def rises(panel: PanelComparison, interval: int) -> list[str]:
+    """Return a remark for each case in which losing fewer blocks costs more than losing more blocks."""
+    lines = []
+    for less, more in pairwise(LOST):
+        extra = mean(-_saved(panel, less, more, interval))
+        if not extra.value >= 0:  # NaN if no trial converged
+            continue
+        ours, theirs = _partial(panel, less, interval), _partial(panel, more, interval)
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
+        line = (
+            f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.ends()}) more than "
+            f"losing {'all' if more == 1 else more}"
+        )
+        if early.any() and not early.all():
+            line += (
+                f": {ours[early].mean():.2f} against {theirs[early].mean():.2f} in failures before the first full checkpoint, "
+                f"{ours[~early].mean():.2f} against {theirs[~early].mean():.2f} in the others"
+            )
+        lines.append(f"{line}.")
+    return lines
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":

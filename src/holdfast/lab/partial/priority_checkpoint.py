@@ -50,8 +50,10 @@ def run(options: Options, meter: Meter) -> Result:
     beyond = [strategy(name, FRACTIONS[-1], interval) for name in beyond_paper]
     panels = compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline)
     claims = [] if options.workload is not None else _claims(panels, interval)
-    smallest, ranked = strategy("priority", FRACTIONS[-1], interval), []
+    smallest, explained, ranked = strategy("priority", FRACTIONS[-1], interval), [], []
     for panel in panels:
+        claim = _reduction(panel, interval) if claims else None
+        explained.append(cost_report.explain_reduction(panel, smallest, baseline, claim))
         names = (*RANKINGS, *beyond_paper)  # including those that are not in the paper
         costs = {Path(n).name: panel.row(strategy(n, FRACTIONS[-1], interval))["cost_mean"] for n in names}
         order = ", ".join(f"{name} {costs[name]:.2f}" for name in sorted(costs, key=costs.__getitem__))
@@ -62,7 +64,7 @@ def run(options: Options, meter: Meter) -> Result:
         {"trials": trials, "interval": interval, "lost": str(LOST)},
         panels,
         claims,
-        [*(cost_report.explain_reduction(panel, smallest, baseline) for panel in panels), *ranked],
+        [*explained, *ranked],
         figure(panels, interval, beyond_paper, paper=bool(claims)),
         f"{CAPTION} {IN_PAPER}" if claims else CAPTION,
     )
