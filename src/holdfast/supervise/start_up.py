@@ -1,8 +1,10 @@
-"""The start of `holdfast run`, before its workers run: most of it is importing torch, and what it does is shown.
+"""The start of `holdfast run`, before its workers run: what it does is shown, and each part is timed.
 
-The garbage collector is paused meanwhile: it would search the new modules again and again, a fifth of the time.
+Most of it is importing torch and its compiler. The garbage collector is paused meanwhile: it would search the new
+modules again and again, a fifth of the time.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -10,19 +12,32 @@ from rich.console import Console
 
 from holdfast.memory import no_collection
 
+SLOW = 2.0  # seconds after which a start-up is explained
+_parts: dict[str, float] = {}
+
 
 @contextmanager
-def part(name: str, show: Callable[[str], object]) -> Iterator[None]:
-    """Pass a status line with the `name` of this part to `show`, and pause the garbage collector in the block."""
+def part(name: str, show: Callable[[str], object] = lambda line: None) -> Iterator[None]:
+    """Measure the block as the part `name` of the start-up, with the garbage collector paused; `show` gets a line."""
     show(f"starting: {name}")
+    began = time.perf_counter()
     with no_collection():
         yield
+    _parts[name] = time.perf_counter() - began
 
 
 @contextmanager
 def importing_torch() -> Iterator[None]:
-    """Pause the garbage collector in the block, and show a status line if stderr is a terminal."""
+    """Measure the import of torch in the block, and show a status line if stderr is a terminal."""
     console = Console(stderr=True)
     status = console.status("holdfast: starting: import torch") if console.is_terminal else nullcontext()
-    with status, no_collection():
+    with status, part("import torch"):
         yield
+
+
+def take_summary() -> str | None:
+    """Return a line with the seconds of each measured part and clear them; None if the start-up was quick."""
+    named = [f"{name} {seconds:.1f} s" for name, seconds in _parts.items() if seconds >= 0.1]
+    total = sum(_parts.values())
+    _parts.clear()
+    return f"started in {total:.1f} s: {', '.join(named)}" if total >= SLOW else None

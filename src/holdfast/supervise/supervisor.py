@@ -86,6 +86,8 @@ def supervise(
                     names = import_heavy(script) if preload is None else []
                 if names:
                     display.say(f"imported {', '.join(names)} once for all workers (--preload none turns this off)")
+            if summary := start_up.take_summary():
+                display.say(summary)
             nodes = Rendezvous(attempt)
             if nnodes > 1:
                 identity = config.identity | {"script": script.name}  # its folder may differ from node to node
