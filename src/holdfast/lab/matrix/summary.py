@@ -110,8 +110,8 @@ def stalls(analysis: Analysis) -> ResultTable | None:
     for variant in analysis.variants if analysis.counted else ():
         seconds = [analysis.mean(lambda run, part=part: run.stall.get(part, math.nan), variant) for part in parts]  # type: ignore[misc]
         saves = analysis.mean(lambda run: float(run.saves), variant)
-        each = seconds[0] / saves if saves else math.nan
-        rows.append([variant, *map(_number, (saves, *seconds, each))])
+        per_save = seconds[0] / saves if saves else math.nan
+        rows.append([variant, *map(_number, (saves, *seconds, per_save))])
     columns = ["variant", "saves", "waited, s", *(f"{part}, s" for part in PARTS), "written meanwhile, s"]
     return ResultTable("Stall by part, means of a run", [*columns, "waited a save, s"], rows)
 
