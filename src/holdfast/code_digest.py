@@ -28,7 +28,7 @@ def code_digest(*sources: Path) -> str:
 
 
 def object_digest(model: Any) -> str:
-    """Return a digest of the source files of an object's classes; it is random if a class has no source file."""
+    """Return a digest of the source files of the classes of `model`; a random one if a class has no source file."""
     sources = set()
     for cls in type(model).__mro__:
         if cls.__module__ == "builtins":

@@ -98,7 +98,7 @@ class Progress:
         self.step = step
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of begun steps and collectives to those of the worker from which this one copied its state."""
+        """Set the counts of begun steps and collectives to those of another worker, whose state this one copied."""
         self.boundaries, self.posted = boundaries, posted
 
     @contextmanager

@@ -25,7 +25,7 @@ def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every rank has an event file, for each attempt with steps that were not rolled back."""
+    """Check that all ranks have event files, in each attempt (start of all workers) with steps not undone later."""
     if not record.attempts:
         return "unknown", "there is no history of any rank"
     for attempt, sessions in record.attempts.items():
@@ -61,7 +61,7 @@ def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def one_plan(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the plan events of all ranks and attempts agree on the samples and their order."""
+    """Check that all ranks recorded the same training plan in every attempt: the same samples in the same order."""
     plan = record.sample_plan
     first, *others = record.plans
     errors = (_different_plans(first, other) for other in others)
@@ -188,7 +188,7 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def is_finished(record: RunRecord, attempt: int) -> bool:
-    """Return True if every rank that was not lost in `attempt` finished or was stopped by its script."""
+    """Return True if all ranks, apart from those lost in `attempt`, finished or were stopped by the script."""
     ends = {s.rank for s in record.attempts.get(attempt, ()) if isinstance(s.end, Done | Stopped)}
     return bool(ends) and ends.issuperset(record.memberships(attempt).members)
 

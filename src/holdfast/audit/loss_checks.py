@@ -114,7 +114,7 @@ def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]
 
 @dataclass(slots=True)
 class _DeclaredSamples:
-    """Counts of the samples of a step that a worker process recorded as untrained, merged from its `regroup` events."""
+    """A collector of one step's untrained samples, which a worker process listed in one or more `regroup` events."""
 
     union: Counter[int] = field(default_factory=Counter)  # valid under `skip`: each event lists the whole step
     sum: Counter[int] = field(default_factory=Counter)  # valid under `forward`: each lists only its own losses
@@ -205,9 +205,10 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield (verdict, message) for steps near a worker's loss that changed no state, but are not recorded as skipped.
+    """Yield (verdict, message) for each step that seems to be skipped after a worker was lost, but is not recorded so.
 
-    Gradient accumulation changes no state either, so only a longer series of such steps than all others is reported."""
+    Such a step changed no state. Steps of gradient accumulation change none either, so a step is reported only if more
+    steps in a row changed no state than anywhere else in the attempt."""
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
         return
@@ -225,7 +226,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return the recorded steps of an attempt, and the subset that changed the state or was recorded as skipped."""
+    """Return the recorded steps of an attempt, and those of them that changed the state or were recorded as skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:

@@ -132,7 +132,7 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """The steps of each lost rank whose events may be absent, since a step's event is written one step later."""
+        """For each lost rank, the steps whose events it may not have written: an event is written one step later."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:
@@ -147,7 +147,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Return how many events of `steps` are absent because a worker was lost, although its gradients were used."""
+        """Return how many events of `steps` are absent because a worker was lost whose gradients were still used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -157,11 +157,11 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """The pairs (rank, step) for which the result of the step lacks the rank's gradients, without skipped steps."""
+        """Pairs (rank, step) of steps that were finished without that rank's gradients; skipped steps are left out."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that a lost process recorded, but other workers finished without its gradients, or None."""
+        """Return the step that the lost process of `session` recorded, but whose gradients were not used; or None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -184,7 +184,7 @@ class Memberships:
     def variations(self) -> Iterator[tuple[int, object]]:
         """Yield (first step, key) for each range of steps with the same members and the same untrained samples.
 
-        Two trainings of one step can be compared bit by bit only if the keys of their ranges are equal."""
+        The results of a step in two attempts should be bitwise equal only if the step has equal keys in both."""
         values: dict[int, object] = {}
         for first, members in self._splits:
             is_whole = len(members) == self.world
@@ -321,9 +321,9 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the first of a rank's `sessions` if its process joined at the change `number`, otherwise None.
+    """Remove and return the first of a rank's `sessions` if its process joined at member change `number`, else None.
 
-    `departures` are the numbers of the changes at which the rank was lost or suspended."""
+    `departures` are the numbers of the member changes at which the rank was lost or suspended."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as
@@ -335,7 +335,7 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if the members changed during a step, after its samples were divided among the ranks `split`."""
+    """Return True if the `regroup` events `declarations` came within, not before, the step divided among `split`."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

@@ -41,7 +41,7 @@ _FIRST_EVENTS = ("attempt", "plan", "recover")
 
 
 def shared_part(state: str) -> int:
-    """Return a nonzero hash of the first half of fingerprint `state`, which covers the state that all ranks share."""
+    """Return a hash, never 0, of the half of the fingerprint `state` that covers the state shared by all ranks."""
     return hash(state[: len(state) // 2]) or 1
 
 

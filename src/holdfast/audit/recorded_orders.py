@@ -15,8 +15,8 @@ from holdfast.sampler import orders
 class RecordedOrders:
     """The sample orders that a sampler returned for the epochs of one training phase, as the ranks recorded them.
 
-    `digest` is the planned digest of the order of the first of `epochs`. `errors` lists the epochs whose recorded
-    orders differ from each other or from `digest`."""
+    `digest` is the digest that the plan has for the first epoch's order. `errors` has a message for each epoch whose
+    recorded orders differ from each other or from `digest`."""
 
     def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str, epochs: range) -> None:
         self.digest, self._first = digest, epochs.start
@@ -53,7 +53,7 @@ class RecordedOrders:
 
 
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
-    """Yield (epoch, sample ids in training order) for each order of `samples` ids that a process recorded in full."""
+    """Yield (epoch, sample ids in training order) for each epoch of which a process recorded all `samples` ids."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Numbers] = []
         for piece in group:

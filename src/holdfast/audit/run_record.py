@@ -163,7 +163,7 @@ class RunRecord:
 
     @cached_property
     def plans(self) -> Sequence[tuple[RankSession, Plan]]:
-        """Every plan event with the `RankSession` of the process that wrote it, sorted by attempt and rank."""
+        """The training plan that each process recorded, as (events of the process, plan), by attempt and rank."""
         return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
 
     @property
@@ -222,7 +222,7 @@ class RunRecord:
 
     @cached_property
     def saves(self) -> Sequence[CommittedSave]:
-        """The committed snapshots, in the order of attempts, each with the attempt that trained the step before it."""
+        """The committed snapshots in the order of attempts, each with the attempt that trained its last step."""
         return self._followed[2]
 
     @cached_property
@@ -300,13 +300,13 @@ class RunRecord:
 
     @cached_property
     def absent_nodes(self) -> list[int]:
-        """The nodes whose supervisor has no event file; at most `SHOWN` + 1 of them are returned."""
+        """The numbers of nodes whose supervisor has no event file; only the first few, enough for a message."""
         nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
         absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
         return list(islice(absent, SHOWN + 1))
 
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return the names of ranks without an event file in `attempt`, such as "rank-3"; at most the first `SHOWN`."""
+        """Return names, such as "rank-3", of ranks without an event file in `attempt`: the first few, for a message."""
         world = self.world(attempt)
         if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
             return []

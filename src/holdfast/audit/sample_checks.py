@@ -298,7 +298,7 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
 
 
 def _same_cursor(plan: RunPlan, step: int) -> list[int]:
-    """Return the steps with the same index in their epoch as `step`, in all epochs of its phase with known samples."""
+    """Return the steps of all epochs at the same index as `step`: it may have trained the samples of one of them."""
     phase, local = plan.phase(step)
     cursor = local % phase.steps_per_epoch
     known = (

@@ -48,9 +48,9 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return, for each step of `session` that was not rolled back, whether it was trained, and whether it was not.
+    """Return two masks of the steps of `session` that were not rolled back: surely trained, and surely not trained.
 
-    Both are False if the history does not tell."""
+    Both are False for a step of which the history does not tell."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -223,9 +223,9 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
-    """Return the ranks whose buffers differed from those of rank 0 before a save, and equal them after its restore.
+    """Return the ranks that lost their own buffers in a restore, because a snapshot has only the buffers of rank 0.
 
-    A snapshot has only the buffers of rank 0, such as the running averages of BatchNorm."""
+    Such buffers, for example the running averages of BatchNorm, differed from rank 0's before the save."""
     fingerprints = {r.recover.attempt: r.recover.fingerprint for r in record.restores if r.session.rank == 0}
     ranks: set[str] = set()
     for restore in record.restores:
@@ -240,7 +240,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare the results of steps that were trained again with the same ranks and script arguments up to there."""
+    """Compare the results of repeated steps that had the same ranks and script arguments since the start of the run."""
     found = _Comparison()
     earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
     numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session

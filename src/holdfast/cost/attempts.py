@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The end of a live recovery: the surviving workers continue after a failure, without a restart."""
+    """The moment at which the surviving workers continued to train after a failure, without a restart."""
 
     at: float  # seconds since the run began
     time: float  # Unix time
@@ -53,7 +53,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """The time that saving a snapshot at `step` took; `durable_after` is None if the save never completed."""
+    """The costs of a save at `step`; `durable_after` is the seconds until it was on storage, or None if never."""
 
     attempt: int
     step: int
@@ -97,7 +97,7 @@ class AttemptTimeline:
 
 
 def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> list[AttemptTimeline]:
-    """Return the timeline of each attempt, given the events of each attempt and the `history` of the whole run."""
+    """Return the timeline of each attempt from its events (`stretches`) and the `history` of the whole run."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
@@ -132,7 +132,7 @@ def strikes(history: Iterable[Event]) -> list[StruckFailure]:
 
 
 def moment_of(event: Event, stretch: AttemptStretch) -> float:
-    """Return the seconds since the run began at which `event` happened, which must follow the last step of the attempt."""
+    """Return the time of `event` in seconds since the run began. `event` must be after the last step of `stretch`."""
     anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
@@ -208,7 +208,7 @@ def _saves(stretch: AttemptStretch) -> list[SaveCost]:
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """Return the injected failure that ended the attempt, if any; `survived` counts the survived failures of each rank."""
+    """Return which injected failure ended the attempt, if any; `survived` counts those that each rank survived."""
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike

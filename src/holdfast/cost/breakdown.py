@@ -45,10 +45,9 @@ class AttemptCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The seconds that rank 0 waited for ranks that began a step late, and the rank that caused most of the waiting.
+    """The seconds that rank 0 waited because another rank began its steps late, and the rank that was late most.
 
-    The rank that computes for the shortest time is taken as late: the other ranks wait for it in the first collective.
-    """
+    In each step the rank with the shortest compute time counts as late, because it waits least for the other ranks."""
 
     seconds: float
     share: float
@@ -192,7 +191,7 @@ def _stall(attempt: AttemptTimeline) -> Stall:
 
 
 def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
-    """Measure how long rank 0 waited for ranks that began steps late; return None if no other rank recorded steps."""
+    """Measure how long rank 0 waited for late ranks in a run of `wall` seconds; None if only rank 0 recorded steps."""
     shortest: dict[tuple[int, int], tuple[float, int]] = {}
     for event in history:
         if isinstance(event.what, Step) and (rank := rank_of(event.who)):

@@ -87,7 +87,9 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 def _restart_parts(
     attempt: AttemptTimeline, seen_at: float, after: AttemptTimeline, first: StepCost
 ) -> dict[str, float]:
-    """Return the seconds of each part of a restart, from the failure of `attempt` to the `first` step of `after`."""
+    """Return the seconds of each part of a restart, from the failure of `attempt` to the `first` step of `after`.
+
+    `seen_at` is when the failure was detected, in seconds since the run began."""
     began = next((moment.at for moment in after.stretch.moments_of(Began)), None)
     recover = next(iter(after.stretch.events_of(Recover)), None)
     if began is None or recover is None or recover.built is None:
@@ -161,7 +163,9 @@ def _lost(
 
 
 def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """Return the first detection of the failure that ended `attempt`, and its time in seconds since the run began."""
+    """Return the first detection of the failure that ended `attempt`, and its time in seconds since the run began.
+
+    `elsewhere` has the detections that other nodes recorded."""
     here = fatal(attempt.stretch)
     numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]

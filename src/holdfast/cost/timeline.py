@@ -41,7 +41,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield each event of a rank with its attempt and the number of its process group; None if it is in no group yet."""
+    """Yield (place, event) for a rank's events; a place is (attempt, number of the process group), or None."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(file):
@@ -58,9 +58,9 @@ def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the steps that a killed rank had trained but not written to its history, as other ranks recorded them.
+    """Yield the steps that a killed rank trained but did not write to its history, as other ranks recorded them.
 
-    `path` has the recorded steps of the killed rank."""
+    `first` has the names of these ranks, `placed` the events of each rank, and `path` the events already taken."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -146,7 +146,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
-    """Return the events of a file with each step event, which may be written late, moved to the time the step ended."""
+    """Return a file's events in the order in which they happened: step events may be written after later events."""
     path: list[Event] = []
     for event in file:
         place = len(path)
@@ -173,7 +173,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt number, event) pairs. An event without a number gets the number of a neighbouring event."""
+    """Yield (attempt, event) for each event. An event that names no attempt gets that of a neighbouring event."""
     following = [_named(event) for event in file[1:]] + [None]
     last = 1
     for event, after in zip(file, following, strict=False):

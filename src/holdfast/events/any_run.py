@@ -15,7 +15,7 @@ class Open(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Event: the snapshot of `step` was committed."""
+    """Event: the snapshot of `step` was committed: it is completely stored, and a restart may use it."""
 
     attempt: int
     step: int
@@ -28,7 +28,7 @@ class Commit(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Event: a rank has trained all planned steps; `step` is their number."""
+    """Event: a rank has trained all planned steps; `step` is the number of these steps."""
 
     attempt: int
     step: int

@@ -11,7 +11,7 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a parameter server began or continued to train, until `criterion` is reached or after `iterations`."""
+    """Event: a parameter server starts or resumes training, for `iterations` or until the loss is below `criterion`."""
 
     attempt: int
     workload: str
@@ -44,7 +44,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """Event: a worker sent an update, computed from one `part` of the input, to `nodes` in `round` of an iteration."""
+    """Event: a worker sent its update number `round` of an iteration, for one `part` of the input, to `nodes`."""
 
     iteration: int
     round: int
@@ -84,7 +84,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: a process was lost in `round` of `iteration`; `kind` and `number` identify it, such as "node" and 2."""
+    """Event: process `number` of `kind` (such as "node") was lost, in update `round` of `iteration`."""
 
     iteration: int
     round: int

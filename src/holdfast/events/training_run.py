@@ -161,7 +161,7 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Event: the supervisor of a new command started the workers of its node."""
+    """Event: the user started or continued the run with a command, and a supervisor started its node's workers."""
 
     attempt: int
     workers: int
@@ -174,7 +174,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Event: a supervisor restarted its workers from the `newest` snapshot; `left` is the number of restarts left."""
+    """Event: a supervisor restarts its workers from the snapshot of step `newest`; `left` more restarts are allowed."""
 
     attempt: int
     workers: int

@@ -21,9 +21,9 @@ _KEPT_ELSEWHERE = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Plain
 
 
 class BoundaryMarks:
-    """Version counters of protected state that no optimizer trains, to notice that it has changed within a step.
+    """A detector of changes within a step to protected state that no optimizer trains, by torch's version counters.
 
-    Buffers that each forward pass copies from rank 0 are ignored; the methods get their ids as `synced`."""
+    Buffers that each forward pass copies from rank 0 are ignored; `copied` has the `id()` of each such buffer."""
 
     def __init__(self, protected: Protected) -> None:
         trained = {
@@ -38,19 +38,19 @@ class BoundaryMarks:
         self._at_start = [(buffer, _first_values(buffer)) for buffer in numbers]
         self.take(())
 
-    def take(self, synced: Collection[int]) -> None:
-        """Remember the present state, between two steps, for `have_changed`."""
-        self._at_boundary = [(buffer, buffer._version) for buffer in self._buffers if id(buffer) not in synced]
+    def take(self, copied: Collection[int]) -> None:
+        """Remember the state between two steps, for `have_changed`; ignore buffers whose `id()` is in `copied`."""
+        self._at_boundary = [(buffer, buffer._version) for buffer in self._buffers if id(buffer) not in copied]
         self._others_at_boundary = self._mark_others()
 
-    def have_changed(self, synced: Collection[int]) -> bool:
-        """Return True if the state has changed since the last call of `take`."""
+    def have_changed(self, copied: Collection[int]) -> bool:
+        """Return True if the state has changed since `take`, apart from buffers whose `id()` is in `copied`."""
         changed = (id(buffer) for buffer, before in self._at_boundary if buffer._version != before)
-        return any(buffer not in synced for buffer in changed) or self._mark_others() != self._others_at_boundary
+        return any(buffer not in copied for buffer in changed) or self._mark_others() != self._others_at_boundary
 
-    def has_own_buffers(self, synced: Collection[int]) -> bool:
-        """Return True if training has changed floating-point buffers that are not copied from rank 0."""
-        own = ((buffer, before) for buffer, before in self._at_start if id(buffer) not in synced)
+    def has_own_buffers(self, copied: Collection[int]) -> bool:
+        """Return True if training has changed floating-point buffers other than those whose `id()` is in `copied`."""
+        own = ((buffer, before) for buffer, before in self._at_start if id(buffer) not in copied)
         # By value: the kernels of batch-norm do not count as changes in place.
         return any(not torch.equal(_first_values(buffer), before) for buffer, before in own)
 

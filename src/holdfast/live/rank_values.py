@@ -16,22 +16,22 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 
 
 class RankValues:
-    """A store of the plain values (dicts, lists, tensors, arrays) of all ranks, for workers that replace a lost one.
+    """A store in which each rank keeps its protected plain values (dicts, lists, tensors, arrays).
 
-    Each rank posts its values from `protected` to the workers' store, where its replacement reads them."""
+    A worker that replaces a lost one reads the values of the lost worker from this store."""
 
     def __init__(self, coordination: Coordination, protected: Protected) -> None:
         self._store, self._protected = PrefixStore(f"{LIVE}/values", coordination.store()), protected
 
     def keep(self, member: int, step: int) -> None:
-        """Write this rank's protected plain values to the store as they are before `step`, for its replacement.
+        """Write this rank's values, as they are before `step`, to the store, for a worker that may replace this one.
 
-        `member` is the number under which the store has the values of this rank."""
+        `member` is the number of this worker, under which the store keeps the values."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Set this rank's values to those that `member` posted just before `step`; return False if there are none."""
+        """Set this rank's values to those that worker `member` stored before `step`; return False if there are none."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False

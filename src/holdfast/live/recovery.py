@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkInStep(Protocol):
-    """The optimizer steps and gradients of the script in the current step."""
+    """A view of the script's work in the current step: optimizer steps, and gradients that no optimizer has used."""
 
     @property
     def has_stepped(self) -> bool:
@@ -107,7 +107,7 @@ class LiveRecovery:
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
     def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
-        """Return a process group for the gradients of another model.
+        """Return a new process group that all-reduces the gradients of one model. Call this once for each model.
 
         Each backward pass calls `all_posted` when it has started its last all-reduce."""
         self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
@@ -158,14 +158,14 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def reach_boundary(self, step: int) -> None:
-        """Before `step`, post this rank's plain values for a worker that may replace it, and note the state."""
+        """Before `step`, store this rank's plain values for a replacement, and mark the state to detect changes."""
         if self._marks:
             self._marks.take(self.buffers.ids)
         if self._values:
             self._values.keep(self.member, step)
 
     def begin_step(self, step: int) -> None:
-        """Note that the batch of `step` is about to be handed to the script."""
+        """Remember that `step` has begun: its batch is about to be handed to the script."""
         self.window = self.window._replace(step=step, begun=True)
 
     def end_step(self, optimizer_steps: int) -> None:
@@ -186,10 +186,10 @@ class LiveRecovery:
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover from lost workers and let new workers join, just before `step`.
+        """Recover from lost workers and let new workers join, between two steps: just before `step`.
 
-        At the `last` call, after the final step, no worker joins. Return whether samples are now divided among other
-        workers than before, and the last step in which workers recovered (None without a recovery)."""
+        If `last`, after the final step, no worker joins. Return True if the samples are now divided among other workers
+        than before, and the last step in which workers recovered (None if there is none)."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)
@@ -203,9 +203,7 @@ class LiveRecovery:
         return self.window.basis != basis, settled
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
-        """Copy rank 0's `buffers` to this rank by calling `broadcast`.
-
-        If a worker is lost meanwhile, recover and retry."""
+        """Set `buffers` to rank 0's values by calling `broadcast`; if a worker is lost meanwhile, recover and retry."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
@@ -290,7 +288,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> RecoveryPlan:
-        """Try to recover once, and return the plan that all workers agreed on; raise GroupBroken if another is lost."""
+        """Try to recover, and return the plan that all workers agreed on; raise GroupBroken if one more is lost."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated

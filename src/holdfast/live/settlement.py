@@ -51,7 +51,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a recovery from lost workers, the same on all workers, which finish or begin `step` together."""
+    """The plan by which all workers recover when some are lost, and then finish or begin `step` together."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -143,7 +143,7 @@ def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ())
 
 
 class StepState(NamedTuple):
-    """The state of the current step on this rank, and of the recoveries from lost workers in it."""
+    """The progress of one rank in its current step, with what recoveries from lost workers have changed in the step."""
 
     step: int = 0
     begun: bool = False  # this rank has begun `step`
@@ -158,7 +158,7 @@ class StepState(NamedTuple):
     dropped: int | None = None  # the last step that was dropped (--recovery skip)
 
     def ended(self) -> "StepState":
-        """Return the state at the end of the step: the counts of backward passes start again from 0."""
+        """Return the state at the end of the step, with the number of backward passes set back to 0."""
         return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
 
     def recovered(self, plan: RecoveryPlan) -> "StepState":
@@ -170,7 +170,7 @@ class StepState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["StepState", bool]:
-        """Return the state for the next step, and True if its samples are newly divided among `members`.
+        """Return (the state for the next step, True if samples are divided among `members` from that step on).
 
         After a recovery, samples are divided among the remaining workers as soon as the interrupted step is finished.
         """

@@ -24,9 +24,9 @@ _TAG = 0
 
 
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Send the result of `state()` from rank `giver` to the ranks `takers`.
+    """Send an object, the result of `state()`, from rank `giver` to the ranks `takers` over `link`.
 
-    Return it on these ranks, and None on others."""
+    Return the object on the ranks `takers`, and None on all others. `rank` is the rank of this process."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
@@ -78,9 +78,9 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in pieces of host memory, which gloo can send.
+    """Yield the bytes of `tensors` in pieces, as tensors in host memory, which gloo can send.
 
-    A piece from a GPU is overwritten two pieces later."""
+    Use each piece before the next but one: pieces from a GPU share two buffers."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
@@ -99,9 +99,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The model buffers that this rank last received from rank 0.
-
-    `synced` counts the broadcasts in the current step."""
+    """The model buffers that this rank last received from rank 0; `synced` counts the broadcasts in this step."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)
@@ -109,9 +107,7 @@ class Buffers:
     _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Set `buffers` to rank 0's values by calling `broadcast`.
-
-        If a worker is lost meanwhile, call `recover` and retry."""
+        """Set `buffers` to rank 0's values by `broadcast`; if a worker is lost meanwhile, call `recover` and retry."""
         for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break

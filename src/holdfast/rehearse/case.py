@@ -11,7 +11,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause why a run with kills ended in another state: its name, explanation, remedy and evidence."""
+    """The likely reason why a script does not resume exactly after a kill, with an explanation, remedy and evidence."""
 
     word: str
     why: str
@@ -21,7 +21,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """A difference between two runs of a script, `reference` without kills and `run`, with the observations of both."""
+    """The first difference between a run with kills (`run`) and one without (`reference`), with data to explain it."""
 
     divergence: Divergence
     reference: Sequence[Observed]
@@ -30,13 +30,13 @@ class DivergenceCase:
 
     @property
     def first(self) -> Window:
-        """The observations of the first step that the rank with the different result trained after its last start."""
+        """The observations of the rank that differs, in its first step after the last restart before the difference."""
         run = self.divergence.run
         return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """The values outside `run.protect` that the kill lost, by path, as (value in `reference`, value in `run`)."""
+        """The values outside `run.protect` that the kill lost: for each path (value in `reference`, value in `run`)."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
 
@@ -64,7 +64,7 @@ def listed(paths: Sequence[str]) -> str:
 
 
 def others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...]:
-    """Return a line that names other values with differences, without the first `skip`; () if there are none."""
+    """Return a line for a report: further `values` that differ, without the first `skip`; () if there are none."""
     named = [f"{path} ({value.type})" for path, value in values.items()][skip:]
     return (f"these differ from the reference as well: {listed(named)}",) if named else ()
 

@@ -109,7 +109,7 @@ def _value(case: DivergenceCase) -> Cause | None:
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if values changed before a step's first gradient in the reference run, but not after the kill."""
+    """Return a Cause if the script changes values too late to be saved: after it asked for the next batch."""
     first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
     if reference is None or first.midway is None:
         return None
@@ -231,7 +231,7 @@ def _is_other_batch(case: DivergenceCase) -> bool:
 def of_forgotten(
     forgotten: Mapping[str, UnprotectedValue], reference: Sequence[Observed], run: Sequence[Observed]
 ) -> Cause | None:
-    """Return a Cause if the script computes one of the `forgotten` values, lost in a kill, from its old value."""
+    """Return a Cause if a kill lost one of the `forgotten` values, which the script computes from its last value."""
     read = {path: forgotten[path] for path in _read_again(forgotten, reference, run) if _is_state(forgotten[path])}
     if not read:
         return None
@@ -246,7 +246,7 @@ def of_forgotten(
 
 
 def _read_again(paths: Iterable[str], reference: Sequence[Observed], run: Sequence[Observed]) -> list[str]:
-    """Return the subset of `paths` whose values a step after a kill changed to other values than in the reference."""
+    """Return those `paths` whose values are still wrong in `run` after a step that changed them in `reference`."""
     expected = by_step(reference)
     pairs = [(expected.get((window.step, window.rank)), window) for window in windows(run) if window.attempt > 1]
     return [

@@ -46,9 +46,9 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kills: Iterable[int]) -> Divergence | None:
-    """Compare a run in which killed workers were replaced with `reference`; return the first different step, or None.
+    """Return the first step in which a run with killed and replaced workers differs from `reference`, or None.
 
-    `kills` are the steps before which a worker was killed. If several ranks differ, a replaced worker is returned."""
+    `kills` are the steps before which a worker was killed. If several ranks differ, the newest worker is chosen."""
     expected = by_step(reference)
     wrong = [
         (other, window)

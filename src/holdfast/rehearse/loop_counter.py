@@ -10,7 +10,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def loop_counter(case: DivergenceCase) -> Cause | None:
-    """Return a Cause if a counter of the training loop started again after a kill, unlike in the reference."""
+    """Return a Cause if a counter in the script's training loop started again from 0 after a kill."""
     counters = _counters(case)
     if not counters:
         return None

@@ -128,7 +128,7 @@ def loss_picture(lines: Mapping[str, Sequence[Point]], failures: Sequence[float]
 
 
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
-    """Draw a stacked bar for each run, with the parts and colours in `colours`; `unit` labels the axis."""
+    """Draw a stacked bar for each run in `parts`, which maps it to the lengths of its parts; `unit` labels the axis."""
     from matplotlib.figure import Figure
 
     with styled():

@@ -63,7 +63,7 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return the report data of the run with the events `history`, from which missing settings are read."""
+    """Return the report data of a run from its events `history`, and the settings too if `settings` is None."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
@@ -78,9 +78,9 @@ def run_from_history(
 
 
 def audit_statements(audits: Mapping[str, Sequence[Finding] | None]) -> list[Statement]:
-    """Return a statement for each check of a single audit, or one for each of several audits.
+    """Return a statement for each check if there is one audit, and one statement for each audit if there are several.
 
-    `audits` has the findings by the claim that they support, or None for a run that was not audited."""
+    `audits` maps a claim about a run to the findings of its audit, or to None if the run was not audited."""
     statements = []
     for claim, findings in audits.items():
         texts = [(finding, finding.check.replace("_", " ")) for finding in findings or ()]

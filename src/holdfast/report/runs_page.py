@@ -18,7 +18,9 @@ MOST_TIMELINES = 12
 
 
 def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return a report page: one run in detail, or several compared. `facts` has the command, date and environment."""
+    """Return a report page: one run in detail, or several compared.
+
+    `facts` has the command, date and environment. A page that is `live` reloads itself while the run trains."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs",

@@ -106,9 +106,9 @@ def _draw_lanes(axes: "Axes", run: Activity) -> None:
 
 
 def longest_kinds(bars: Sequence[TimelineBar], wall: float) -> np.ndarray:
-    """Return, for each of `COLUMNS` columns of a timeline of `wall` seconds, the kind that takes most of its time.
+    """Return, for each of `COLUMNS` columns of a timeline of `wall` seconds, the activity that takes most of the time.
 
-    A kind is an index in `KINDS`; it is -1 where there is no bar."""
+    An activity is given as an index in `KINDS`, or -1 where there is no bar."""
     edges, seconds = np.linspace(0.0, wall, COLUMNS + 1), np.zeros((len(KINDS), COLUMNS))
     for number, kind in enumerate(KINDS):
         own = np.array([(bar.begin, bar.end) for bar in bars if bar.kind == kind]).reshape(-1, 2)

@@ -46,7 +46,7 @@ def mixed(words: npt.ArrayLike) -> _Words:
 
 
 def _through(x: _Words, size: int, keys: _Words) -> _Words:
-    """Apply the whole Feistel network once to each element of `x`; a result may be `size` or larger."""
+    """Apply the Feistel network once to each element of `x` with its key in `keys`; results may exceed `size` - 1."""
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)

@@ -186,9 +186,7 @@ class RankReducer:
 
 
 def _reduced(messages: list[str], *, is_mean: bool) -> list[Leaf]:
-    """Return the sum or weighted mean of each number in `messages`, one message per rank.
-
-    Ranks of weight 0 are ignored."""
+    """Return the sum or weighted mean of each number over all ranks' `messages`, without ranks of weight 0."""
     parts = [json.loads(message) for message in messages]
     shapes = {
         json.dumps([structure, [len(leaf) if isinstance(leaf, list) else -1 for leaf in leaves]])

@@ -129,7 +129,7 @@ class SharedLoop:
         return self._items
 
     def leave(self) -> None:
-        """Note that the script has finished the phase (training loop) that it was in."""
+        """Mark the phase (training loop of the script) that was entered last as finished."""
         self._open = None
 
     def is_last(self, phase: int) -> bool:
@@ -148,9 +148,7 @@ class PhaseItems:
     start: int
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of the phase.
-
-        After them, the common loop stays open for the next phase, if there is one."""
+        """Yield the batches of the phase; afterwards the common loop stays open for the next phase, if any."""
         items = self.loop.enter(self.phase)
         for item in items or ():
             batch = _batch(item)

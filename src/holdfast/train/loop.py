@@ -114,9 +114,7 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """Close the step log, the saver and the history when the script leaves the loop early.
-
-        The current step is lost."""
+        """Close the step log, saver and history, as the script leaves the loop early. The current step is lost."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
@@ -269,14 +267,14 @@ class Loop:
     def _keeping_between_phases(self, index: int, *, is_first: bool) -> AbstractContextManager[None]:
         """Return a context manager that undoes changes of the protected state, if the script resumes in a later phase.
 
-        The restored state already contains the changes that the script makes before phase `index`. `is_first` is True
-        for the first phase that this process trains."""
+        Before phase `index`, the script then repeats changes that the restored state already contains. `is_first` is
+        True for the first phase that this process trains."""
         if not (index and is_first):
             return nullcontext()
         return self.keeper.keeping(in_memory=self.boundary.has_joined)
 
     def _set_weights(self, step: int) -> None:
-        """Set the weight of this rank's gradients to its fraction of the samples of `step`, if ranks differ in it."""
+        """Weight this rank's gradients by its fraction of the samples of `step`, if the ranks' fractions differ."""
         ranks = self.boundary.ranks
         is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
         if self.boundary.live is None and not is_even:
@@ -284,9 +282,7 @@ class Loop:
                 replica.set_weight(self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step))
 
     def while_summing(self) -> None:
-        """Write step records and compute the next sample ids.
-
-        Called in backward, while the ranks all-reduce gradients."""
+        """Write step records and compute the next sample ids, during a backward's all-reduce of the gradients."""
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded

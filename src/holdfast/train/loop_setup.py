@@ -187,7 +187,7 @@ class LoopSetup:
     def _recover(
         self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
     ) -> Recover:
-        """Seed the random generators for step `start`; return the event that describes this rank's initial state."""
+        """Seed the random generators for step `start`; return the history event that says where this rank begins."""
         restored = self.restored
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank

@@ -50,7 +50,7 @@ PHASE = "phase"
 
 
 class Session:
-    """The state of this process in a run. `out` is the run's folder, or None if nothing is saved."""
+    """The settings, ranks and objects of this process in a run. `out` is the run's folder; None if nothing is saved."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()
@@ -223,7 +223,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
-        """Raise BadInput on every rank if the settings of a training loop are impossible, or it could not be resumed."""
+        """Raise BadInput if a training loop has impossible settings, or its `protected` objects would not resume it."""
         protect_checks.refuse_sharded(protected.things)  # again: a script may shard its model after protect()
         for model in self._models:
             protect_checks.check_covers(protected, model)

@@ -301,7 +301,7 @@ class WorkDone:
 
 
 def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
-    """Raise BadInput if the optimizer stepped with gradients of one rank only: the ranks' weights would differ."""
+    """Raise BadInput if `optimizer` stepped the model of `replica`, whose gradients were not summed over the ranks."""
     local = {id(parameter) for parameter in replica.ddp.parameters()}
     if any(id(parameter) in local for group in optimizer.param_groups for parameter in group["params"]):
         raise BadInput(
@@ -339,9 +339,9 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Record the start of `step`.
+        """Record the start of `step`, at position `at` in the data. `request` names its samples.
 
-        Its micro-batches `parts` took `data` seconds to load, a save before it `stall`."""
+        Its micro-batches `parts` took `data` seconds to load, and a save before the step took `stall` seconds."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)

@@ -55,7 +55,7 @@ class Stopping:
             self._listener.start()
 
     def request(self) -> None:
-        """Make all ranks stop before the same step, as soon as possible. The script has called run.stop()."""
+        """Ask all ranks to stop before the same step, as soon as possible. Called when the script calls run.stop()."""
         self.wanted = True
 
     def is_here(self, step: int) -> bool:
@@ -93,7 +93,7 @@ class Stopping:
             self._listener.join(ENDS_WITHIN)
 
     def _any_wants(self, topic: str) -> bool:
-        """Return True, on all ranks, if the script of any rank called run.stop(). All ranks must call this."""
+        """Return True if any rank's script called run.stop(). All ranks must call this with the same key `topic`."""
         progress.here.count_post()
         wishes = self._ranks.gather(topic, "stop" if self.wanted else "")
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))

@@ -46,7 +46,7 @@ class Phases:
         return self._phases[index]
 
     def seam_after(self, step: int) -> int:
-        """Return the first step after the epoch or phase of `step`. Before that step the script runs its own code."""
+        """Return the first step after the epoch or phase of `step`; before that step the script runs its own code."""
         plan = self.plan
         index = plan.index(step)
         phase, local = plan.phase(step)
@@ -54,9 +54,7 @@ class Phases:
         return plan.first_steps[index] + end
 
     def is_seam(self, step: int) -> bool:
-        """Return True if `step` is the first after an epoch or phase.
-
-        Before such a step the script runs its own code."""
+        """Return True if the script runs its own code before `step`, because an epoch or phase has ended."""
         return step > 0 and self.seam_after(step - 1) == step
 
 

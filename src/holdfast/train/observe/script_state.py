@@ -36,9 +36,9 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A value that was found in the script's memory, and the path of names that leads to the value.
+    """A value that was found in the script's memory, and the path that leads to it from a variable, such as `a.b[0]`.
 
-    `where` is the function whose variable the path begins with. `foreign` is True inside an object of a library."""
+    `where` is the function that has this variable. `foreign` is True for a value inside an object of a library."""
 
     value: Any
     path: str
@@ -50,7 +50,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The path, with the function whose variable the path begins with, such as `ema.module in main()`."""
+        """The path and the function in which it begins, for messages, such as `ema.module in main()`."""
         return f"{self.path} in {self.where}()" if self.where else self.path
 
     def parts(self) -> Iterator["Place"]:
@@ -66,7 +66,9 @@ class Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Search `frames`, `roots` and `protected` for values that are not saved; return them by path."""
+    """Return the values that the run does not save, by path.
+
+    The search begins at the variables of `frames`, the named objects `roots` and the `protected` objects."""
     memory = saved_memory({name: thing.state_dict() for name, thing in protected.items()})
     things = {id(thing) for thing in protected.values()}
     found: dict[str, UnprotectedValue] = {}
@@ -135,7 +137,7 @@ class Search:
 
 
 def starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield the values where a search begins: `roots`, the variables of `frames`, and those of the script's modules."""
+    """Yield where to search: the objects `roots` by name, the variables of `frames`, and of the script's modules."""
     for name, value in roots.items():
         yield Place(value, name)
     spaces: dict[int, Mapping[str, Any]] = {}

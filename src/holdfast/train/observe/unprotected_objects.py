@@ -23,7 +23,7 @@ _VALUES = (*PLAIN, torch.Tensor, np.ndarray)
 class UnprotectedObject:
     """An object with state that is not protected: its place in the script's memory, and a few of its present values.
 
-    `kept` is the object by which a later search recognises the same state."""
+    `kept` is the object, or a tensor in it, by whose identity a later search recognises the same state."""
 
     place: Place
     kept: object
@@ -64,8 +64,8 @@ def unprotected_objects(
 ) -> list[UnprotectedObject]:
     """Search from the places `begin` for modules, scalers, schedulers and optimizers that are not protected.
 
-    With `averages`, also search for dicts and lists of tensors that resemble a protected model. An object that equals
-    the protected values `now` or `before` (at the search before) is marked as a copy."""
+    With `averages`, also find dicts and lists of tensors that resemble a protected model. `now` has the present
+    protected values, `before` those of the last search; an object equal to one of them is marked as a copy."""
     found: list[UnprotectedObject] = []
     inside: set[int] = set()  # modules inside others
     search = Search(begin)
@@ -87,7 +87,7 @@ def unprotected_objects(
 
 
 def _module(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
-    """Yield the module if a part of its state is not protected. Metrics are left out, because scripts reset them."""
+    """Yield the module at `place` if parts of its state are not protected. Metrics are left out: scripts reset them."""
     module: nn.Module = place.value
     is_metric = next(module.parameters(), None) is None and hasattr(module, "reset")
     if now.unsaved(_state(module)) and not is_metric:
@@ -107,7 +107,9 @@ def _trainer(place: Place, now: ProtectedValues) -> Iterator[UnprotectedObject]:
 
 
 def _average(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
-    """Yield the object at `place` if it holds tensors that resemble the parameters of a protected model."""
+    """Yield the dict or list at `place` if it holds tensors that resemble the parameters of a protected model.
+
+    `now` has the present values of the protected models, `before` those at the last search."""
     items = place.value.values() if isinstance(place.value, dict) else place.value
     tensors = now.unsaved(items) if isinstance(next(iter(items), None), torch.Tensor) else []  # a list may be long
     for model, parameters in enumerate(now.parameters):
@@ -137,7 +139,7 @@ def _state(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _ids_inside(objects: dict[str, Any]) -> set[int]:
-    """Return the ids of all values inside `objects`, protected objects of the script's own classes."""
+    """Return the `id()` of every value inside the protected `objects`."""
     ids: set[int] = set()
     search = Search(Place(value, name) for name, value in objects.items())
     for place in search:

@@ -24,7 +24,7 @@ def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
 
 
 def aligned(tensors: Iterable[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Return one of `tensors` with the same shape for each parameter, none of them twice; None if one is missing."""
+    """Return, for each parameter, a different one of `tensors` with that parameter's shape; None if some lack one."""
     by_shape: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_shape[tuple(tensor.shape)].append(tensor)
