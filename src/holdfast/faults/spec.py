@@ -73,7 +73,7 @@ def parse_rehearsal(spec: str) -> RandomKills:
 
 
 def _parse_one(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
-    """Yield (step, kind, point, target kind, target numbers) for each step of an `--inject` value."""
+    """Parse one `--inject` value; yield (step, kind, point, target kind, target numbers) for each of its steps."""
     match = _STRIKE.fullmatch(text)
     if match is None:
         raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")

@@ -38,9 +38,9 @@ Record: TypeAlias = Callable[[Failure], None]
 
 
 class FaultyStore:
-    """A wrapper of `store` that injects each of `faults` once, in the first save at or after its step.
+    """A checkpoint store that passes calls on to `store`, but breaks saves on purpose, to test recovery.
 
-    `record` is called with each fault before it is injected."""
+    Each of `faults` is injected once, in the first save at or after its step; `record` is called with it before."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None
@@ -107,7 +107,7 @@ class FaultyStore:
         return _POINT_OF.get(match[2])
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault due at `point` of a save (errors name `verb` and `name`); return its kind, if any."""
+        """Inject the fault due at `point` of a save, when the store would `verb` the file `name`; return its kind."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -31,7 +31,7 @@ class WeightsSource:
 
     @property
     def request(self) -> tuple[str, tuple[str, ...], bool]:
-        """The settings of --init-from as the user gave them: `place`, `take` and `partial`."""
+        """The values of --init-from, --init-names and --init-partial that the user gave."""
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class RunConfig:
         return Path.cwd() if self.module else Path(self.script).resolve().parent
 
     def workers_at(self, restart: int) -> int:
-        """Return the number of workers on each node after `restart` restarts."""
+        """Return the number of workers on each node after the run was restarted `restart` times."""
         if restart == 0 or not self.workers_after:
             return self.workers
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
@@ -153,7 +153,7 @@ class RunConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that must be the same for two runs to count as one, as JSON values."""
+        """The settings, as JSON values, that a command must share with an earlier run to continue it."""
         return {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
 
     @property
@@ -198,7 +198,7 @@ _adopted: RunConfig | None = None
 
 
 def adopt(config: RunConfig) -> None:
-    """Set the settings that `handed_over` returns in this worker process."""
+    """Store the settings that this worker process got from its supervisor; `handed_over` returns them later."""
     global _adopted
     _adopted = config
 

@@ -35,7 +35,7 @@ class WorkerLog:
 
     @property
     def order(self) -> tuple[str, int, bool]:
-        """A sort key: first the workers that started together, by rank, then later ones; stdout before stderr."""
+        """A key to sort logs: first workers of the initial start, by rank, then replacements; stdout before stderr."""
         kind, number = self.who.split()
         return kind, int(number), self.stream != "out"
 
@@ -56,7 +56,7 @@ class WorkerLog:
 def find_logs(
     run: Path, attempt: int | None = None, rank: int | None = None, *, only_err: bool = False
 ) -> list[WorkerLog]:
-    """Return the logs of the workers of a run, sorted; with `attempt`, only those of one start of the workers."""
+    """Return the sorted logs of the workers of a run: of all, or of start number `attempt`, or that ever had `rank`."""
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")

@@ -160,7 +160,7 @@ def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
 
 
 def state_of(folder: Path, reached: int) -> str:
-    """Return "trains", or how the run ended, such as "completed"; `reached` is the number of steps trained."""
+    """Return the state of the run: "trains", or how it ended, such as "completed". `reached` steps were trained."""
     if is_training(folder):
         return "trains"
     _, lead, ranks = _files(folder)
@@ -181,7 +181,7 @@ def state_of(folder: Path, reached: int) -> str:
 
 
 def _saved(folder: Path) -> int:
-    """Return the step of the newest snapshot, including damaged ones; 0 if there is none."""
+    """Return the step of the newest snapshot in `folder`, even if it is damaged; 0 if there is none."""
     store = DirectoryStore(folder / "checkpoints")
     return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
@@ -216,7 +216,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the seconds between the start and end events of a run, without pauses after a clean shutdown."""
+    """Return the seconds from the first to the last of `stamps`, events of a run, without pauses after a clean stop."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:

@@ -90,7 +90,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, by recovery strategy, the expected cost of a failure that loses the fraction `lost` of the blocks."""
+    """Return, by recovery strategy, the expected cost of losing the fraction `lost` of blocks every `mtbf` seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -124,7 +124,7 @@ def expected(age: Floats | float, lost: float, convergence_rate: float) -> Float
 
 
 def bound(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
-    """Return an upper bound on the delay in iterations if the fraction `lost` of the model is set back by `age`."""
+    """Return the longest delay, in iterations, if the fraction `lost` of the model is set back by `age` iterations."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(convergence_rate))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(convergence_rate))
 

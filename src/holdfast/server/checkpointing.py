@@ -44,7 +44,7 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks chosen for a save and their size; lost nodes; and how far unsaved blocks of each node have moved."""
+    """The blocks chosen for a save, their size, the lost nodes, and how much each node's other blocks have changed."""
 
     blocks: Samples
     bytes: int
@@ -97,7 +97,7 @@ class CheckpointCoordinator:
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save in progress is committed, without the nodes `without`, and return the save, if any."""
+        """Wait until the save in progress is committed, but not for lost nodes (`without`); return it, or None."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})

@@ -143,7 +143,7 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, convergence_rate: float) -> float:
-    """Estimate the initial distance to the optimum from how far restored blocks moved; infinite if unknown."""
+    """Estimate how far the initial model was from the optimum, from the change by each restore; infinite if unknown."""
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
         if outage.size is not None and outage.ages:
@@ -166,7 +166,7 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` a run converged; None if a run has no losses."""
+    """Return how many iterations later than `reference` a run converged; None if one of the two measured no loss."""
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"

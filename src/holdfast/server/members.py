@@ -50,7 +50,7 @@ def gather(
 ) -> RemoteResults:
     """Wait up to `patience` seconds for the results of the Ray calls `calls`, or for the first result if `first`.
 
-    Members that `given_up()` reports as lost, or that Ray cannot reach, are listed as missing. An exception of an actor
+    Actors that `given_up()` reports as lost, or that Ray cannot reach, are listed as missing. An exception of an actor
     is raised here, except `BlocksMoved`, which counts as a result."""
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
@@ -133,7 +133,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> RemoteResults:
-        """Call `method` of the nodes or workers (`kind`) in `arguments`, and wait; lost ones are listed as missing."""
+        """Call `method` of each node or worker (`kind`) in `arguments` (by number); wait up to `patience` seconds."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -141,7 +141,7 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
-        """Wait for the results of `calls` to nodes or workers (`kind`); lost or slow ones are listed as missing."""
+        """Wait up to `patience` seconds for `calls` to nodes or workers (`kind`); lost or slow ones are missing."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}
@@ -174,7 +174,7 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return all lost nodes and workers with the reasons: `missing` ones of this `kind`, and silent ones."""
+        """Return all lost nodes and workers with reasons: those `missing` (of one `kind`) and those that are silent."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

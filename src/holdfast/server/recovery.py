@@ -94,7 +94,7 @@ class ServerRecovery:
         return self.hold_by_map(place) or self.route()
 
     def complete_moves(self, held: Mapping[int, Ids], place: RoundPlace, recorded: Collection[tuple[int, int]]) -> bool:
-        """Record moves of blocks that a lost controller made but did not record; return True if two nodes hold a block.
+        """Record moves of blocks that a lost controller did not record; return True if a block is on two nodes.
 
         `held` has the blocks that each node holds, and `recorded` the recorded moves as (source, target)."""
         doubled = False
@@ -145,9 +145,9 @@ class ServerRecovery:
     def hold_by_map(
         self, place: RoundPlace, *, everything: bool = False, lost: Mapping[int, str] | None = None
     ) -> dict[Member, str]:
-        """Let nodes load and drop blocks to match the partition map; return the members lost meanwhile.
+        """Make each node hold exactly the blocks assigned to it; return nodes and workers lost meanwhile, with reasons.
 
-        With `everything`, nodes reload all their blocks. `lost` has the lost nodes and the reasons."""
+        With `everything`, nodes load all their blocks again. `lost` has the nodes lost before, with reasons."""
         began, version = time.perf_counter(), self.map.version
         summaries, missing = self._survivor_summaries()
         if missing:
@@ -188,12 +188,12 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
-def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
-    """Assign `count` blocks to server nodes: each block to the node that `held` it, and the rest to the node `missing`.
+def gathered_map(count: int, held: Mapping[int, Ids], version: int, lost_node: int) -> tuple[PartitionMap, bool]:
+    """Assign each of `count` blocks to the node that has it in `held`, and blocks on no node to the lost `lost_node`.
 
-    Return the assignment, numbered `version`, and True if there were such other blocks."""
-    owners = np.full(count, missing, np.int32)
+    Return the assignment, numbered `version`, and True if there are blocks on no node."""
+    owners = np.full(count, lost_node, np.int32)
     for node in sorted(held):
         owners[held[node]] = node
-    homeless = bool((owners == missing).any())
-    return PartitionMap(version, owners, tuple(sorted({*held, *([missing] if homeless else [])}))), homeless
+    homeless = bool((owners == lost_node).any())
+    return PartitionMap(version, owners, tuple(sorted({*held, *([lost_node] if homeless else [])}))), homeless

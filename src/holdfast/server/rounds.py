@@ -103,15 +103,15 @@ class SynchronousRounds:
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Let workers compute the loss on all parts of the data that are not in `known`; return the Ray calls."""
+        """Let workers compute the loss on all parts of the data that have no loss in `known`; return the Ray calls."""
         parts = self._recovery.parts.items()
         arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
         return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """Return the loss that the calls `asked` to all workers measured, and the seconds of the slowest call.
+        """Return the loss on all data, and the seconds of the slowest worker.
 
-        If `asked` is None, make these calls now."""
+        `asked` are the calls that `measure` returned; if None, they are made now."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -149,8 +149,8 @@ class StaleRounds:
     ) -> tuple[int, dict[int, WorkerRound]]:
         """Train until every part of the data has finished one more iteration; return its number and results by part.
 
-        `parts` returns each worker's parts of the data. `recover` is called with lost members. Training stops at
-        `until`."""
+        `parts` returns each worker's parts of the data. `recover` is called with lost nodes and workers. No iteration
+        after `until` is begun."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
@@ -160,7 +160,7 @@ class StaleRounds:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Start the next iteration of each idle part of the data, unless it is too far ahead of the slowest part."""
+        """Start the next iteration on each idle part of the data, unless it is too far ahead, or `until` is reached."""
         slowest = min(self.clocks.values())
         for worker, own in parts.items():
             for part in own:

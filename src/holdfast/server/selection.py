@@ -33,7 +33,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 class RankingRange(NamedTuple):
-    """A range of places in the ranking: `prefix`, and then a number from `low` to `high`, inclusive."""
+    """A range of ranking keys, which are tuples: they begin with `prefix`, then with a number from `low` to `high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -44,7 +44,7 @@ class RankingRange(NamedTuple):
         return len(self.prefix)
 
     def shift(self, bins: int) -> int:
-        """Return by how many bits to shift numbers right, so that the range has at most `bins` different numbers."""
+        """Return the logarithm to base 2 of the width of a bin, if this range is divided into at most `bins` bins."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "RankingRange":
@@ -74,28 +74,28 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """The controller's decision: save the blocks ranked up to position `last` that moved by more than `above`."""
+    """The controller's decision: save the blocks ranked up to position `last` that changed by more than `above`."""
 
     above: float
     last: Place
 
 
 class Candidates:
-    """The blocks `ids` of one node, ranked by `policy` for the save after `step`; the run has `count` blocks."""
+    """The blocks `ids` of one node, ranked by `policy` for the save after `step`; the model has `all_blocks` blocks."""
 
-    def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
+    def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, all_blocks: int) -> None:
         self._ids, self._info = ids, info
-        self._first = _ranking_keys(policy, step, ids, info, count)
+        self._first = _ranking_keys(policy, step, ids, info, all_blocks)
 
     def answer(self, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 
     def total(self) -> tuple[int, Fraction | None]:
-        """Return the number of blocks, and how far all of them moved since their saves (None if not finite)."""
+        """Return the number of blocks, and their total change since their last saves (None if not finite)."""
         return len(self._ids), total_distance(self._info)
 
     def survey(self, above: float, few: int) -> Survey:
-        """Summarize the blocks that moved by more than `above`; they are listed if there are at most `few`."""
+        """Summarize the blocks that have changed by more than `above`; they are listed if there are at most `few`."""
         where = self._above(above)
         numbers = [self._numbers(level, where) for level in range(3)]
         found, sizes = len(numbers[0]), self._info.sizes
@@ -104,7 +104,7 @@ class Candidates:
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
 
     def histogram(self, above: float, span: RankingRange, bins: int) -> tuple[Ids, Ids]:
-        """Return the number and the total size of the blocks in each of `bins` bins of the ranking range `span`."""
+        """Return number and size of the blocks that changed by more than `above`, in each of `bins` bins of `span`."""
         where = self._inside(above, span)
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
         which = shifted.view(np.int64)
@@ -112,7 +112,7 @@ class Candidates:
         return np.bincount(which, minlength=bins), values.astype(np.int64)
 
     def blocks(self, above: float, span: RankingRange) -> CandidateBlocks:
-        """List the blocks in the ranking range `span` that moved by more than `above`."""
+        """List the blocks in the ranking range `span` that have changed by more than `above`."""
         return self._listed(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
@@ -144,8 +144,8 @@ class Candidates:
         return self._first[where] if level == 0 else (self._info.saved_at, self._ids)[level - 1][where].view(np.uint64)
 
 
-def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
-    """Return an integer for each of the blocks `ids`; `policy` saves the blocks with the smallest integers first."""
+def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, all_blocks: int) -> Codes:
+    """Return an integer for each block in `ids` (of `all_blocks` in the model); `policy` saves the smallest first."""
     if is_file(policy.ranking):
         return _codes(-urgency(policy.ranking, info, step))
     match policy.ranking:
@@ -154,9 +154,9 @@ def _ranking_keys(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: i
         case "relative":
             return _codes(-relative_distance(info))
         case "random":
-            order = np.random.default_rng((policy.seed, step)).permutation(count)
-            ranks = np.empty(count, np.uint64)
-            ranks[order] = np.arange(count, dtype=np.uint64)
+            order = np.random.default_rng((policy.seed, step)).permutation(all_blocks)
+            ranks = np.empty(all_blocks, np.uint64)
+            ranks[order] = np.arange(all_blocks, dtype=np.uint64)
             return ranks[ids]
         case "full":
             return ids.astype(np.uint64)

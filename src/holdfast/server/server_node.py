@@ -39,7 +39,7 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has copied for a save, their size, and how far its other blocks have moved."""
+    """The blocks that a node has copied for a save, their size, and how much its other blocks have changed."""
 
     blocks: Samples
     bytes: int
@@ -105,14 +105,14 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer an update computed from part `part` of the training data until round `when` is committed."""
+        """Buffer an update from part `part` of the data until round `when` ends; return how many blocks it changes."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
     @_exclusive
     def commit(self, map_version: int, when: RoundId, parts: Sequence[int]) -> float:
-        """Apply the updates that were pushed for round `when` and these parts of the data; return the seconds."""
+        """Apply the updates for round `when` that came from `parts` of the data; return the seconds that this took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
         applied = self._shard.commit(when, parts, map_version)
@@ -144,7 +144,7 @@ class ServerNode:
     @_exclusive
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> BufferedSave:
-        """Copy the blocks that `verdict` selects for the save after iteration `step` to a buffer for `write`."""
+        """Copy the blocks that `verdict` selects after iteration `step` to a buffer; `credit` is the unused budget."""
         began = time.perf_counter()
         assert self._candidates is not None
         _, info, candidates = self._candidates

@@ -115,9 +115,9 @@ class Shard:
         return np.asarray(self.ids[due])
 
     def adopt(self, holding: HeldBlocks, map_version: int) -> None:
-        """Add the blocks `holding`, which the assignment of blocks with the number `map_version` gives to this node.
+        """Add the blocks `holding` to this node, as assigned by version `map_version` of the table of block owners.
 
-        Blocks that this assignment or a newer one has given to the node before keep their values."""
+        A block that the node already got by this version, or a newer one, is not replaced."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)

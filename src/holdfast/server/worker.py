@@ -52,7 +52,7 @@ class _BrokenOff(Exception):
 
 
 class _Routes(NamedTuple):
-    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and their array rows."""
+    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and the places of their values."""
 
     layout: BlockLayout
     nodes: list[tuple[int, Ids, Places]]

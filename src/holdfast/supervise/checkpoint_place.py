@@ -29,7 +29,7 @@ READ_WITHIN = 3600.0
 
 
 class PlaceContents(NamedTuple):
-    """The state of a run according to its checkpoints, when a supervisor starts."""
+    """The progress of an earlier part of the run, which a new supervisor reads from the checkpoint store."""
 
     newest: int | None  # the step of the newest snapshot
     attempt: int  # how often the workers were started
@@ -39,7 +39,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """The checkpoints of a run: in the directory or at the URL `place`, or in the run's folder `out` if it is None."""
+    """Access to the checkpoints of a run: in the directory or at the URL `place`, or, if None, in the folder `out`."""
 
     out: Path
     place: str | None
@@ -50,9 +50,9 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Check that checkpoints can be written, and return the state of the run; raise HoldfastError if they cannot.
+        """Raise HoldfastError if checkpoints cannot be written; otherwise return the progress that the run has saved.
 
-        With other nodes (`alone` is False), the error message is stored in `wrong` instead."""
+        If there are other nodes (`alone` is False), nothing is raised: the error message is stored in `wrong`."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)

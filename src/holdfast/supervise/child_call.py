@@ -56,7 +56,7 @@ class ChildCall:
         return result
 
     def is_done(self) -> bool:
-        """Return True if the call has ended; its result or error is then discarded."""
+        """Return True if the call has ended, and discard its result or error: do not call `result` afterwards."""
         done = bool(select.select([self._reading], [], [], 0)[0])  # it writes only when it is done
         if done:
             self._end()

@@ -43,7 +43,7 @@ class DiskSpace:
 
 
 def needed(folder: Path) -> int:
-    """Return the size of the largest snapshot in `folder` plus `LEAST_ROOM`, in bytes."""
+    """Return the bytes that must be free to continue: the largest snapshot in `folder`, and `LEAST_ROOM`."""
     sizes = (sum(path.stat().st_size for path in step.glob("*")) for step in folder.glob("step-*"))
     try:
         return LEAST_ROOM + max(sizes, default=0)
@@ -52,7 +52,7 @@ def needed(folder: Path) -> int:
 
 
 def has_room(folder: Path, size: int) -> bool:
-    """Return True unless a test shows that a file of `size` bytes does not fit into `folder`."""
+    """Return False if a file of `size` bytes does not fit into `folder`; True if it does, or this is unknown."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)

@@ -73,7 +73,7 @@ class AwaitedWorkers(NamedTuple):
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
-    """Return the workers that others may be waiting for; `remote` is the position of the slowest worker elsewhere."""
+    """Return those of `workers` that others may wait for; `remote` is the slowest worker's position on other nodes."""
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [AwaitedWorkers([worker]) for worker in coming]
@@ -276,7 +276,9 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Record the progress of `worker`; if it finished steps since the last call, return their time and number."""
+        """Record the progress of `worker`; if it finished steps since the last call, return their seconds and number.
+
+        `moved` counts bytes that all workers transferred. `others_run` is True if other workers are not suspended."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -300,7 +302,7 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if the worker made no progress for over `deadline` seconds, but used CPU time."""
+        """Return True if the worker made no progress for over `deadline` seconds, but used CPU time (`processor`)."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:
@@ -308,7 +310,7 @@ class _Watch:
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
-        """Return True if others waited for the worker for over `deadline` seconds, and it used no CPU time."""
+        """Return True if others waited over `deadline` seconds for the worker and it used no CPU (see `processor`)."""
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
         if self.used is None or self.awaited <= deadline:

@@ -294,7 +294,7 @@ class RunLoop:
         return self._launch()
 
     def _end_reached(self) -> Finish | None:
-        """Return the end of the run if a failed worker had finished its training loop and the others do so soon."""
+        """If a failed worker had finished training, wait briefly for the others; return how the run ended, or None."""
         if not any(worker.task.progress.phase is Phase.DONE for worker in self._pool.failed):
             return None
         deadline = time.monotonic() + ENDING

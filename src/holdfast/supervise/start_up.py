@@ -18,7 +18,7 @@ _parts: dict[str, float] = {}
 
 @contextmanager
 def part(name: str, show: Callable[[str], object] = lambda line: None) -> Iterator[None]:
-    """Measure the block as the part `name` of the start-up, with the garbage collector paused; `show` gets a line."""
+    """Measure the seconds of the `with` block as part `name` of the start-up; `show` is called with a status line."""
     show(f"starting: {name}")
     began = time.perf_counter()
     with no_collection():

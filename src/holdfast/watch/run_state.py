@@ -90,7 +90,7 @@ class RunState:
 
     @property
     def planned(self) -> int | None:
-        """The number of steps in the whole run, or None if no plan is recorded yet."""
+        """The number of steps in the whole run; None if the script has not reported it yet."""
         if self.served:
             return self.served.iterations
         plan = self.lineage.plan

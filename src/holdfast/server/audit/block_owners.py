@@ -26,7 +26,7 @@ class Tenure:
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """For each node, the number and a digest of the ids of its blocks."""
+        """For each node, how many blocks it holds, and a digest of their ids."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
@@ -60,7 +60,7 @@ class Ownership:
         self.tenures.append(Tenure(0, 0, self.owners.copy()))
 
     def restore(self, node: int, ids: Blocks, version: int) -> None:
-        """Make `node`, which has restored the blocks `ids`, their owner from partition map `version` on."""
+        """Make `node`, which restored the blocks `ids`, their owner; `version` is the number of the table of owners."""
         self.owners[ids] = node
         self.is_declared_lost[ids] = False
         self.has_come_back[ids] = True
@@ -76,7 +76,7 @@ class Ownership:
     def close(self, *, keep_all: bool) -> None:
         """If owners have changed, begin a new `Tenure`, a period in which blocks keep their owners.
 
-        The new period replaces the last one if that one contains no round (update of the model), unless `keep_all`."""
+        If the model was not updated in the last period, the new one replaces it, unless `keep_all`."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -102,7 +102,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` is the sum of all digests in `always` and of some digests in `perhaps`."""
+    """Return True if the blocks in `total` are all sets of blocks in `always`, and any number of those in `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

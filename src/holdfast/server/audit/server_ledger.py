@@ -67,7 +67,7 @@ class ServedLedger:
         return sorted(self._events)
 
     def events_of(self, kind: str, number: int = 0) -> Sequence[events.What]:
-        """Return all events that one process wrote, in order; ("node", 2) is node 2."""
+        """Return, in order, all events that one process wrote, such as node 2 (`kind` "node" and `number` 2)."""
         return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property

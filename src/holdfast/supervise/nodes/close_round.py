@@ -100,7 +100,7 @@ def starting(
 
 
 class RoundCloser:
-    """The tasks of the node that hosts the rendezvous; `own` is the address of the store where nodes register."""
+    """The decision which nodes start together, made by the node whose store, at address `own`, hosts the rendezvous."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints

@@ -62,7 +62,7 @@ class HostFinder:
         return where in self._failed and time.monotonic() - self._failed[where] < _RESTS * self.look_every
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return the addresses at which the host may be, best first, each with the key that its store must have, if any."""
+        """Return addresses where the nodes may meet, best first, each with the key that its store must have, if any."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

@@ -315,7 +315,7 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 def _greet_and_look(store: Store, awaited: int, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-    """Register for the next rendezvous, unless `awaited` is its number already; return its number and result.
+    """Register for the next rendezvous if `awaited` is 0; return the number of the awaited rendezvous and its result.
 
     The function must not change any object, because it may still run after the caller has timed out."""
     if store.check(["over"]):

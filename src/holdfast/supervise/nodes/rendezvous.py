@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of this node: its number `rank` of `of` nodes, which meet at `endpoint` (host:port)."""
+    """The settings of one node: its number (`rank`), how many nodes there are (`of`), where they meet (`endpoint`)."""
 
     rank: int = 0
     of: int = 1
@@ -159,7 +159,7 @@ class RoundInfo:
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return messages about the nodes missing from all `of` nodes, and about a new host since `before`."""
+        """Return messages to the user: which of the `of` nodes are missing, and a change of the host since `before`."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"
@@ -202,7 +202,7 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the node that decides which workers train; return training groups newer than `known`."""
+        """Send `report` to the node that decides which workers train; return training groups numbered above `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:

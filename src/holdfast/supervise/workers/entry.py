@@ -81,10 +81,10 @@ def die_with(supervisor: int) -> None:
 
 
 def _take_resolver_lock() -> None:
-    """Take the C library's resolver lock once, so that a worker in which it was forked as held blocks here.
+    """Take the C library's resolver lock, so that a worker to which the fork copied a held lock blocks now, not later.
 
-    The supervisor then forks the worker again. A thread of the supervisor holds the lock for a moment whenever a worker
-    connects to its store."""
+    The supervisor then forks the worker again. Its own threads hold the lock briefly when a worker connects to its
+    store."""
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
 

@@ -41,15 +41,15 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the member number (rank) of the process `seat`; `seat` itself if it was never in the group."""
+        """Return the rank of the worker process number `seat`; if it has never trained, return `seat` to name it."""
         return self._numbers[seat] if seat in self._been else seat
 
     def assigned(self, seat: int) -> int | None:
-        """Return the member number (rank) of the process `seat`; None for a spare, which has none yet."""
+        """Return the rank of the worker process number `seat`; None for a spare, which has none yet."""
         return self._numbers.get(seat)
 
     def assign(self, seat: int, number: int) -> None:
-        """Give the process `seat` the member number `number`, which is its rank until it exits."""
+        """Give the worker process number `seat` the rank `number`, which it keeps until it exits."""
         self._numbers[seat] = number
 
     def is_member(self, seat: int) -> bool:
@@ -57,7 +57,7 @@ class Members:
         return seat in self._seats.values()
 
     def was_member(self, seat: int) -> bool:
-        """Return True if the process number `seat` trains or has trained, and was not put to sleep since."""
+        """Return True if worker process number `seat` trains or has trained, and was not put to sleep since."""
         return seat in self._been and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
@@ -84,7 +84,7 @@ class Members:
         return number in self._seats and self._seats[number] not in dead
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if the `wanted` number of workers train, all in the current group."""
+        """Return True if all workers that should train do so, in the current group."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
@@ -123,9 +123,9 @@ class Members:
         return self._publish(inside, joining) if joining else None
 
     def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
-        """Return the processes that can join now, as a mapping from member number (rank) to process number.
+        """Return the processes that can join now, as a mapping from rank (one of `free`) to process number.
 
-        A process never changes its member number. A spare gets one of `free` that no living process has."""
+        A process never changes its rank. `inside` has the training processes by rank, `present` all by number."""
         ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
         numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
         spare_numbers = sorted(free - {*numbers.values()})
@@ -199,7 +199,7 @@ class MembershipController:
     def can_replace(self, nodes: list[int]) -> bool:
         """Return True if training can continue without the lost `nodes`.
 
-        With recovery by `replay`, each lost worker needs a ready spare; otherwise only rank 0 does."""
+        With recovery by `replay`, each lost worker needs a ready spare; otherwise only a lost rank 0 needs one."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         lost = self.members_of(nodes)

@@ -151,7 +151,7 @@ class WorkerPool:
         return {name: str(value) for name, value in variables.items()}
 
     def late_start(self) -> list[str]:
-        """Return messages about what the workers do, once, if none has begun a step for a minute; otherwise []."""
+        """If no worker has begun a step after a minute, return messages about what they do, only once; otherwise []."""
         if not self._reports_start or time.monotonic() - self._began < FIRST_STEP:
             return []
         self._reports_start = False

@@ -133,7 +133,7 @@ class WorkerProcess:
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
-        """Return the worker's progress; `has_done_peers` is True if another worker has exited normally."""
+        """Return the worker's progress; `is_member` says that it trains, `has_done_peers` that another has finished."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -244,9 +244,7 @@ def dying_status(pid: int) -> int | None:
 
 
 def cpu_seconds(group: int) -> float | None:
-    """Return the CPU seconds that a process group has used, or has waited for on a busy machine; None without /proc.
-
-    Waiting is counted for main threads only, because other threads may poll."""
+    """Return the CPU seconds that a process group has used, or has waited for on a busy machine; None without /proc."""
     if not _PROC.exists():
         return None
     seconds = 0.0

@@ -44,7 +44,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages about new rank changes; `all_train` is the number of workers if all of them train, else 0."""
+        """Return messages about new rank changes; if all workers train again, `all_train` is their number, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False
