@@ -156,7 +156,7 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 @dataclass(frozen=True, slots=True)
 class PublishedJob:
-    """A large training job from a publication, with which a simulation of the same job is compared."""
+    """A large training job that a publication describes, to compare its reported training time with a simulation."""
 
     name: str
     source: str
@@ -169,7 +169,9 @@ class PublishedJob:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """Return the parameters of a job that saves at the best interval; a save delays training by `save` seconds."""
+    """Return a job that saves at the best interval, each time with a delay of `save` seconds.
+
+    The fraction `goes_back` of failures restarts all workers in `restart` seconds; others pause training for `live`."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

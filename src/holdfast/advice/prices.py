@@ -29,7 +29,7 @@ UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The estimated cost of one failure under a recovery strategy: its pause, its delay and its lost iterations."""
+    """The estimated cost of a failure under a recovery strategy: pause of training, delay of the run, lost steps."""
 
     recovery: str
     stands: Estimate  # seconds for which training pauses
@@ -114,7 +114,7 @@ def is_larger(costs: RunCosts, question: Question) -> bool:
 
 
 def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Question) -> Estimate:
-    """Return `time`; for a job larger than the run, add the `published` seconds in proportion to the number of workers."""
+    """Return the pause `time` of the run; for a larger job, add `published` seconds per `PUBLISHED_WORKERS` workers."""
     if not is_larger(costs, question):
         return time
     return time + published.times((question.workers or 0) / PUBLISHED_WORKERS)

@@ -31,7 +31,7 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run, estimated from its losses: the rate, the final loss and the gain of the next step."""
+    """The convergence of a run, estimated from its losses: rate, loss it approaches, decrease in the next step."""
 
     rate: Estimate  # the factor by which the distance to the optimum shrinks in a step
     limit: float  # the loss that the run approaches
@@ -129,7 +129,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return every failure that paused training, with the pause in seconds; a usual step takes `step` seconds."""
+    """Return each failure that paused training, with its pause in seconds; `step` is the usual seconds of a step."""
     regroups = _regroups(history)
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     joins = joined / max(1, sum(bool(regroup.lost) for regroup in regroups))

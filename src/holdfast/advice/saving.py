@@ -22,7 +22,7 @@ FINE = 2000  # intervals of the coarse search, and of the fine one around its mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """The seconds that determine the best save interval: of a step, a save, a restart and between failures."""
+    """The durations in seconds that determine the best save interval: step, save, restart, time between failures."""
 
     step: float
     stall: float  # delay of training by a save

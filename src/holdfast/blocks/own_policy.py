@@ -21,7 +21,7 @@ def is_file(ranking: str) -> bool:
 
 
 def own_ranking(path: str) -> str:
-    """Check the function in the user's policy file `path`, which ranks blocks for saving; return the absolute path."""
+    """Check that the user's file `path` has a valid function to rank blocks for saving; return its absolute path."""
     from holdfast.blocks.policy import BlockInfo
 
     absolute = str(Path(path).absolute())

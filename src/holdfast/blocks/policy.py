@@ -48,7 +48,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The data of each block by which policies rank it: distance from its last saved value, norm, last save, size."""
+    """The facts by which a policy ranks blocks: distance from their saved value, norm, step of the last save, size."""
 
     distances: Floats
     norms: Floats
@@ -66,7 +66,7 @@ def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
 
 
 def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
-    """Rank blocks by the root mean square change of their values since the last save, largest first (SCAR)."""
+    """Rank blocks by the root mean square change of values since their last save, largest first (SCAR paper)."""
     return _ranked(-distance_per_value(info), info.saved_at)
 
 
@@ -106,7 +106,7 @@ def total_distance(info: BlockInfo) -> Fraction | None:
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the total of `sums`, divided by `count`; infinity if a sum is None or `count` is 0."""
+    """Return the mean distance of `count` blocks from partial sums; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -185,14 +185,14 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of the early saves: 1, 2, 4, ... below `interval`, and `interval` if `saves` is "early"."""
+        """The steps of the early saves: 1, 2, 4, ... below `interval`; for `saves="early"` also `interval`."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: a special one if `step` is in `early`, otherwise this policy."""
+        """Return the policy for the save after `step`: this one, or, if `step` is in `early`, that of early saves."""
         if step not in self.early:
             return self
         if self.saves == "early":

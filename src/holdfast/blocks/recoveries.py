@@ -18,12 +18,12 @@ def full(count: int, lost: Ids) -> Ids:
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return the `lost` blocks: only these are restored, and other blocks keep their newer values."""
+    """Return the blocks to restore out of `count` blocks: only those in `lost`. The others keep their newer values."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the `lost` blocks: only these are restored. The caller initializes those that were never saved."""
+    """Return the blocks to restore out of `count` blocks: those in `lost`. The caller gives unsaved ones new values."""
     return partial(count, lost)
 
 
@@ -37,14 +37,14 @@ def recovery(name: str) -> Recovery:
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the `lost` blocks that were never saved if `how` is `fresh` and some blocks survive, otherwise none."""
+    """Return the `lost` blocks never saved (`saved_at` 0) if `how` is `fresh` and other blocks survive, else none."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Copy the blocks that the strategy `how` restores from `saved` to `live`, and return their numbers."""
+    """Copy blocks from the checkpoint `saved` to `live`; `how` chooses them by the `lost` blocks. Return their ids."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

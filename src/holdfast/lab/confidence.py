@@ -51,7 +51,7 @@ def _quantile(count: int) -> float:
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """Return the median of all values in `rounds` with a bootstrap interval; each row has the values of one round.
+    """Return the median of all values in `rounds` with a bootstrap interval; each row is one round of measurements.
 
     Whole rows are resampled, because the values of one round correlate. With few rows, the interval is NaN."""
     if len(rounds) < FEWEST:

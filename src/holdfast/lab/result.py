@@ -39,7 +39,7 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim that `estimate` lies in the range `expected`; `source` says who made it."""
+        """Return a claim, worded as `claim`, that `estimate` is in the range `expected`; `source` says who made it."""
         return cls(id, claim, source, expected, estimate.value, (estimate.low, estimate.high))
 
     @property

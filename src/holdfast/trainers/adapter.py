@@ -20,7 +20,7 @@ def unsupported(name: str, reason: str) -> BadInput:
 
 
 def check_recovery(run: Run) -> None:
-    """Raise BadInput if `run` recovers live, which a protected Trainer does not support."""
+    """Raise BadInput if `run` recovers without restarting the survivors, which a protected Trainer does not support."""
     if run.is_live:
         raise unsupported("live recovery", "survivors cannot repair its collectives; choose --recovery restart")
 

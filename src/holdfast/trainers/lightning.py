@@ -29,7 +29,7 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Connect `trainer` to the run of this process, which supplies its batches and saves its state, and return it."""
+    """Let the run of this process supply the batches of `trainer` and save its training state; return `trainer`."""
     for name, reason in _unsupported_options(trainer):
         raise unsupported(name, reason)
     seed = os.environ.get("PL_GLOBAL_SEED")
@@ -74,7 +74,7 @@ def _unsupported_features(module: Any, root: str) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """The methods that replace those of a protected Trainer, so that the run supplies batches and saves snapshots."""
+    """Replacements for methods of a Lightning Trainer, so that the run supplies its batches and saves its state."""
 
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
@@ -165,7 +165,7 @@ class _Protection:
 
 
 class _StatefulRunLoader(RunLoader):
-    """A run loader with an empty state dict, so that Lightning accepts it as resumable; the run keeps the position."""
+    """A run loader with an empty state dict, so that Lightning accepts it as resumable; the run saves the position."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -42,7 +42,7 @@ _CLOCKS = ("_runtime", "_per_second")
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Connect `trainer` to the run of this process, which supplies its batches and saves its state, and return it."""
+    """Let the run of this process supply the batches of `trainer` and save its training state; return `trainer`."""
     if not hasattr(trainer, "_init_training_state"):
         raise BadInput("protect() supports the Trainer of transformers 5.22 and later: update the package.")
     for name, reason in _unsupported_options(trainer):
@@ -90,7 +90,7 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 class _Protection:
-    """Replacement methods for a protected Trainer, through which the run supplies batches and saves steps."""
+    """Replacements for methods of a transformers Trainer, so that the run supplies its batches and saves its state."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer, self._run = trainer, run
@@ -145,7 +145,7 @@ class _Protection:
         return self._run.replicate(ready, **(handler.to_kwargs() if handler else {}))
 
     def _begin(self, max_steps: int, updates: int, epochs: int, _resume: Any, trial: Any) -> tuple[int, int]:
-        """Prepare training and restore the saved state; return the first epoch, and 0 batches to skip in it."""
+        """Prepare training and restore the saved state; return the first epoch, and 0 for the batches to skip."""
         trainer, run_loader = self._trainer, self._run_loader
         assert run_loader is not None
         self._original["_init_training_state"](max_steps, updates, epochs, None, trial)

@@ -58,7 +58,7 @@ class BlockLayout:
 
 
 class Layouts:
-    """A small cache of `BlockLayout` objects."""
+    """A small cache of `BlockLayout` objects by the ids of their blocks."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._of = lru_cache(KEPT)(lambda ids: BlockLayout(blocks, np.frombuffer(ids, np.int64)))

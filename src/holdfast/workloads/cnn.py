@@ -31,9 +31,9 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division does not test for zero, so the loop can be vectorised
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """Do an Adam step in place, and add the new parameters to `total`.
+    """Do an Adam step in place; `mean` and `square` are the moments. Add the new parameters to `total`.
 
-    Row i has the elements `bounds[i]:bounds[i+1]` and has had `counts[i]` steps before."""
+    Row i has the elements `bounds[i]:bounds[i+1]` of these flat arrays and has had `counts[i]` steps before."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):

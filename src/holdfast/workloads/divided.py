@@ -48,7 +48,7 @@ class DividedWorkload(Workload, Protocol):
         If `round` equals `rounds`, return the blocks needed to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a node's summary of its blocks, such as counts. Workers get the sum of the summaries of all nodes."""
+        """Return a summary, such as counts, of a node's blocks `ids` (values `held`); workers get all nodes' sum."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return a worker's update for the round `when`, computed from `part`, its part of the training data.
@@ -59,7 +59,7 @@ class DividedWorkload(Workload, Protocol):
         """Update the values `held` of the blocks `ids` in place by `pushed`, the sum of the workers' updates."""
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """Return the loss on `part`, a worker's part of the data; `summed` is the sum of the nodes' summaries."""
+        """Return a worker's loss on `part` of the data, from the blocks `pulled` and all nodes' summaries `summed`."""
 
     def total(self, measures: Sequence[float]) -> float:
         """Combine the losses of all workers, in order, into the total loss."""

@@ -34,7 +34,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch, and the features it needs (`pulls`); the last entries cover all its samples."""
+    """A worker's slice of each batch, and the features it needs (`pulls`); the last of both is for the loss."""
 
     batches: list[_Batch]
     pulls: list[Ids]

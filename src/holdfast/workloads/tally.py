@@ -68,10 +68,10 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """Count how often each of `number` topics occurs in each group of tokens, separately for every Markov chain.
+    """Count each of `number` topics in each group of tokens, separately for every Markov chain, for the loss of LDA.
 
-    The last axis of `topics` is the chain. Group g has the tokens `tokens[groups[g]:groups[g+1]]`. Return the sum of
-    `table[count + 1]` over these counts for each chain, and the number of tokens of each topic and chain."""
+    The last axis of `topics` is the chain. Group g has the tokens `tokens[groups[g]:groups[g+1]]`. Return for each
+    chain the sum of `table[count + 1]` (log gamma), and the number of tokens of each topic and chain."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
     counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)
@@ -90,7 +90,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """Return, for each group of tokens, the L1 distance between its topic counts in `one` and in `other`."""
+    """Return for each group of tokens the L1 distance between its topic counts by the assignments `one` and `other`."""
     differs = np.zeros(256, np.int64)  # one for each value of a byte
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):

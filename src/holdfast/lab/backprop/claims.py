@@ -21,7 +21,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of a mini-batch by each failure, and the slowdowns that a performance model predicts."""
+    """The measured slowdown of a mini-batch by each kind of failure, and the slowdown that a model predicts."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices
@@ -31,7 +31,7 @@ class MeasuredTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelResults:
-    """The measurements of one network on a data set; failures were simulated in the epochs `phases`."""
+    """The measurements of one network on a data set; `phases` are the epochs in which failures were simulated."""
 
     panel: BackpropPanel
     data: str
@@ -46,11 +46,11 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's test accuracy after the failure `cell` in `phase`, either at once or an epoch later."""
+        """Return each trial's accuracy after failure `cell` in `phase`; `when` is "immediately" or "an epoch later"."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's relative change of test accuracy that the failure `cell` causes in a phase of training."""
+        """Return each trial's relative change of accuracy by failure `cell` in `phase`; `when` is as in `accuracy`."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
@@ -59,7 +59,7 @@ class PanelResults:
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a mini-batch that fails at `point` of backward (None: any point)."""
+        """Return the median slowdown of a mini-batch that fails at the fraction `point` of backward (None: any)."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
@@ -85,7 +85,7 @@ def _cells(strategy: str) -> list[FailureCase]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return the claims about one network, from the paper and our own, each with its measured value."""
+    """Return claims about one network, from the lossy-recovery paper and our own, each with its measured value."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"

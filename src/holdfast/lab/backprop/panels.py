@@ -45,7 +45,7 @@ Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """A network on a data set; `full` loads the task of the paper, and `quick` a small task for a fast run."""
+    """A network on a data set; `full` loads the task of the lossy-recovery paper, and `quick` a small, fast task."""
 
     name: str
     full: Load

@@ -35,7 +35,7 @@ class FailureCase:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure to simulate, or None if nothing fails; the first workers in `order` survive."""
+        """Return the failure to simulate, or None for no failure; `order` lists the workers, survivors first."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -68,7 +68,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """A callable that runs one trial of a network, given its number; `known` has the accuracies of finished trials."""
+    """The experiment on one network: a call runs the trial of a given number. `known` caches measured accuracies."""
 
     panel: str
     quick: bool
@@ -102,7 +102,7 @@ class Scenarios:
     def _phase(
         self, training: "Training", failing: int, order: list[int], report: Report
     ) -> dict[tuple[FailureCase, str], float]:
-        """Return the accuracies after each kind of failure in mini-batch `failing`; unknown ones are measured."""
+        """Return accuracies by kind of failure in mini-batch `failing`; `order` lists the workers, survivors first."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, compute_gradients, train_minibatch

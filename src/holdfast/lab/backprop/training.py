@@ -58,7 +58,7 @@ class State:
 
 
 class Training:
-    """A model in training on a task."""
+    """The model, optimizer and data of a task, trained one mini-batch at a time by simulated workers."""
 
     def __init__(self, task: TrainingTask, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ class Training:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure `rounds` times how much each failure slows down a mini-batch, and how long a restart takes."""
+    """Measure `rounds` times how much each kind of failure slows down a mini-batch, and how long a restart takes."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -149,13 +149,13 @@ def _cell_seconds(training: Training, shares: Sequence[Share], cell: FailureCase
 
 
 def _predictions(
-    training: Training, shares: Sequence[Share], whole: float, scratch: Path
+    training: Training, shares: Sequence[Share], batch_time: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
     """Return measured durations, predicted slowdowns by point of failure, and predicted and measured restart seconds."""
     device, model = training.device, training.model
     forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
     gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
-    parts = {"forward": forward, "backward": max(gradients - forward, 0.0), "update": max(whole - gradients, 0.0)}
+    parts = {"forward": forward, "backward": max(gradients - forward, 0.0), "update": max(batch_time - gradients, 0.0)}
     points = sorted({cell.point for cell in INTERRUPTED if cell.point is not None})
     predicted = {point: rollback_slowdown(point=point, **parts) for point in points}
     prices, measured = _prices(training, shares[0], scratch)
@@ -164,7 +164,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Return measured durations, and the seconds to load a snapshot and train `REPLAYED` mini-batches."""
+    """Measure single operations in seconds, and the time to load a snapshot and train `REPLAYED` mini-batches."""
     device = training.device
 
     def train_one() -> None:

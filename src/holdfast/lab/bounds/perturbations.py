@@ -121,7 +121,7 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Run one trial for each of `deltas`, which is added to the weights at `MLR_STEP`; `sizes` are their norms."""
+        """Run a trial for each of `deltas`, which are added to the weights at `MLR_STEP` and have the norms `sizes`."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, MLR_STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(

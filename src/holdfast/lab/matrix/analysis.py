@@ -43,7 +43,7 @@ class GateFailure:
 
 
 def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Return the validity checks that the runs of `suite` did not pass."""
+    """Return the validity checks that the runs of `suite` (data set, model and failure schedule) did not pass."""
     failures: list[GateFailure] = []
     for variant, seed in product(matrix.variants, matrix.seeds):
         planned = PlannedRun(suite, variant, seed)
@@ -94,29 +94,29 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return column 0 / column 1 - 1 for each row, averaged over the arrays `suites`."""
+    """Return for each row (seed) the fraction by which column 0 exceeds column 1, averaged over the arrays `suites`."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return column 0 minus column 1 for each row, averaged over the arrays `suites`."""
+    """Return for each row (seed) column 0 minus column 1, averaged over the arrays `suites`."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return 1 - (mean of column 0 / mean of column 1) for each row; the means are over the arrays `suites`."""
+    """Return for each row (seed) the fraction by which the mean of column 0 over `suites` is below that of column 1."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def wins(suites: Sequence[Floats]) -> Floats:
-    """Return, for each row, the fraction of the arrays `suites` in which column 0 exceeds column 1."""
+    """Return for each row (seed) the fraction of the arrays `suites` in which column 0 exceeds column 1."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a matrix; its statistics leave out suites in which a run fails a validity check."""
+    """The measured runs of a matrix experiment, and statistics over those suites whose runs all pass the checks."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -144,7 +144,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over a variant's runs in `suites`, by default in all valid suites."""
+        """Return the mean of `metric` over the runs of one recovery method (`variant`) in `suites`, by default all."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan

@@ -17,7 +17,7 @@ QUICK = Path(__file__).with_name("quick.toml")
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: execute all runs of the matrix that are not finished yet, and analyse all runs."""
+    """Run the experiment: train each combination of settings that is not finished yet, and analyse all runs."""
     from holdfast.lab.matrix.analysis import Analysis
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures

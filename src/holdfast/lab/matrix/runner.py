@@ -150,8 +150,8 @@ class MatrixRunner:
     def _distances(self, planned: PlannedRun) -> Distances | None:
         """Return the distances between a run's models and those of the run without failures; None if unknown.
 
-        A child process compares them: clients of object stores start threads, which a process that forks must not have.
-        """
+        A child process compares them, because storage clients start threads, and a process with threads cannot fork
+        safely."""
         answer: Any = None
         folder = self.folder(planned)
         reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))

@@ -27,7 +27,7 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The cost of the failure in each trial of a strategy, in iterations, with its perturbation and its upper bound."""
+    """For each trial of a strategy, the cost of its failure in iterations, the cost's bound and the perturbation."""
 
     cost: Floats  # fractional; infinite for a trial that did not converge
     whole: Floats  # in whole iterations, as the paper counts
@@ -41,9 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of failures by strategy.
+    """The measured costs of failures of one workload, by strategy.
 
-    Trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs."""
+    Trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs to converge."""
 
     lengths: Ids
     steps: Ids
@@ -72,8 +72,8 @@ def measure(
 ) -> list[Measurement]:
     """Simulate the same failures with every strategy, and return a measurement for each of `workloads`.
 
-    The workloads train alike and differ only in their blocks (parts of the state). Trials in the log file `log` are not
-    run again. If `early` is more than 1, every second failure happens before step `early`."""
+    The workloads train alike and differ only in their blocks (parts of the state). `name` labels the progress. Trials
+    in the log file `log` are not run again. With `early` above 1, every second failure happens before step `early`."""
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
@@ -112,7 +112,7 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return how much of the squared change over `interval` iterations is in the blocks that changed most.
+    """Return which fraction of the squared change over `interval` iterations is in the blocks that changed most.
 
     These blocks hold 1/`interval` of all values. If the result is near 1, priority checkpoints help."""
     sizes, shares = workload.blocks.sizes, []
@@ -193,7 +193,7 @@ def compare_strategies(
 
 
 def cost_row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:
-    """Return a table row for `strategy` on one panel: mean costs, and the reduction relative to `baseline`."""
+    """Return a table row for `strategy` on the model `panel`: mean costs, and the reduction relative to `baseline`."""
     costs = measured.costs_of(strategy)
     mean = confidence.mean(confidence.finite(costs.cost))
     whole = confidence.mean(confidence.finite(costs.whole))

@@ -76,7 +76,7 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on how the models and data differ from those of the paper; none for the user's own model."""
+    """Return notes on how the models and data differ from those of the SCAR paper; none for the user's own model."""
     if options.workload is not None:
         return []
     return quick_notes(options.panels) if options.quick else panel_notes(options.panels)
@@ -130,7 +130,7 @@ def panel_title(comparison: PanelComparison) -> str:
 
 
 def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
-    """Plot the mean costs in `rows` with error bars as a series `name`; the column `over` has the tick labels."""
+    """Plot the mean costs in `rows` as series `name`, moved right by `shift`; the column `over` labels the ticks."""
     places = [place + shift for place in range(len(rows))]
     means = [row["cost_mean"] for row in rows]
     half = [row["cost_high"] - row["cost_mean"] for row in rows]
@@ -153,7 +153,7 @@ def draw_late_failures(
 
 
 def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> None:
-    """Shade the range of costs that the paper reports, around x = `place`."""
+    """Shade the range of costs that the SCAR paper reports, from `low` to `high`, around x = `place`."""
     if np.isfinite(low) and np.isfinite(high):
         ends, label = [place - 0.3, place + 0.3], "range in the paper"
         axes.fill_between(ends, low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label=label)

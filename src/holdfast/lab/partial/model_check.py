@@ -41,7 +41,7 @@ def check(
 ) -> Checked:
     """Check that failures of `workload` (an object, or a file that defines one) can be simulated.
 
-    The run must converge within `limit` iterations. `data` is the folder with its data."""
+    The run must converge within `limit` iterations. `data` is the folder with the workload's data."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:
@@ -196,7 +196,7 @@ def _run(workload: Workload, progress: Progress = lambda done: None) -> Iterator
 
 
 def _convergence(workload: Workload, losses: Sequence[float], later: Sequence[float]) -> Iterator[str]:
-    """Yield problems of a run that converges at the end of `losses`; the losses `later` follow."""
+    """Yield the problems of a run that meets its criterion at the last of `losses`; the losses `later` come after."""
     length = len(losses) - 1
     if length < 2:
         yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"

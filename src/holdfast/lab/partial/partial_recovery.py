@@ -34,7 +34,7 @@ def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Run the experiment: compare full with partial recovery, on the paper's models or on the user's own."""
+    """Run the experiment: compare full with partial recovery, on the models of the SCAR paper or on the user's own."""
     trials, interval = options.trial_count(full=100, quick=8), options.interval
     strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
@@ -109,7 +109,7 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Plot the mean cost of a failure against the fraction of parameters lost; if `paper`, also the paper's ranges."""
+    """Plot the mean cost of a failure against the fraction of parameters lost; `paper` adds the SCAR paper's ranges."""
 
     def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):

@@ -32,7 +32,7 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves the `fraction` of blocks that `ranking` picks, and restores only lost blocks."""
+    """Return a strategy that saves blocks by `ranking` every `fraction * interval` steps and restores lost blocks."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 
@@ -100,7 +100,7 @@ def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInt
 def figure(
     panels: Sequence[PanelComparison], interval: int, others: Sequence[str] = BEYOND, *, paper: bool
 ) -> "Figure":
-    """Plot the mean cost of a failure against the frequency of checkpoints; if `paper`, also the paper's ranges.
+    """Plot the mean cost of a failure against the frequency of checkpoints; `paper` adds the SCAR paper's ranges.
 
     `interval` is the number of iterations between full checkpoints. The policies `others` are drawn at the highest
     frequency only."""

@@ -68,9 +68,9 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier, on average, the losses `less` reach each level that the losses `more` reach.
+    """Return how many iterations earlier the run with the losses `less` reaches a loss than the run `more`, on average.
 
-    Only losses lower than all before iteration `fails` count. The result is NaN if none counts."""
+    Only losses after the failure in iteration `fails` that are below all earlier ones count. NaN if there are none."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:

@@ -65,7 +65,7 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """Train with all random seeds at once; return the first `wanted` runs, each up to its convergence."""
+    """Train with all random seeds `streams` at once; return the runs of the first `wanted` seeds, up to convergence."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]
@@ -119,7 +119,7 @@ def run_lanes(
 ) -> Floats:
     """Run the trials, several at a time, and return the number of iterations that each needs to converge.
 
-    `begin` computes the starting state of a trial. A trial that exceeds `limit` iterations gets infinity."""
+    `begin` computes the starting state of a trial; `done` receives its result, infinity beyond `limit` iterations."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:

@@ -98,7 +98,7 @@ def _do(item: Any) -> Any:
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> "Iterator[RayPool | None]":
-    """Yield a pool on the Ray cluster at `address`, or on a new local cluster; yield None if `on` is None."""
+    """Yield a pool on the Ray cluster at `address`, or a new local one, if `on` is "ray"; None if `on` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:

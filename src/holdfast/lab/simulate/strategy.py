@@ -53,7 +53,7 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `saved_at` has the iteration at which each block was last saved. `renew` gives values to blocks that never were."""
+    `saved_at` has the iteration at which each block was last saved. `renew` computes values for blocks never saved."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
@@ -76,7 +76,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks that fail."""
+    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks to lose."""
 
     policy: Policy
     recovery: str
@@ -125,8 +125,8 @@ def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Id
 class CheckpointedRun:
     """A run without failures, and the checkpoint that each policy would have had after every iteration.
 
-    Call it with a trial to get the state from which the trial continues after its failure. `order` is as in
-    `full_size`. `renew` gives values to blocks that were never saved, for the recovery "fresh"."""
+    Call it with a trial to get the state from which the trial continues after its failure. `order` is the order of the
+    norm over block distances. `renew` gives values to blocks that were never saved, for the recovery "fresh"."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """A callable that runs the trials with the given numbers, with every workload and strategy."""
+    """A simulation of failures under every workload and strategy: call it with the numbers of the trials to run."""
 
     workloads: Sequence[Workload]  # must train alike
     strategies: Sequence[Strategy]
@@ -99,9 +99,9 @@ class Trials:
         return outcomes
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
-        """Return the failure of trial `number` in `run`, at a random step with a geometric distribution.
+        """Return the failure of trial `number` in `run`, at a random step; with `early`, half are before that step.
 
-        If `self.early` is more than 1, every second failure is drawn uniformly from the steps below `early` instead."""
+        `runs` has the checkpoints of `run` for each workload; if None, they are computed up to the failure."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
@@ -116,7 +116,7 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of all that determines the result of a trial: its start, the workload and the criterion."""
+        """Return a digest of what determines a trial's result: its start, the workload, and the run's `losses`."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())
@@ -128,7 +128,7 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run one trial for each key that is not in `self.known`, and store its number of iterations there."""
+        """Run a trial for each key not in `self.known`, and store its iterations there; `begin` returns its start."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)
