@@ -25,7 +25,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, which a worker process writes when workers were lost or joined."""
+    """A `regroup` event, which a worker process writes when workers were lost or joined, with the steps after it."""
 
     session: RankSession  # all events of that process
     regroup: Regroup
@@ -48,7 +48,7 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members of an attempt, which are the workers that train together."""
+    """A change of the members, the workers that train together in an attempt: when it happened, who left and joined."""
 
     number: int  # of the new group
     step: int

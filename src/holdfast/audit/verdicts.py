@@ -57,7 +57,7 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Run all checks on the events of a run, and return their findings. Events of one process must be in order."""
+    """Check the events of a run, in order for each process, and its settings (`facts`); return all findings."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 

@@ -47,7 +47,8 @@ class AttemptCost:
 class Waiting:
     """The seconds that rank 0 waited because another rank began its steps late, and the rank that was late most.
 
-    In each step the rank with the shortest compute time counts as late, because it waits least for the other ranks."""
+    Compute times include waiting for other ranks, so the rank with the shortest compute time in a step counts as late.
+    """
 
     seconds: float
     share: float

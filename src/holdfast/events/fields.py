@@ -25,7 +25,7 @@ LONGEST = 1e11  # the largest time of an event, and the longest duration, in sec
 
 
 def kind_name(what: What) -> str:
-    """Return the name of this type of event in history files."""
+    """Return the name that the type of the event `what` has in history files."""
     return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
 
 

@@ -62,7 +62,7 @@ def last_attempt(store: "Store") -> int:
 
 @contextmanager
 def gather_files(paths: Sequence[Path], store: "Store | None" = None) -> Iterator[list[Path]]:
-    """Yield the files of a run's history, one for each process that writes, merged from `paths` and `store`.
+    """Yield the history files of a run, one for each process, merged from the files and folders `paths` and the store.
 
     Fetched and merged files are in a temporary folder, which is removed afterwards."""
     with TemporaryDirectory(prefix="holdfast-history-") as folder:

@@ -257,7 +257,7 @@ class LiveRecovery:
         return True
 
     def _check_one_model(self, *, has_failed: bool = False) -> None:
-        """Warn once if a backward pass goes through several replicated models; make the run restart if it has failed.
+        """Warn once if a backward pass goes through several replicated models; if the pass has failed, restart the run.
 
         The gradients of one model can be completed after a loss, but not those of several models at once."""
         summed = [group for group in self.groups if group.sums]

@@ -183,7 +183,7 @@ class StepState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """The effects of lost workers on a step: gradient weights change, and some samples are not trained."""
+    """A calculator of what lost workers change in a step: the weights of gradients, and the samples not trained."""
 
     strategy: str
     plan: RunPlan

@@ -80,7 +80,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the bytes of `tensors` in pieces, as tensors in host memory, which gloo can send.
 
-    Use each piece before the next but one: pieces from a GPU share two buffers."""
+    A piece is valid only until the next but one is requested, because pieces from a GPU share two buffers."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:

@@ -142,7 +142,7 @@ def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
-    """Keep only the first, last, lowest and highest point of a line in each of `columns` equally wide columns."""
+    """Return fewer points to draw: the first, last, lowest and highest in each of `columns` equally wide columns."""
     if len(points) <= columns:
         return list(points)
     left, right = points[0][0], points[-1][0]

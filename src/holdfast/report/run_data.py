@@ -63,7 +63,7 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return the report data of a run from its events `history`, and the settings too if `settings` is None."""
+    """Return a run's report data, computed from its events `history`; also its settings if `settings` is None."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(

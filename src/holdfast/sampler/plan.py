@@ -160,7 +160,7 @@ class SamplePlan:
 
     @classmethod
     def from_json(cls, value: object, orders: EpochOrders | None = None) -> "SamplePlan":
-        """Return the plan that `to_json` wrote, with these `orders`. Unknown fields are ignored."""
+        """Return the plan that `to_json` wrote, with sample `orders`, which the JSON lacks. Ignore unknown fields."""
         needed = [name for name in _NUMBERS if name != "limit"]
         if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""

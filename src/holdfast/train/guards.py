@@ -78,7 +78,7 @@ class StateKeeper:
 
 
 def late_loop(script: Path) -> int | None:
-    """Return the line of a second loop over `run.batches(...)` in one block of the script; None if there is none."""
+    """Return the line number of a loop over `run.batches(...)` that follows another one in the script, or None."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -142,7 +142,7 @@ class Boundary:
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
         """Recover from lost workers, admit new ones, and divide the samples from `step` on among the present workers.
 
-        After the `last` step no worker joins."""
+        If `last`, all steps are trained, and no worker joins."""
         live = self.live
         if live is None:
             return

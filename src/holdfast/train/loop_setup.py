@@ -260,7 +260,7 @@ def _no_failure(step: int) -> None: ...
 
 
 def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions) -> Plan:
-    """Return the history event that describes the samples of a run and how its state is saved."""
+    """Return the event that records how a run trains and saves; `fingerprint` is the digest that `identity` returns."""
     first, *later = (_plan_fields(phases[index], data) for index, data in enumerate(conditions.all_data))
     return Plan(
         attempt=attempt,

@@ -189,7 +189,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
         return [bucket.parameters() for bucket in self.reducer._get_zeros_like_grad_buckets()]
 
     def last_to_come(self) -> list[nn.Parameter]:
-        """Return the parameter whose gradient is computed last, in a list; all parameters if some may be unused."""
+        """Return parameters whose gradients tell that backward ends: the last one, or all if some may be unused."""
         parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters[:1] if self._all_used else parameters)
 

@@ -50,7 +50,7 @@ PHASE = "phase"
 
 
 class Session:
-    """The settings, ranks and objects of this process in a run. `out` is the run's folder; None if nothing is saved."""
+    """The state behind a `Run`: settings, ranks, protected objects. `out` is the run's folder; None to save nothing."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()

@@ -190,7 +190,7 @@ class RankPlacement:
 
 @dataclass(slots=True, eq=False)
 class StepLog:
-    """A log that writes the steps of a rank to its history, in order, once their results are known."""
+    """A log of the steps of a rank, which writes them to its history in order, once the device has computed them."""
 
     record: Recorder
     fingerprints: Fingerprints
@@ -200,7 +200,7 @@ class StepLog:
     _flushed: float = 0.0
 
     def add(self, begun: BegunStep, ended: EndedStep) -> None:
-        """Add a trained step; from time to time, write the steps whose results are known."""
+        """Add a trained step; from time to time, write the steps that the device has completed to the history."""
         waiting, now = self._waiting, time.time()
         waiting.append((now, begun, ended, self.fingerprints.take()))
         if len(waiting) >= MAX_WAITING or not 0 <= now - self._flushed < MAX_DELAY:
@@ -211,7 +211,7 @@ class StepLog:
             self._flushed = now
 
     def write_known(self) -> None:
-        """Append the steps whose results are known to the history, without waiting for a device or flushing."""
+        """Append the steps that the device has completed to the history, without waiting for others or flushing."""
         waiting = self._waiting
         while waiting:
             _, _, (end, *_), sample = waiting[0]

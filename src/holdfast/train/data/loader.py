@@ -74,7 +74,7 @@ class ShareLoader(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return the position of the data source, to be saved; None if the step number determines the position."""
+        """Return (epoch, state as text) of the data source, to be saved; None if the step number is enough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

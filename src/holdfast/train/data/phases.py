@@ -111,40 +111,38 @@ class LoadRequests:
 
 
 def requests(
-    geometry: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None, first_epoch: int = 0
+    plan: SamplePlan, start: int, rank: int, world: int, record: RecordOrder | None = None, first_epoch: int = 0
 ) -> Iterator[LoadRequest]:
-    """Yield one request per step, from step `start` on, for the samples that `rank` of `world` ranks trains.
+    """Yield one request per step of `plan`, from step `start` on, for the samples that `rank` of `world` ranks trains.
 
     If a sampler determines the order, rank 0 calls `record` with each epoch and its order, before the epoch's requests.
     The epochs are counted from `first_epoch`."""
-    if geometry.orders and rank == 0 and record:
-        yield from _recorded_requests(geometry, geometry.orders, start, world, record, first_epoch)
+    if plan.orders and rank == 0 and record:
+        yield from _recorded_requests(plan, plan.orders, start, world, record, first_epoch)
         return
-    yield from _requests(geometry, start, geometry.steps, rank, world, first_epoch)
+    yield from _requests(plan, start, plan.steps, rank, world, first_epoch)
 
 
 def _recorded_requests(
-    geometry: SamplePlan, orders: EpochOrders, start: int, world: int, record: RecordOrder, first_epoch: int
+    plan: SamplePlan, orders: EpochOrders, start: int, world: int, record: RecordOrder, first_epoch: int
 ) -> Iterator[LoadRequest]:
     # Live recovery divides after the step that a lost rank 0 was in, and it may not have recorded the order of that step.
-    for epoch in range(geometry.position(max(0, start - 1)).epoch, geometry.epochs):
+    for epoch in range(plan.position(max(0, start - 1)).epoch, plan.epochs):
         record(first_epoch + epoch, orders.of(epoch))
-        end = geometry.end_of(epoch)
-        yield from _requests(geometry, start, end, 0, world, first_epoch)
+        end = plan.end_of(epoch)
+        yield from _requests(plan, start, end, 0, world, first_epoch)
         start = max(start, end)
 
 
-def _requests(
-    geometry: SamplePlan, start: int, end: int, rank: int, world: int, first_epoch: int
-) -> Iterator[LoadRequest]:
-    places = geometry.places(rank, world)
+def _requests(plan: SamplePlan, start: int, end: int, rank: int, world: int, first_epoch: int) -> Iterator[LoadRequest]:
+    places = plan.places(rank, world)
     together = max(1, CHUNK // len(places))
     for chunk in range(start, end, together):
         steps = range(chunk, min(chunk + together, end))
-        shares = geometry.windows(steps, places)
+        shares = plan.windows(steps, places)
         ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
         while requested := [
-            LoadRequest(ids, ids.tolist(), samples, _key(geometry, geometry.position(step), rank, first_epoch))
+            LoadRequest(ids, ids.tolist(), samples, _key(plan, plan.position(step), rank, first_epoch))
             for step, ids, samples in islice(ahead, TOGETHER)
         ]:
             yield from requested
@@ -156,5 +154,5 @@ def share_key(plan: RunPlan, step: int, share: int) -> int:
     return _key(phase, phase.position(local), share, plan.first_epochs[plan.index(step)])
 
 
-def _key(geometry: SamplePlan, at: Position, share: int, first_epoch: int) -> int:
-    return rng.key(geometry.seed, rng.WINDOW, first_epoch + at.epoch, at.cursor, share)
+def _key(plan: SamplePlan, at: Position, share: int, first_epoch: int) -> int:
+    return rng.key(plan.seed, rng.WINDOW, first_epoch + at.epoch, at.cursor, share)

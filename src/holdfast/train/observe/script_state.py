@@ -200,7 +200,7 @@ def _mark(value: Any, kind: str) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
-    """Return the (name, child) pairs to search inside `value`. A child without a name has the path of `value`."""
+    """Return (name, child) for each child of `value` to search; if the name is None, the path stays that of `value`."""
     if isinstance(value, nn.Module):
         return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
     if isinstance(value, Mapping):
