@@ -44,7 +44,7 @@ class Lock:
 
 
 def hold(out: Path, node: int = 0) -> Lock:
-    """Lock the folder `out` for one node; raise BadInput if it is in use. Child processes share the lock."""
+    """Lock the folder `out` for node number `node`; raise BadInput if it is in use. Child processes share the lock."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)

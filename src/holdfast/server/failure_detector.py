@@ -35,7 +35,7 @@ class FailureDetector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """From now on, expect answers of `member` within the short deadline, not the long one for new members."""
+        """End the longer deadline that `member` had as a new process: it must now answer within the normal one."""
         if member in self._heard:
             self._settled.add(member)
 

@@ -133,7 +133,7 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> RemoteResults:
-        """Call `method` of each node or worker (`kind`) in `arguments` (by number); wait up to `patience` seconds."""
+        """Call `method` of nodes or workers (`kind`) with the `arguments` for each; wait up to `patience` seconds."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":

@@ -99,7 +99,7 @@ class ServerNode:
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
 
     def pull(self, map_version: int, ids: Ids) -> tuple[Arrays, Arrays]:
-        """Return the values of the blocks `ids`, and a summary of all blocks on this node, defined by the workload."""
+        """Return the values of the blocks `ids`, and the summary that the workload makes of all blocks on this node."""
         if map_version < self._shard.changed:
             raise BlocksMoved(f"the map of version {map_version} is older than node {self._number}'s blocks")
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()

@@ -93,9 +93,9 @@ class Checkpoints:
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput unless this node sees the file that another node wrote to the shared checkpoint store.
+        """Raise BadInput if this node does not use the same checkpoint store as the others.
 
-        `term` is the content of the file: the group of nodes that may save from now on."""
+        `term`, the group of nodes that may save, is what another node wrote to a file in that store."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:

@@ -19,7 +19,7 @@ class SaveChoice(NamedTuple):
 
 
 class RecordedChoices:
-    """The blocks that were chosen for saves and that were restored, as recorded by the controller and each node."""
+    """The blocks chosen for saves and the blocks restored, as the controller and as each node recorded them."""
 
     def __init__(self, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
         self.chosen = {what.iteration for what in lines if isinstance(what, Chosen)}

@@ -44,7 +44,7 @@ def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes applied every worker's update on its own, and only to blocks that the node held."""
+    """Check that nodes applied the update of each worker separately, and only to blocks that the node held."""
     rounds, count = ledger.plan.rounds, 0
     finished = ledger.replay.iterations * rounds
     for number, by_node in sorted(ledger.applied.items()):

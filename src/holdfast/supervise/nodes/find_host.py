@@ -46,7 +46,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a store that all nodes prefer to the one at `here`; None if there is none."""
+        """Return a connection to a store that comes before `here` in the order of meeting places, or None."""
         for where, token in self._places(last):
             if where == here:
                 return None

@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of one node: its number (`rank`), how many nodes there are (`of`), where they meet (`endpoint`)."""
+    """The settings of this node: its number (`rank`), how many nodes there are (`of`), where they meet (`endpoint`)."""
 
     rank: int = 0
     of: int = 1
@@ -235,7 +235,7 @@ class Peers:
         return []
 
     def gone(self) -> list[int]:
-        """Return the nodes whose supervisor has exited, since their machine refuses connections."""
+        """Return the nodes whose supervisor has exited; their machines refuse connections."""
         return []
 
 

@@ -61,12 +61,12 @@ class Members:
         return seat in self._been and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the member numbers (ranks) of the training processes that are not among `workers`."""
+        """Return the ranks of the training processes that are not among `workers`, those that have not failed."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the sorted member numbers (ranks) of those of the processes `seats` that train."""
+        """Return the sorted ranks of those worker processes that train, among the process numbers `seats`."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
