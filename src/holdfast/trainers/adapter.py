@@ -43,7 +43,7 @@ class RunLoader:
         self._gather: Callable[[], None] | None = None
 
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
-        """Use `batches` as the source from now on, and call `gather` before each request for its next batch."""
+        """Take batches from `batches` from now on; before each, call `gather` to collect the numbers of all ranks."""
         self._batches, self._gather = batches, gather
 
     def end(self, run: Run) -> None:

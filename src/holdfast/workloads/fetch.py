@@ -157,7 +157,7 @@ WORTH = 1 << 20  # bytes; a smaller file is not worth caching
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """Return the arrays that `make` reads from the file `source`; cached until the file `source` or `code` changes."""
+    """Return the arrays that `make` reads from the file `source`; cached until it or the module file `code` changes."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
     digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))

@@ -41,9 +41,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The measured costs of failures of one workload, by strategy.
-
-    Trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs to converge."""
+    """The costs of failures by strategy; trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs."""
 
     lengths: Ids
     steps: Ids

@@ -143,7 +143,7 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 
 def remarks(results: OverheadResults) -> list[str]:
-    """Return sentences for the report about one topic model: how far runs fall behind, and the time of a checkpoint."""
+    """Return sentences for the report on one topic model: the delay by failures, and the time of a checkpoint."""
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")

@@ -184,7 +184,7 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Train every running trial for one iteration; report and replace trials that converged or reached `limit`."""
+        """Train all running trials for one iteration; pass those that converge or reach `limit` to `finish`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1

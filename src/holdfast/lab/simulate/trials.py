@@ -39,7 +39,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of trial `number` after `step` iterations; without it, the run converges after `crossed` iterations."""
+    """The failure of trial `number` after `step` iterations of a run that would converge after `crossed` iterations."""
 
     number: int
     length: int
