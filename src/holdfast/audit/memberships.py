@@ -335,7 +335,9 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if the `regroup` events `declarations` came within, not before, the step divided among `split`."""
+    """Return True if a member change, recorded by the `regroup` events `declarations`, came in the middle of a step.
+
+    `split` are the ranks among which the samples of that step were divided before the change."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

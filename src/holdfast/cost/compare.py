@@ -54,7 +54,9 @@ def _typical(spent: CostBreakdown) -> float | None:
 
 
 def stacked_bars(axes: "Axes", rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> dict[str, float]:
-    """Draw a stacked bar for each name in `rows`, which maps it to the lengths of its parts; return the bars' ends."""
+    """Draw a stacked bar for each name in `rows`, and return the length of each bar.
+
+    `rows` maps a name to the length of each part, and `colours` maps a part to its colour."""
     ends = dict.fromkeys(rows, 0.0)
     for part, colour in colours.items():
         # Time that was measured twice is negative; a table shows it, a bar cannot.

@@ -41,7 +41,9 @@ def leading(history: Sequence[Event]) -> list[Event]:
 
 
 def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Yield (place, event) for a rank's events; a place is (attempt, number of the process group), or None."""
+    """Yield (place, event) for each event of a rank; a place is (attempt, number of the process group).
+
+    The place is None while a new process has not joined a group yet."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(file):

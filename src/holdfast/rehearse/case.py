@@ -45,7 +45,7 @@ class DivergenceCase:
         return by_step(self.reference).get((step, rank))
 
     def usually_changes(self, path: str) -> bool:
-        """Return True if, in most steps, the script changes the value at `path` before the first gradient."""
+        """Return True if the script changes the value at `path` in most steps, before a step's first gradient."""
         later = [window for window in windows(self.reference) if window.step]
         return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 

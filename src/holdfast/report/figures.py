@@ -39,7 +39,7 @@ def styled() -> Iterator[None]:
 def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
-    """Return `figure` for a report page: as SVG with the page's colours if `themed`, otherwise as PNG."""
+    """Return `figure` for a report page: SVG in its colours if `themed`, else PNG; `wide` has the width of the page."""
     shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": rendered(figure, "png")}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
 
@@ -128,7 +128,9 @@ def loss_picture(lines: Mapping[str, Sequence[Point]], failures: Sequence[float]
 
 
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
-    """Draw a stacked bar for each run in `parts`, which maps it to the lengths of its parts; `unit` labels the axis."""
+    """Draw a stacked bar for each run; `unit` labels the axis.
+
+    `parts` maps a run's name to the length of each part of its bar, and `colours` maps a part to its colour."""
     from matplotlib.figure import Figure
 
     with styled():

@@ -106,7 +106,7 @@ class SharedLoop:
         self._open: int | None = None  # the phase that is being trained
 
     def enter(self, phase: int) -> LoopItems | None:
-        """Return the generator, positioned at the first untrained step of `phase`; None if `phase` is trained."""
+        """Return the generator, advanced to the first untrained step of `phase`; None if all its steps are trained."""
         if self._items is None:
             self._items, self._phases = self._begin()
         if self._open is not None:
