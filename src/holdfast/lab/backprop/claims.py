@@ -21,7 +21,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of a mini-batch by each kind of failure, and the slowdown that a model predicts."""
+    """The measured slowdown of a mini-batch by each kind of failure, and that predicted by a performance model."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices

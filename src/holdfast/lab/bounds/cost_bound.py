@@ -119,7 +119,7 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a sentence on how many trials exceed the bound in the paper's form, with the initial distance `start`."""
+    """Return a sentence on how many trials exceed the SCAR paper's bound, which has the initial distance `start`."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

@@ -144,7 +144,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over the runs of one recovery method (`variant`) in `suites`, by default all."""
+        """Return the mean of `metric` over the runs of a recovery method (`variant`) in `suites` (None: all valid)."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan

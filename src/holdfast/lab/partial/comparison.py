@@ -41,7 +41,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of failures by strategy; trial i fails after `steps[i]` of the `lengths[i]` iterations that it needs."""
+    """The costs of failures by strategy; trial i fails after `steps[i]` of the `lengths[i]` iterations it needs."""
 
     lengths: Ids
     steps: Ids
