@@ -72,6 +72,7 @@ SLOW_PLACES = {
     "supervise/nodes/test_connection.py",
     "test_install.py",
     "train/observe/test_unprotected_state.py",
+    "train/state/test_shards.py",
     "trainers/test_refused_options.py",
     "weights/test_export.py",
 }

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "cost": ["blocks", "errors", "events", "faults", "history", "stall"],
     "runs": ["checkpoint", "cost", "distributed", "errors", "events", "faults", "history", "memory"],
     "train.state": [
+        "blocks",
         "checkpoint",
         "distributed",
         "errors",

@@ -188,7 +188,7 @@ def test_with_the_lab_extra_the_documented_report_is_written(trained: Installed)
     assert (ran.returncode, ran.stdout) == (0, "report: report.html\n"), ran.stderr
     page = (trained.folder / "report.html").read_text()
     assert f"{len(CHECKS)} of {len(CHECKS)} checks of the audit pass" in page
-    assert "rank 1: SIGKILL" in page
+    assert "1 failure (SIGKILL of rank 1 after" in page
 
 
 def test_the_picture_of_a_run_shows_ranks_snapshots_and_failures(trained: Installed) -> None:

@@ -421,8 +421,9 @@ class TestEveryStartIsAnAttempt:
         )
         self.fails(history, "attempt 4 had a world size of 4 for rank-0 and 5 for rank-1")
 
-    def test_injected_failures_have_files_of_their_own(self) -> None:
-        assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 13, "kill", 2))])) == "pass"
+    @pytest.mark.parametrize("who", ["injected-2", "injected-storage", "injected-storage-2"])
+    def test_injected_failures_have_files_of_their_own(self, who: str) -> None:
+        assert worst(audit([*KILLED, *by(who, Open(2), Strike(1, 13, "kill", 2))])) == "pass"
 
 
 class TestPlantedDefects:

@@ -16,8 +16,8 @@ from snapshots import same, saved, tensors_of
 
 def test_any_safetensors_reader_opens_the_payload(tmp_path: Path) -> None:
     saved(DirectoryStore(tmp_path), 3)
-    theirs = safetensors.torch.load_file(tmp_path / "step-00000003" / "state.safetensors")
-    assert set(theirs) == set(tensors_of(3))
+    theirs = safetensors.torch.load_file(tmp_path / "step-00000003" / "shard-00000-of-00001.safetensors")
+    assert set(theirs) == {*tensors_of(3), payload.DIGESTS}
     for name, value in tensors_of(3).items():
         assert torch.equal(theirs[name], torch.as_tensor(value))
 
@@ -25,7 +25,7 @@ def test_any_safetensors_reader_opens_the_payload(tmp_path: Path) -> None:
 def test_loaded_tensors_are_writable_and_do_not_follow_the_file(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1)
     back = snapshot.load(store, 1)
-    (tmp_path / "step-00000001" / "state.safetensors").write_bytes(b"overwritten since")
+    (tmp_path / "step-00000001" / "shard-00000-of-00001.safetensors").write_bytes(b"overwritten since")
     assert same(back.tensors, tensors_of(1))
     back.tensors["array"][...] = 9
 

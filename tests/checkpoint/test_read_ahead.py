@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.manifest import shard_name
 from holdfast.checkpoint.place import read_ahead
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.distributed.ranks import join
@@ -38,7 +39,7 @@ def store(on_disk: Path) -> DirectoryStore:
 
 
 def tensors_of(store: DirectoryStore, step: int) -> Path:
-    return store.path / snapshot.tensors_name(step)
+    return store.path / shard_name(step, 0, 1)
 
 
 def cached(path: Path) -> float:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.blocks.division import Array, Blocks, Ids, along, ragged, whole
 from holdfast.checkpoint import running as running_module
 from holdfast.checkpoint import scrub
-from holdfast.checkpoint.digest import seal
+from holdfast.checkpoint.digest import FORMAT, seal
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.running import LIMIT, MANY, PIECE, PIECES, RunningCheckpoint, load_blocks, write_segments
@@ -250,7 +250,7 @@ def test_damage_that_every_generation_shares_is_named(tmp_path: Path) -> None:
 def test_an_index_from_the_future_asks_for_an_upgrade(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     _, blocks = created(store)
-    store.put("running/index-00000009.json", [seal({"format": 2})])
+    store.put("running/index-00000009.json", [seal({"format": FORMAT + 1})])
     with pytest.raises(FutureVersion):
         RunningCheckpoint.open(store, blocks)
 

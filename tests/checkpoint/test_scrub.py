@@ -21,7 +21,7 @@ def test_a_sound_store_has_no_findings_and_shows_its_contents(store: Store) -> N
 
 def test_everything_bad_is_named(store: Store) -> None:
     saved(store, 1, 2, 3)
-    damage(store, "step-00000001/state.safetensors", b"x")
+    damage(store, "step-00000001/shard-00000-of-00001.safetensors", b"x")
     damage(store, "step-00000003/manifest.json", b"x")
     damage(store, "latest.json", b"x")
     assert [finding.name for finding in scrub.verify(store)] == [

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.checkpoint import payload, retention, scrub, snapshot
-from holdfast.checkpoint.digest import seal
+from holdfast.checkpoint import manifest, retention, scrub, snapshot
+from holdfast.checkpoint.digest import FORMAT, seal
 from holdfast.checkpoint.store import DirectoryStore, Reader, Store, refusal
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
-from snapshots import STEP_FILES, damage, put_byte, same, saved, tensors_of
+from snapshots import STEP_FILES, damage, draft_of, put_byte, resume, same, saved, tensors_of, written
 
 # Saving and loading.
 
@@ -77,22 +77,31 @@ def test_a_retried_commit_that_meets_itself_succeeds(tmp_path: Path) -> None:
 
 
 def test_a_draft_that_is_committed_again_meets_itself_and_another_one_a_conflict(store: Store) -> None:
-    draft = snapshot.draft(1, {"lr": 0.1}, epoch=2)
-    first = snapshot.commit(store, draft, payload.encode(tensors_of(1)))
+    draft = draft_of(1, tensors_of(1), {"lr": 0.1}, epoch=2)
+    shards = written(store, 1, tensors_of(1))
+    first = snapshot.commit(store, draft, shards)
     names = store.names()
-    assert snapshot.commit(store, draft, payload.encode(tensors_of(1))) == first
+    assert snapshot.commit(store, draft, shards) == first
     assert store.names() == names
-    assert snapshot.missing(store, first) == []
+    assert manifest.missing(store, first) == []
     with pytest.raises(CommitConflict, match="step 1"):
-        snapshot.commit(store, snapshot.draft(1, {"lr": 0.1}, epoch=2), payload.encode(tensors_of(1)))
+        snapshot.commit(store, draft_of(1, tensors_of(1), {"lr": 0.1}, epoch=2), shards)
+    assert same(snapshot.load(store, 1).tensors, tensors_of(1))
 
 
-def test_a_draft_whose_payload_is_lost_is_written_again(store: Store) -> None:
-    draft = snapshot.draft(1, {})
-    first = snapshot.commit(store, draft, payload.encode(tensors_of(1)))
+def test_no_shard_file_is_written_over_that_of_a_committed_snapshot(store: Store) -> None:
+    saved(store, 1)
+    with pytest.raises(CommitConflict, match="step 1"):
+        written(store, 1, tensors_of(2))
+    assert same(snapshot.load(store, 1).tensors, tensors_of(1))
+
+
+def test_a_commit_whose_extra_is_lost_writes_it_again(store: Store) -> None:
+    draft, shards = draft_of(1, tensors_of(1), {}), written(store, 1, tensors_of(1))
+    first = snapshot.commit(store, draft, shards)
     store.remove("step-00000001/extra.json")
-    assert snapshot.missing(store, first) == ["step-00000001/extra.json"]
-    assert snapshot.commit(store, draft, payload.encode(tensors_of(1))) == first
+    assert manifest.missing(store, first) == ["step-00000001/extra.json"]
+    assert snapshot.commit(store, draft, shards) == first
     assert same(snapshot.newest(store).tensors, tensors_of(1))
 
 
@@ -108,10 +117,14 @@ def test_a_commit_by_somebody_else_in_the_meantime_is_a_conflict(tmp_path: Path)
 
 def test_the_next_save_clears_what_a_killed_save_left(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1)
-    for name in ("step-00000002/state.safetensors", "step-00000002/extra.json.12.tmp", "latest.json.34.tmp"):
+    for name in (
+        "step-00000002/shard-00000-of-00001.safetensors",
+        "step-00000002/extra.json.12.tmp",
+        "latest.json.34.tmp",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
-    assert snapshot.steps(store) == [1]
+    assert manifest.steps(store) == [1]
     assert snapshot.newest(store).passed_over == ()
     saved(store, 3)
     assert not (tmp_path / "step-00000002").exists()
@@ -130,7 +143,7 @@ def test_a_full_disk_stops_a_save_in_one_line_and_loses_nothing(tmp_path: Path) 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert "step-00000002/state.safetensors" in str(error.value)
+    assert "step-00000002/shard-00000-of-00001.safetensors" in str(error.value)
     assert "\n" not in str(error.value)
     assert store.names() == names
     assert not list(tmp_path.rglob("*.tmp"))
@@ -145,7 +158,7 @@ def test_the_newest_good_snapshot_is_found_and_what_was_passed_over_is_said(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved(store, 1, 2, 3)
-    damage(store, "step-00000003/state.safetensors", b"short")
+    damage(store, "step-00000003/shard-00000-of-00001.safetensors", b"short")
     damage(store, "step-00000002/extra.json", None)
     with caplog.at_level(logging.WARNING):
         back = snapshot.newest(store)
@@ -191,7 +204,7 @@ def test_files_of_another_length_or_of_another_step_are_detected(tmp_path: Path,
 def test_a_missing_manifest_means_that_there_is_no_snapshot(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1, 2)
     (tmp_path / "step-00000002" / "manifest.json").unlink()
-    assert snapshot.steps(store) == [1]
+    assert manifest.steps(store) == [1]
     assert snapshot.newest(store).passed_over == ()
     with pytest.raises(NoSnapshot, match="step 2"):
         snapshot.load(store, 2)
@@ -216,7 +229,7 @@ def test_an_empty_store_or_one_with_only_bad_snapshots_has_no_snapshot(store: St
 
 def test_a_future_format_asks_for_an_upgrade_rather_than_falling_back(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1)
-    damage(store, "step-00000002/manifest.json", seal({"format": 2, "new": "fields"}))
+    damage(store, "step-00000002/manifest.json", seal({"format": FORMAT + 1, "new": "fields"}))
     with pytest.raises(FutureVersion, match="upgrade"):
         snapshot.newest(store)
     assert "upgrade" in scrub.verify(store)[0].why
@@ -224,9 +237,20 @@ def test_a_future_format_asks_for_an_upgrade_rather_than_falling_back(tmp_path: 
 
 def test_a_manifest_that_lacks_fields_or_names_other_files_is_corrupt(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1)
-    outside = {"length": 1, "xxh3": "0"}
-    whole = {"epoch": 0, "cursor": 0, "world": 1, "config": "", "saved": 0.0, "step": 1}
-    for record in ({"step": 1}, {**whole, "payloads": {"../../secret": outside}}, {**whole, "payloads": [1]}):
+    good = {"length": 1, "xxh3": "0" * 32}
+    pair = [1, "0" * 32]
+    whole = {"epoch": 0, "cursor": 0, "world": 1, "config": "", "saved": 0.0, "step": 1, "extra": good}
+    for record in (
+        {"step": 1},
+        whole,
+        {**whole, "shards": []},
+        {**whole, "shards": [1]},
+        {**whole, "shards": {"../../secret": pair}},
+        {**whole, "shards": [[1, "0"]]},
+        {**whole, "shards": [[*pair, "../../secret"]]},
+        {**whole, "shards": [pair], "extra": pair},
+        {**whole, "shards": [pair], "payloads": {"../../secret": good}},
+    ):
         damage(store, "step-00000001/manifest.json", seal(record))
         with pytest.raises(Corrupt):
             snapshot.load(store, 1)
@@ -238,7 +262,7 @@ def test_a_manifest_that_lacks_fields_or_names_other_files_is_corrupt(tmp_path: 
 def test_only_the_last_snapshots_are_kept(store: Store) -> None:
     saved(store, 1, 2, 3, 4)
     assert retention.keep_last(store, 2) == [1, 2]
-    assert snapshot.steps(store) == [3, 4]
+    assert manifest.steps(store) == [3, 4]
     assert not store.names("step-00000001")
     assert retention.keep_last(store, 5) == []
 
@@ -305,7 +329,7 @@ def test_a_snapshot_that_cannot_be_read_is_passed_over_like_a_corrupt_one(tmp_pa
     assert back.step == 2
     assert [passed.name for passed in back.passed_over] == ["step-00000003/"]
     assert "Input/output error" in back.passed_over[0].why
-    assert snapshot.steps(store) == [1, 2, 3]  # a reader changes nothing
+    assert manifest.steps(store) == [1, 2, 3]  # a reader changes nothing
     assert not snapshot.is_good(store, 3)
     assert [finding.name for finding in scrub.verify(store)] == ["step-00000003/manifest.json"]
     assert retention.keep_last(store, 1) == [1]  # the newest good one stays
@@ -314,11 +338,11 @@ def test_a_snapshot_that_cannot_be_read_is_passed_over_like_a_corrupt_one(tmp_pa
 def test_where_nothing_good_is_left_and_something_is_only_unreadable_nothing_is_begun_anew(tmp_path: Path) -> None:
     saved(DirectoryStore(tmp_path), 1, 2)
     damage(DirectoryStore(tmp_path), "step-00000001/extra.json", b"")
-    store = Unreadable(tmp_path, "step-00000002/state.safetensors")
+    store = Unreadable(tmp_path, "step-00000002/shard-00000-of-00001.safetensors")
     names = store.names()
-    for look in (snapshot.newest, retention.resume):
+    for look in (lambda store: snapshot.newest(store, backoff=()), resume):
         with pytest.raises(StorageFailed, match="Input/output error") as error:
-            look(store, backoff=())
+            look(store)
         assert "\n" not in str(error.value)
     assert retention.keep_last(store, 1) == []  # nothing goes while none is known to be good
     assert store.names() == names
@@ -330,7 +354,7 @@ def test_a_storage_that_does_not_answer_is_not_an_empty_store(tmp_path: Path) ->
         def names(self, prefix: str = "") -> list[str]:
             raise refusal("list", self.path, OSError(errno.EACCES, "Permission denied"))
 
-    for look in (snapshot.newest, retention.resume):
+    for look in (snapshot.newest, resume):
         with pytest.raises(StorageFailed, match="Permission denied"):
             look(Away(tmp_path))
 
@@ -339,14 +363,13 @@ def test_what_a_run_passes_over_is_set_aside_and_never_comes_back(tmp_path: Path
     saved(DirectoryStore(tmp_path), 1, 2, 3)
     damage(DirectoryStore(tmp_path), "step-00000003/extra.json", b"")
     store = Unreadable(tmp_path, "step-00000002/manifest.json")
-    found, passed_over = retention.resume(store, backoff=())
+    found, passed_over = resume(store)
     assert found is not None
     assert found.step == 1
     assert [passed.name for passed in passed_over] == ["step-00000003/", "step-00000002/"]
-    assert found.passed_over == passed_over
 
     readable = DirectoryStore(tmp_path)
-    assert snapshot.steps(readable) == [1]
+    assert manifest.steps(readable) == [1]
     assert retention.aside(readable) == ["set-aside-00000002-0", "set-aside-00000003-0"]
     assert scrub.verify(readable) == []
     assert scrub.inspect(readable).set_aside == ("set-aside-00000002-0", "set-aside-00000003-0")
@@ -358,27 +381,29 @@ def test_what_is_set_aside_is_kept_on_every_store_and_a_step_can_be_set_aside_tw
     for _ in range(2):
         saved(store, 1)
         damage(store, "step-00000001/extra.json", b"{}")
-        found, passed_over = retention.resume(store, backoff=())
+        found, passed_over = resume(store)
         assert found is None
         assert len(passed_over) == 1
     assert retention.aside(store) == ["set-aside-00000001-0", "set-aside-00000001-1"]
     assert len(store.names("set-aside-")) == 6
-    assert snapshot.steps(store) == []
+    assert manifest.steps(store) == []
     retention.tidy(store, 1)
     assert retention.aside(store) == ["set-aside-00000001-1"]
 
 
 def test_an_empty_store_gives_a_run_nothing_to_resume(store: Store) -> None:
-    assert retention.resume(store) == (None, ())
+    assert resume(store) == (None, ())
 
 
 FORBIDDEN = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from holdfast.checkpoint import retention, scrub, snapshot
+from holdfast.checkpoint import manifest, retention, scrub, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import StorageFailed
+def resume():
+    return retention.resume(store, lambda step: snapshot.load(store, step))
 if os.geteuid() == 0:
     os.setegid(65534); os.seteuid(65534)  # root may read anything
 place = Path(sys.argv[1]) / "store"
@@ -386,20 +411,20 @@ store = DirectoryStore(place)
 for step in (1, 2, 3, 4):
     snapshot.save(store, step, {"w": np.zeros(3)}, {})
 (place / "step-00000004").chmod(0)
-(place / "step-00000003" / "state.safetensors").chmod(0)
+(place / "step-00000003" / "shard-00000-of-00001.safetensors").chmod(0)
 assert not snapshot.is_good(store, 3)
 print([finding.name for finding in scrub.verify(store)])
-found, passed_over = retention.resume(store, backoff=())
-print(found.step, [each.name for each in passed_over], snapshot.steps(store), retention.aside(store))
+found, passed_over = resume()
+print(found.step, [each.name for each in passed_over], manifest.steps(store), retention.aside(store))
 (place / "step-00000001").chmod(0)
 (place / "step-00000002").chmod(0)
 try:
-    retention.resume(store, backoff=())
+    resume()
 except StorageFailed as error:
     print("Permission denied" in str(error))
 place.chmod(0)
 try:
-    retention.resume(store, backoff=())
+    resume()
 except StorageFailed as error:
     print("Permission denied" in str(error))
 for path in (place, *place.parent.glob("store/*")):
@@ -426,12 +451,12 @@ def test_files_and_folders_that_may_not_be_read_are_passed_over_and_set_aside() 
 
 def test_a_run_clears_away_at_its_start_what_killed_ones_left(store: Store) -> None:
     saved(store, 1, 2, 3, 4)
-    store.put("step-00000007/state.safetensors", [b"half a save"])
+    store.put("step-00000007/shard-00000-of-00001.safetensors", [b"half a save"])
     retention.tidy(store, 2, trusted=4)
-    assert snapshot.steps(store) == [3, 4]
+    assert manifest.steps(store) == [3, 4]
     assert {name.split("/")[0] for name in store.names()} == {"step-00000003", "step-00000004", "latest.json"}
     retention.tidy(store, 2)
-    assert snapshot.steps(store) == [3, 4]
+    assert manifest.steps(store) == [3, 4]
 
 
 def test_empty_folders_and_unfinished_files_are_swept(tmp_path: Path) -> None:
@@ -457,8 +482,7 @@ def test_what_cannot_be_cleared_away_does_not_stop_a_run(tmp_path: Path) -> None
     assert snapshot.newest(store).step == 3
 
 
-def test_a_position_that_the_caller_gives_must_be_that_of_the_snapshot() -> None:
-    where = {"step": 1, "epoch": 0, "cursor": 0, "world": 1, "config": ""}
-    snapshot.draft(1, {"position": where})
-    with pytest.raises(BadInput, match="position"):
-        snapshot.draft(1, {"position": {**where, "step": 2}})
+@pytest.mark.parametrize("name", ["position", "layout"])
+def test_an_extra_has_none_of_the_keys_of_the_snapshot_itself(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name}.*reserved"):
+        draft_of(1, {}, {name: {}})

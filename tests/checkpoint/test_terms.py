@@ -38,7 +38,11 @@ def test_nothing_is_committed_or_cleared_away_by_those_that_were_left_behind(sto
     fenced = Fenced(store, 1)
     fenced.create("one", [b"1"])
     assert terms.take(store, RIGHT)
-    for write in (lambda: fenced.create("two", [b"2"]), lambda: fenced.sweep("step-")):
+    for write in (
+        lambda: fenced.create("two", [b"2"]),
+        lambda: fenced.put("two", [b"2"]),
+        lambda: fenced.sweep("step-"),
+    ):
         with pytest.raises(WorkerLost, match="other nodes continued without this node"):
             write()
     assert "two" not in store.names()

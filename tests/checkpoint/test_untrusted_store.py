@@ -13,23 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 
 from holdfast import cli, memory
 from holdfast.blocks.division import along
-from holdfast.checkpoint import payload, retention, scrub, snapshot
+from holdfast.checkpoint import manifest, payload, retention, scrub, snapshot
 from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.index import index_name
+from holdfast.checkpoint.reader import SnapshotReader
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import SMALL, DirectoryStore
 from holdfast.errors import BadInput, Corrupt, HoldfastError, NoSnapshot, StorageFailed
-from snapshots import saved
+from snapshots import resume, saved, saved_by
 from supervisor_process import StartCommand
 
 DEADLINE = 60
 STATE = {"w": np.zeros((3, 4))}
 BLOCKS = along(STATE, "w")
 NEWEST = "step-00000002"
+SHARD = "shard-00000-of-00001.safetensors"
 HUGE = 20 << 30
 ROOM = 256 << 20  # bytes that a process may take to read a store: far less than any of the lengths claimed here
 
@@ -121,20 +124,35 @@ def sealed_again(place: Path, step: int, /, **changes: Any) -> None:
     path.write_bytes(seal({**record, **changes}))
 
 
-def with_payload(place: Path, step: int, name: str, data: bytes) -> None:
-    """Replace a payload, and make the manifest match."""
+def with_extra(place: Path, step: int, data: bytes) -> None:
+    """Replace everything but the tensors, and make the manifest match."""
+    (place / f"step-{step:08d}" / "extra.json").write_bytes(data)
+    sealed_again(place, step, extra={"length": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)})
+
+
+def with_layout(place: Path, step: int, /, **changes: Any) -> None:
+    """Change the layout of a snapshot, and make the manifest match."""
+    extra = json.loads((place / f"step-{step:08d}" / "extra.json").read_bytes())
+    extra["layout"] = {**extra["layout"], **changes}
+    with_extra(place, step, json.dumps(extra).encode())
+
+
+def with_shard(place: Path, step: int, data: bytes, name: str = SHARD) -> None:
+    """Replace the file of one rank's tensors, with good digests of its chunks, and make the manifest match."""
     folder = place / f"step-{step:08d}"
-    payloads = json.loads((folder / "manifest.json").read_bytes())["payloads"]
-    (folder / name).write_bytes(data)
-    payloads[name] = {"length": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
-    sealed_again(place, step, payloads=payloads)
+    shards = json.loads((folder / "manifest.json").read_bytes())["shards"]
+    starts = range(0, len(data), payload.CHUNK)
+    table = b"".join(xxhash.xxh3_128_digest(data[start : start + payload.CHUNK]) for start in starts)
+    (folder / name).write_bytes(data + table)
+    shards[int(name[6:11])] = [len(data) + len(table), xxhash.xxh3_128_hexdigest(table)]
+    sealed_again(place, step, shards=shards)
 
 
 # Things that are no files, and files that are too large.
 
 
 @pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("name", ["state.safetensors", "extra.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["shard-00000-of-00001.safetensors", "extra.json", "manifest.json"])
 def test_whatever_stands_where_a_file_should_the_older_snapshot_is_used(
     place: Path, name: str, thing: Callable[[Path], None]
 ) -> None:
@@ -171,7 +189,12 @@ def test_whatever_stands_where_an_index_or_a_segment_should_the_older_generation
 def test_the_commands_answer_whatever_stands_in_a_store(
     place: Path, thing: Callable[[Path], None], holdfast: Callable[..., Ran]
 ) -> None:
-    for name in (f"{NEWEST}/manifest.json", "step-00000001/state.safetensors", "latest.json", index_name(0)):
+    for name in (
+        f"{NEWEST}/manifest.json",
+        "step-00000001/shard-00000-of-00001.safetensors",
+        "latest.json",
+        index_name(0),
+    ):
         (place / name).unlink()
         thing(place / name)
     assert holdfast("inspect", place).out.count(b"unreadable: ") == 2
@@ -195,7 +218,11 @@ print(len(scrub.inspect(store).unreadable), len(scrub.verify(store)), snapshot.n
 
 def test_files_of_20_gb_take_no_memory(start_command: StartCommand, place: Path) -> None:
     saved(DirectoryStore(place), 3, 4)
-    for name in ("step-00000002/extra.json", "step-00000003/state.safetensors", "step-00000004/manifest.json"):
+    for name in (
+        "step-00000002/extra.json",
+        "step-00000003/shard-00000-of-00001.safetensors",
+        "step-00000004/manifest.json",
+    ):
         os.truncate(place / name, HUGE)
     os.truncate(place / "latest.json", HUGE)
     reader = start_command(place, ROOM, instead=READ)
@@ -204,27 +231,31 @@ def test_files_of_20_gb_take_no_memory(start_command: StartCommand, place: Path)
 
 
 def test_a_length_that_no_memory_holds_is_refused_before_it_is_taken(place: Path) -> None:
-    path = place / NEWEST / "state.safetensors"
-    os.truncate(path, 4 << 40)
-    payloads = json.loads((place / NEWEST / "manifest.json").read_bytes())["payloads"]
-    payloads["state.safetensors"]["length"] = 4 << 40
-    sealed_again(place, 2, payloads=payloads)
-    with pytest.raises(BadInput, match=r"needs 4398046511104 bytes of memory and only \d+ are free") as error:
+    chunks = 1 << 20
+    path = place / NEWEST / SHARD
+    good = path.read_bytes()[: -payload.DIGEST_BYTES]  # with one chunk
+    first = good + bytes(payload.CHUNK - len(good))
+    table = xxhash.xxh3_128_digest(first) + xxhash.xxh3_128_digest(bytes(payload.CHUNK)) * (chunks - 1)
+    with path.open("wb") as file:  # a terabyte of zeros, which takes no space
+        file.write(first)
+        file.seek(chunks * payload.CHUNK)
+        file.write(table)
+    length = chunks * payload.CHUNK + len(table)
+    sealed_again(place, 2, shards=[[length, xxhash.xxh3_128_hexdigest(table)]])
+    with pytest.raises(BadInput, match=rf"needs {length} bytes of memory and only \d+ are free") as error:
         snapshot.newest(DirectoryStore(place))
     one_line(error)
-    assert 0 < memory.available() < 4 << 40
+    assert 0 < memory.available() < length
 
 
 def test_a_record_larger_than_any_is_refused_before_it_is_read(place: Path) -> None:
     os.truncate(place / NEWEST / "manifest.json", SMALL + 1)
     with pytest.raises(Corrupt, match=f"{SMALL + 1} bytes, more than") as error:
-        snapshot.read_manifest(DirectoryStore(place), 2)
+        manifest.read_manifest(DirectoryStore(place), 2)
     one_line(error)
-    payloads = json.loads((place / "step-00000001" / "manifest.json").read_bytes())["payloads"]
-    payloads["extra.json"]["length"] = snapshot.EXTRA_LIMIT + 1
-    sealed_again(place, 1, payloads=payloads)
+    sealed_again(place, 1, extra={"length": manifest.EXTRA_LIMIT + 1, "xxh3": "0" * 32})
     with pytest.raises(Corrupt, match="extra of"):
-        snapshot.read_manifest(DirectoryStore(place), 1)
+        manifest.read_manifest(DirectoryStore(place), 1)
 
 
 # Links.
@@ -246,12 +277,12 @@ def test_a_linked_step_folder_is_neither_read_nor_written_nor_cleared(place: Pat
         snapshot.save(store, 2, {"w": np.zeros(3)}, {})
     one_line(error)
     with pytest.raises(StorageFailed, match="symbolic link"):
-        snapshot.remove(store, 2)
+        manifest.remove(store, 2)
     retention.tidy(store, 1)
     retention.keep_last(store, 1)
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == before
 
-    found, passed_over = retention.resume(store)  # the link itself goes out of the way
+    found, passed_over = resume(store)  # the link itself goes out of the way
     assert found is not None
     assert found.step == 1
     assert len(passed_over) == 1
@@ -300,9 +331,21 @@ def test_the_root_may_be_a_link_since_the_user_named_it(place: Path, tmp_path: P
         {"cursor": 1 << 63},
         {"world": "\x1b[31m"},
         {"config": 7},
-        {"payloads": {"state.safetensors": {"length": -1, "xxh3": "0" * 32}, "extra.json": {}}},
-        {"payloads": {"\x1b[2J": {"\x1b[2J": 1}}},
-        {"payloads": []},
+        {"shards": []},
+        {"shards": 7},
+        {"shards": None},
+        {"shards": {"\x1b[2J": {"\x1b[2J": 1}}},
+        {"shards": ["\x1b[2J"]},
+        {"shards": [[-1, "0" * 32]]},
+        {"shards": [[True, "0" * 32]]},
+        {"shards": [[1 << 63, "0" * 32]]},
+        {"shards": [[1, "0" * 31]]},
+        {"shards": [[1, "0" * 32, 1]]},
+        {"extra": {"length": -1, "xxh3": "0" * 32}},
+        {"extra": {"\x1b[2J": {"\x1b[2J": 1}}},
+        {"extra": [1, "0" * 32]},
+        {"extra": []},
+        {"payloads": {}},
         {"\x1b[31mnew\nfield": 1},
         {"format": "\x1b[31m"},
         {"format": 10**400},
@@ -347,10 +390,10 @@ def test_an_index_that_says_nonsense_is_corrupt_in_one_line(place: Path, changes
 )
 def test_json_that_is_no_record_is_corrupt_wherever_it_stands(place: Path, data: bytes) -> None:
     store = DirectoryStore(place)
-    with_payload(place, 2, "extra.json", data)
+    with_extra(place, 2, data)
     with pytest.raises(Corrupt):
         snapshot.load(store, 2)
-    with_payload(place, 2, "state.safetensors", struct.pack("<Q", len(data)) + data)
+    with_shard(place, 2, struct.pack("<Q", len(data)) + data)
     (place / "latest.json").write_bytes(data)
     (place / index_name(0)).write_bytes(data)
     assert snapshot.newest(store).step == 1
@@ -362,7 +405,7 @@ def test_json_that_is_no_record_is_corrupt_wherever_it_stands(place: Path, data:
 
 
 def test_extra_json_that_holds_no_number_is_corrupt(place: Path) -> None:
-    with_payload(place, 2, "extra.json", b'{"lr": NaN}')
+    with_extra(place, 2, b'{"lr": NaN}')
     with pytest.raises(Corrupt, match="not JSON"):
         snapshot.load(DirectoryStore(place), 2)
 
@@ -432,11 +475,12 @@ def test_a_header_whose_values_overlap_or_make_no_sense_is_corrupt(entries: dict
 )
 def test_verify_names_a_snapshot_whose_tensors_cannot_be_read_though_its_digests_fit(place: Path, data: bytes) -> None:
     store = DirectoryStore(place)
-    with_payload(place, 2, "state.safetensors", data)
+    with_shard(place, 2, data)
     assert snapshot.newest(store).step == 1
     (finding,) = scrub.verify(store)
     assert finding.name == f"{NEWEST}/manifest.json"
-    assert "not a well-formed safetensors file" in finding.why
+    words = {b"": "it cannot have 0 bytes", b"short": "bytes 0 to 8 are not in it"}
+    assert words.get(data, "not a well-formed safetensors file") in finding.why
 
 
 def test_values_that_lie_anywhere_come_back_aligned() -> None:
@@ -449,7 +493,7 @@ def test_values_that_lie_anywhere_come_back_aligned() -> None:
 
 
 def test_an_empty_extra_is_corrupt_even_if_its_digest_matches(place: Path, holdfast: Callable[..., Ran]) -> None:
-    with_payload(place, 2, "extra.json", b"{}")
+    with_extra(place, 2, b"{}")
     with pytest.raises(Corrupt, match=r"extra\.json and its manifest differ in step") as error:
         snapshot.load(DirectoryStore(place), 2)
     one_line(error)
@@ -479,9 +523,171 @@ def test_a_snapshot_in_the_folder_of_another_step_is_not_restored(place: Path) -
 
 
 def test_a_snapshot_without_a_position_is_corrupt(place: Path) -> None:
-    with_payload(place, 2, "extra.json", b'{"step": 2}')
+    with_extra(place, 2, b'{"step": 2}')
     with pytest.raises(Corrupt, match="one of the two files was changed"):
         snapshot.load(DirectoryStore(place), 2)
+
+
+# A snapshot of several ranks.
+
+THIRD = "step-00000003"
+OF_RANK = tuple(f"shard-{rank:05d}-of-00002.safetensors" for rank in range(2))
+ROWS = {"w": torch.arange(12.0).double().reshape(6, 2), "bias": torch.arange(3.0), "count": torch.tensor(7)}
+
+
+@pytest.fixture
+def divided(place: Path) -> Path:
+    """The store, with one more snapshot, of which two ranks wrote a part each."""
+    saved_by(DirectoryStore(place), 3, 2, ROWS)
+    assert snapshot.newest(DirectoryStore(place)).step == 3
+    return place
+
+
+def passed_over(place: Path) -> str:
+    """Return why the snapshot of step 3 cannot be used; the one of step 2 is used instead."""
+    store = DirectoryStore(place)
+    back = snapshot.newest(store)
+    assert back.step == 2
+    (finding,) = scrub.verify(store)
+    assert finding.name == f"{THIRD}/manifest.json"
+    with pytest.raises(Corrupt) as error:
+        SnapshotReader(store, 3).read("w")
+    assert one_line(error).isprintable()
+    assert one_line(error) == finding.why == back.passed_over[0].why
+    return finding.why
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_a_missing_shard_is_named(divided: Path, name: str) -> None:
+    (divided / THIRD / name).unlink()
+    assert f"{THIRD}/{name} is missing" in passed_over(divided)
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_a_truncated_shard_is_named(divided: Path, name: str) -> None:
+    path = divided / THIRD / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{THIRD}/{name} changed after its commit" in passed_over(divided)
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_a_shard_of_another_rank_is_named(divided: Path, name: str) -> None:
+    path = divided / THIRD / name
+    path.write_bytes((divided / THIRD / OF_RANK[1 - OF_RANK.index(name)]).read_bytes())
+    assert f"{THIRD}/{name} changed after its commit" in passed_over(divided)
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_the_shard_of_another_snapshot_is_named_even_if_its_digests_match(divided: Path, name: str) -> None:
+    foreign = (divided / NEWEST / SHARD).read_bytes()[: -payload.DIGEST_BYTES]
+    with_shard(divided, 3, foreign, name)
+    assert f"{THIRD}/{name} does not hold the part of" in passed_over(divided)
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_damaged_digests_of_chunks_are_named(divided: Path, name: str) -> None:
+    path = divided / THIRD / name
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert "the digests of its chunks are not those that were committed" in passed_over(divided)
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_chunks_that_do_not_match_their_digests_are_named(divided: Path, name: str) -> None:
+    path = divided / THIRD / name
+    table = bytes(payload.DIGEST_BYTES)  # which the manifest then confirms
+    path.write_bytes(path.read_bytes()[: -len(table)] + table)
+    shards = json.loads((divided / THIRD / "manifest.json").read_bytes())["shards"]
+    shards[OF_RANK.index(name)][1] = xxhash.xxh3_128_hexdigest(table)
+    sealed_again(divided, 3, shards=shards)
+    assert "chunk 0 of 1 has another digest" in passed_over(divided)
+
+
+def layout_of(**changes: Any) -> dict[str, Any]:
+    tensors = {"w": ["F64", [6, 2], 0, [[0, 0]]], "bias": ["F32", [3], 0, [[0, 0]]], "count": ["I64", [], 0, []]}
+    return {**tensors, **changes}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        layout_of(w=["F64", [7, 2], 0, [[0, 0]]]),  # a row that nobody saved
+        layout_of(w=["F64", [5, 2], 0, [[0, 0]]]),  # a row that would be saved twice
+        layout_of(w=["F64", [6, 2], 0, []]),  # the rows of rank 1 would be saved by both
+        layout_of(w=["F64", [6, 2], 0, [[0, 1]]]),  # columns instead of rows
+        layout_of(w=["F32", [6, 2], 0, [[0, 0]]]),
+        layout_of(w=["F64", [1 << 40, 2], 0, [[0, 0]]]),
+        layout_of(more=["F64", [6, 2], 0, [[0, 0]]]),
+        {name: entry for name, entry in layout_of().items() if name != "bias"},
+        {"w": layout_of()["w"]},
+    ],
+)
+def test_parts_that_overlap_or_leave_something_out_are_corrupt(divided: Path, tensors: dict[str, Any]) -> None:
+    with_layout(divided, 3, tensors=layout_of())
+    assert snapshot.newest(DirectoryStore(divided)).step == 3
+    with_layout(divided, 3, tensors=tensors)
+    assert "does not hold the part of" in passed_over(divided)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"meshes": []},
+        {"meshes": [[3]]},
+        {"meshes": [[2, 2]]},
+        {"meshes": [[-1, -2]]},
+        {"meshes": [[2.0]]},
+        {"meshes": [[True, 2]]},
+        {"meshes": [2]},
+        {"meshes": None},
+        {"meshes": "\x1b[31m"},
+        {"tensors": []},
+        {"tensors": None},
+        {"tensors": layout_of(w=[])},
+        {"tensors": layout_of(w=7)},
+        {"tensors": layout_of(w=["F64", [6, 2], 0])},
+        {"tensors": layout_of(w=["\x1b[31m", [6, 2], 0, []])},
+        {"tensors": layout_of(w=[64, [6, 2], 0, []])},
+        {"tensors": layout_of(w=["F64", [-6, -2], 0, []])},
+        {"tensors": layout_of(w=["F64", [6.0, 2], 0, []])},
+        {"tensors": layout_of(w=["F64", 12, 0, []])},
+        {"tensors": layout_of(w=["F64", [1 << 63], 0, []])},
+        {"tensors": layout_of(w=["F64", [6, 2], 1, []])},
+        {"tensors": layout_of(w=["F64", [6, 2], -1, []])},
+        {"tensors": layout_of(w=["F64", [6, 2], "0", []])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, 7])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [7]])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [[0, 2]]])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [[1, 0]]])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [[-1, 0]]])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [[0, 0], [0, 1]]])},
+        {"tensors": layout_of(w=["F64", [6, 2], 0, [[0, [0]]]])},
+    ],
+)
+def test_a_layout_that_says_nonsense_is_corrupt_in_one_line(divided: Path, changes: dict[str, Any]) -> None:
+    with_layout(divided, 3, **changes)
+    assert f"{THIRD}/" in passed_over(divided)
+
+
+@pytest.mark.parametrize("layout", [None, [], "rows", 7])
+def test_a_snapshot_without_a_layout_is_corrupt(divided: Path, layout: Any) -> None:
+    extra = json.loads((divided / THIRD / "extra.json").read_bytes())
+    with_extra(divided, 3, json.dumps({**extra, "layout": layout}).encode())
+    assert f"{THIRD}/" in passed_over(divided)
+
+
+def test_a_manifest_with_more_or_fewer_ranks_than_saved_is_corrupt(divided: Path) -> None:
+    shards = json.loads((divided / THIRD / "manifest.json").read_bytes())["shards"]
+    for changed in (shards[:1], [*shards, shards[0]]):
+        sealed_again(divided, 3, shards=changed)
+        assert f"{THIRD}/" in passed_over(divided)
+
+
+def test_files_of_ranks_that_are_not_in_the_manifest_are_never_read(divided: Path) -> None:
+    for name in ("shard-00002-of-00002.safetensors", "shard-00000-of-00001.safetensors", "shard-0.safetensors"):
+        endless(divided / THIRD / name)
+    assert snapshot.newest(DirectoryStore(divided)).step == 3
+    assert scrub.verify(DirectoryStore(divided)) == []
 
 
 # Names.
@@ -491,7 +697,7 @@ def test_a_snapshot_without_a_position_is_corrupt(place: Path) -> None:
 def test_a_folder_named_like_a_snapshot_but_not_by_us_is_named_and_never_read(place: Path, name: str) -> None:
     (place / NEWEST).rename(place / name)
     store = DirectoryStore(place)
-    assert snapshot.steps(store) == [1]
+    assert manifest.steps(store) == [1]
     assert snapshot.newest(store).step == 1
     assert [finding.name for finding in scrub.verify(store)] == [name]
     assert [finding.name for finding in scrub.inspect(store).unreadable] == [name]

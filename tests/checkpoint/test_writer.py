@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Array
-from holdfast.checkpoint import payload, scrub, snapshot
+from holdfast.checkpoint import manifest, payload, scrub, snapshot
 from holdfast.checkpoint.capture import PIECE, BufferPool, HostImage, StateCapture, make_ready
 from holdfast.checkpoint.device import ByteRun, _packed
-from holdfast.checkpoint.store import DirectoryStore, Store
-from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
+from holdfast.checkpoint.shard_file import SEGMENT
+from holdfast.checkpoint.sharding import ShardedTensor, Sharding
+from holdfast.checkpoint.store import DirectoryStore, Store, read
+from holdfast.checkpoint.writer import Ballot, Saved, Writer, WrittenShard, alone, blocking, overlapped
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
-from snapshots import same, tensors_of
+from snapshots import same, save_alone, tensors_of
 from supervisor_process import StartCommand, alive, wait_until
 
 WRITERS: dict[str, Callable[..., Writer]] = {"blocking": blocking, "overlapped": overlapped}
@@ -82,7 +85,7 @@ def weights(value: float, count: int = 1000) -> dict[str, Array]:
 @each_writer
 def test_a_saved_state_comes_back_exactly_from_every_store(store: Store, writer: Callable[..., Writer]) -> None:
     ours = writer(store, keep_last=2)
-    ours.save(50, tensors_of(50), {"lr": 0.1}, epoch=2, cursor=7, world=4, config="abc")
+    save_alone(ours, 50, tensors_of(50), {"lr": 0.1}, epoch=2, cursor=7, world=4, config="abc")
     (saved,) = ours.close()
     back = snapshot.load(store, 50)
     assert same(back.tensors, tensors_of(50))
@@ -95,9 +98,11 @@ def test_a_saved_state_comes_back_exactly_from_every_store(store: Store, writer:
 def test_every_writer_writes_the_same_bytes(tmp_path: Path) -> None:
     for name, writer in WRITERS.items():
         ours = writer(DirectoryStore(tmp_path / name), keep_last=2)
-        ours.save(1, tensors_of(1), {})
+        save_alone(ours, 1, tensors_of(1), {})
         ours.close()
-    blocked, overlapping = ((tmp_path / name / "step-00000001/state.safetensors").read_bytes() for name in WRITERS)
+    blocked, overlapping = (
+        (tmp_path / name / "step-00000001/shard-00000-of-00001.safetensors").read_bytes() for name in WRITERS
+    )
     assert blocked == overlapping
 
 
@@ -107,7 +112,7 @@ def test_training_may_change_everything_once_an_overlapped_save_returns(tmp_path
     model = torch.nn.Linear(3, 2)
     before = {name: value.detach().clone() for name, value in model.state_dict(keep_vars=True).items()}
     extra: dict[str, Any] = {"lr": [0.1]}
-    ours.save(1, {**model.state_dict(keep_vars=True), "array": (array := np.arange(3))}, extra)
+    save_alone(ours, 1, {**model.state_dict(keep_vars=True), "array": (array := np.arange(3))}, extra)
     with torch.no_grad():
         for value in model.parameters():
             value.zero_()
@@ -126,7 +131,7 @@ def test_a_state_may_change_its_shape_from_save_to_save(tmp_path: Path) -> None:
     ours = overlapped(store, keep_last=9)
     states = [weights(1.0, 10), weights(2.0, 3_000_000), {"other": np.arange(5)}, {}, weights(3.0, 20)]
     for step, state in enumerate(states):
-        ours.save(step, state, {})
+        save_alone(ours, step, state, {})
     assert [saved.step for saved in ours.close()] == [0, 1, 2, 3, 4]
     assert all(same(snapshot.load(store, step).tensors, state) for step, state in enumerate(states))
 
@@ -138,7 +143,7 @@ def test_a_state_may_change_its_shape_from_save_to_save(tmp_path: Path) -> None:
 def test_the_parts_of_a_stall_explain_it(tmp_path: Path, writer: Callable[..., Writer]) -> None:
     ours = writer(DirectoryStore(tmp_path), keep_last=1)
     for step in range(3):
-        ours.save(step, weights(1.0), {})
+        save_alone(ours, step, weights(1.0), {})
     for saved in ours.close():
         stall = saved.stall
         assert abs(stall.unaccounted) < 1e-9
@@ -149,8 +154,8 @@ def test_the_parts_of_a_stall_explain_it(tmp_path: Path, writer: Callable[..., W
 def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path) -> None:
     store = Gated(tmp_path)
     ours = overlapped(store, keep_last=2, max_inflight=1)
-    ours.save(1, weights(1.0), {})
-    second = threading.Thread(target=ours.save, args=(2, weights(2.0), {}))
+    save_alone(ours, 1, weights(1.0), {})
+    second = threading.Thread(target=save_alone, args=(ours, 2, weights(2.0), {}))
     second.start()
     second.join(0.05)
     assert second.is_alive()  # the first is still in the air, and there may be no other
@@ -187,7 +192,7 @@ def test_memory_is_flat_over_200_saves(tmp_path: Path) -> None:
     saved: list[Saved] = []
     for step in range(200):
         state["weight"].add_(1.0)
-        ours.save(step, state, {"step": step})
+        save_alone(ours, step, state, {"step": step})
         saved += ours.finished()
         sizes.append((resident(), images.bytes))
     settled, *rest = sizes[20:]
@@ -208,10 +213,10 @@ def test_a_prepared_save_takes_no_memory_of_its_own(tmp_path: Path, writer: Call
         until_idle(ours)
         assert resident() - before > 0.9 * state["weight"].nbytes  # an image, every page of it
         made = ours._images.bytes  # type: ignore[attr-defined]
-        ours.save(1, state, {})
+        save_alone(ours, 1, state, {})
         assert ours._images.bytes == made  # type: ignore[attr-defined]
     else:
-        ours.save(1, state, {})
+        save_alone(ours, 1, state, {})
     ours.close()
     assert same(snapshot.load(DirectoryStore(tmp_path), 1).tensors, state)
 
@@ -223,7 +228,7 @@ def test_of_many_images_that_may_be_in_flight_only_one_is_made_before_it_is_need
     until_idle(ours)
     assert len(ours._images._made) == 1  # type: ignore[attr-defined]
     for step in range(1, 5):
-        ours.save(step, weights(1.0), {})
+        save_alone(ours, step, weights(1.0), {})
     assert len(ours._images._made) == 4  # type: ignore[attr-defined]
     store.gate.set()
     assert [saved.step for saved in ours.close()] == [1, 2, 3, 4]
@@ -243,7 +248,7 @@ def test_a_save_that_comes_before_its_memory_waits_for_it_unless_it_may_have_mor
     monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", slowly)
     ours = overlapped(DirectoryStore(tmp_path), keep_last=2, max_inflight=most)
     ours.prepare(weights(1.0))
-    early = threading.Thread(target=ours.save, args=(1, weights(1.0), {}))
+    early = threading.Thread(target=save_alone, args=(ours, 1, weights(1.0), {}))
     early.start()
     early.join(0.05 if most == 1 else DEADLINE)
     assert early.is_alive() == (most == 1)
@@ -259,7 +264,7 @@ def test_memory_is_prepared_again_for_a_state_that_has_grown(tmp_path: Path) -> 
     store = Gated(tmp_path)
     ours = overlapped(store, keep_last=2, max_inflight=2)
     ours.prepare(weights(1.0, 10))
-    ours.save(1, weights(1.0, 10), {})
+    save_alone(ours, 1, weights(1.0, 10), {})
     grown = weights(2.0, 300_000)  # as with the moments that an optimizer has after its first step
     ours.prepare(grown)
     store.gate.set()
@@ -267,7 +272,7 @@ def test_memory_is_prepared_again_for_a_state_that_has_grown(tmp_path: Path) -> 
     images = ours._images  # type: ignore[attr-defined]
     assert len(images._made) == len(images._free) == 1
     assert all(image.capacity > grown["weight"].nbytes for image in images._made)
-    ours.save(2, grown, {})
+    save_alone(ours, 2, grown, {})
     assert [saved.step for saved in ours.close()] == [1, 2]
     assert same(snapshot.newest(store).tensors, grown)
 
@@ -302,18 +307,18 @@ def test_only_the_last_are_kept_and_what_was_just_committed_is_not_read_again(
     store = Gated(tmp_path, closed=False)
     ours = writer(store, keep_last=2)
     for step in range(5):
-        ours.save(step, weights(step), {})
+        save_alone(ours, step, weights(step), {})
     assert [saved.removed for saved in ours.close()] == [(), (), (0,), (1,), (2,)]
-    assert snapshot.steps(store) == [3, 4]
+    assert manifest.steps(store) == [3, 4]
     assert store.opened == []
 
 
 def test_where_only_one_is_kept_it_is_read_before_the_others_go(tmp_path: Path) -> None:
     store = Gated(tmp_path, closed=False)
     ours = blocking(store, keep_last=1)
-    ours.save(1, weights(1.0), {})
-    ours.save(2, weights(2.0), {})
-    assert "step-00000002/state.safetensors" in store.opened
+    save_alone(ours, 1, weights(1.0), {})
+    save_alone(ours, 2, weights(2.0), {})
+    assert "step-00000002/shard-00000-of-00001.safetensors" in store.opened
     assert [saved.removed for saved in ours.close()] == [(), (1,)]
 
 
@@ -321,13 +326,13 @@ def test_where_only_one_is_kept_it_is_read_before_the_others_go(tmp_path: Path) 
 
 
 @each_writer
-@pytest.mark.parametrize("ending", ["state.safetensors", "extra.json", "manifest.json", "latest.json"])
+@pytest.mark.parametrize("ending", ["shard-00000-of-00001.safetensors", "extra.json", "manifest.json", "latest.json"])
 def test_a_write_that_is_refused_for_a_while_is_tried_again(
     tmp_path: Path, writer: Callable[..., Writer], ending: str
 ) -> None:
     store = Refusing(tmp_path, ending, times=2)
     ours = writer(store, keep_last=2, backoff=AT_ONCE)
-    ours.save(1, weights(1.0), {})
+    save_alone(ours, 1, weights(1.0), {})
     (saved,) = ours.close()
     assert saved.retries == 2
     assert same(snapshot.newest(store).tensors, weights(1.0))
@@ -340,12 +345,12 @@ def in_the_air(tmp_path: Path) -> Iterator[Writer]:
     store = Refusing(tmp_path, "step-00000002/extra.json", times=3)
     ours = overlapped(store, keep_last=2, max_inflight=3, backoff=AT_ONCE)
     for step in (1, 2, 3):
-        ours.save(step, weights(step), {})
-    for flight in ours._flights:  # type: ignore[attr-defined]
-        flight.landing.exception(DEADLINE)
+        save_alone(ours, step, weights(step), {})
+    for save in ours._saves:  # type: ignore[attr-defined]
+        save.exception(DEADLINE)
     yield ours
     assert ours.close() == []
-    assert snapshot.steps(store) == [1, 3]
+    assert manifest.steps(store) == [1, 3]
     assert scrub.verify(store) == []
 
 
@@ -361,7 +366,7 @@ def test_a_failed_save_is_raised_after_what_landed_before_it_was_told(in_the_air
 
 def test_a_failed_save_is_raised_by_the_next(in_the_air: Writer) -> None:
     with pytest.raises(StorageFailed, match=FAILED):
-        in_the_air.save(4, weights(4.0), {})
+        save_alone(in_the_air, 4, weights(4.0), {})
     assert [saved.step for saved in in_the_air.finished()] == [1, 3]
 
 
@@ -373,10 +378,10 @@ def test_a_failed_save_is_raised_at_the_end(in_the_air: Writer) -> None:
 
 def test_a_blocking_save_that_fails_raises_at_once(tmp_path: Path) -> None:
     ours = blocking(Refusing(tmp_path, "step-00000002/extra.json", times=3), keep_last=2, backoff=AT_ONCE)
-    ours.save(1, weights(1.0), {})
+    save_alone(ours, 1, weights(1.0), {})
     with pytest.raises(StorageFailed, match=FAILED):
-        ours.save(2, weights(2.0), {})
-    ours.save(3, weights(3.0), {})
+        save_alone(ours, 2, weights(2.0), {})
+    save_alone(ours, 3, weights(3.0), {})
     assert [saved.step for saved in ours.close()] == [1, 3]
 
 
@@ -392,8 +397,8 @@ def test_a_step_that_somebody_else_has_saved_is_a_conflict_and_not_tried_again(
     assert same(snapshot.newest(store).tensors, weights(1.0))
 
 
-def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: Any) -> list[Saved]:
-    ours.save(step, state, {}, **more)
+def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array]) -> list[Saved]:
+    save_alone(ours, step, state, {})
     return ours.close()
 
 
@@ -406,45 +411,96 @@ def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: A
 )
 def test_limits_that_allow_no_save_are_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        overlapped(DirectoryStore(tmp_path), **limits).save(1, weights(1.0), {})  # type: ignore[arg-type]
+        save_alone(overlapped(DirectoryStore(tmp_path), **limits), 1, weights(1.0), {})  # type: ignore[arg-type]
 
 
 def test_a_state_that_cannot_be_saved_is_refused_at_once_and_costs_no_place(tmp_path: Path) -> None:
     ours = overlapped(DirectoryStore(tmp_path), keep_last=1, max_inflight=1)
     for state, extra in (({"w": torch.zeros(2, 2).to_sparse()}, {}), (weights(1.0), {"a": {1}})):
         with pytest.raises(BadInput):
-            ours.save(1, state, extra)
+            save_alone(ours, 1, state, extra)
     assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
 
 
-# What others wait for.
+# The votes of other ranks.
 
 
 @each_writer
-def test_a_commit_waits_until_its_caller_is_ready_with_the_payloads_already_written(
+def test_a_rank_votes_when_its_file_is_written_and_the_commit_waits_for_it(
     tmp_path: Path, writer: Callable[..., Writer]
 ) -> None:
     store = DirectoryStore(tmp_path)
-    seen: list[tuple[list[int], list[str]]] = []
+    state, seen = weights(1.0), []
+    vote = alone(1, state, {})
+
+    def cast(shard: WrittenShard) -> Ballot | None:
+        seen.append((manifest.steps(store), store.names()))
+        assert shard.digest.length == len(read(store, store.names()[0]))
+        return vote(shard)
+
     ours = writer(store, keep_last=2)
-    ours.save(1, weights(1.0), {}, ready=lambda: seen.append((snapshot.steps(store), store.names())))
+    ours.save(1, state, cast)
     ours.close()
-    assert seen == [([], ["step-00000001/extra.json", "step-00000001/state.safetensors"])]
-    assert snapshot.steps(store) == [1]
+    assert seen == [([], ["step-00000001/shard-00000-of-00001.safetensors"])]
+    assert manifest.steps(store) == [1]
 
 
 @each_writer
-def test_a_commit_whose_caller_is_never_ready_does_not_come_into_being(
+def test_a_save_whose_vote_fails_is_not_committed_and_its_memory_is_used_again(
     tmp_path: Path, writer: Callable[..., Writer]
 ) -> None:
-    def never() -> None:
+    def never(shard: WrittenShard) -> Ballot | None:
         raise StorageFailed("the history of rank 1 is not on the disk")
 
     store = DirectoryStore(tmp_path)
-    ours = writer(store, keep_last=2, backoff=AT_ONCE)
-    with pytest.raises(StorageFailed, match="the history of rank 1"):
-        saved_to_the_end(ours, 1, weights(1.0), ready=never)
-    assert snapshot.steps(store) == []
+    limit = {"max_inflight": 1} if writer is overlapped else {}
+    ours = writer(store, keep_last=2, backoff=AT_ONCE, **limit)
+
+    def fails() -> None:
+        ours.save(1, weights(1.0), never)
+        until_idle(ours)
+        ours.finished()
+
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="the history of rank 1"):
+            fails()
+    assert manifest.steps(store) == []
+    assert [saved.step for saved in saved_to_the_end(ours, 1, weights(2.0))] == [1]
+    assert same(snapshot.newest(store).tensors, weights(2.0))
+
+
+@each_writer
+def test_a_rank_that_does_not_commit_reports_no_save(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2)
+    ours.save(1, weights(1.0), lambda shard: None, rank=1, count=2)
+    assert ours.close() == []
+    assert not ours.is_busy
+    assert store.names() == ["step-00000001/shard-00001-of-00002.safetensors"]
+
+
+@each_writer
+def test_two_ranks_write_their_files_and_the_one_with_all_votes_commits(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    halves = [{"w": torch.arange(0.0, 3.0)}, {"w": torch.arange(3.0, 6.0)}]
+    layout = {"w": ShardedTensor("F32", (6,), Sharding((2,), ((0, 0),)))}
+    votes: Queue[WrittenShard] = Queue()
+
+    def lead(shard: WrittenShard) -> Ballot:
+        other = votes.get(timeout=DEADLINE)
+        draft = snapshot.draft(1, {}, layout, world=2)
+        return Ballot(draft, [shard.digest, other.digest], max(shard.stall, other.stall, key=lambda s: s.waited), 3)
+
+    follower, leader = writer(store, keep_last=2), writer(store, keep_last=2)
+    follower.save(1, halves[1], votes.put, rank=1, count=2)
+    leader.save(1, halves[0], lead, rank=0, count=2)
+    assert follower.close() == []
+    (saved,) = leader.close()
+    assert saved.retries == 3
+    assert same(snapshot.newest(store).tensors, {"w": torch.arange(6.0)})
+    assert scrub.verify(store) == []
 
 
 @each_writer
@@ -452,7 +508,7 @@ def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer:
     store = DirectoryStore(tmp_path)
     written: list[int] = []
     ours = writer(store, keep_last=2, progress=written.append)
-    ours.save(1, weights(1.0, 1_000_000), {})
+    save_alone(ours, 1, weights(1.0, 5_000_000), {})
     (saved,) = ours.close()
     assert sum(written) == saved.bytes
     assert len(written) > 2 or writer is overlapped
@@ -463,7 +519,8 @@ def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer:
         counts: list[int] = []
         reader(counts.append)
         assert sum(counts) == saved.bytes
-        assert len(counts) > 10
+        assert max(counts) <= SEGMENT
+        assert len(counts) > 3
 
 
 # Real kills.
@@ -471,10 +528,11 @@ def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer:
 SAVE_FOR_EVER = """
 import itertools, sys, torch
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.checkpoint.writer import overlapped
+from holdfast.checkpoint.writer import alone, overlapped
 ours = overlapped(DirectoryStore(sys.argv[1]), keep_last=2)
 for step in itertools.count():
-    ours.save(step, {"weight": torch.full((1_000_000,), float(step))}, {"step": step})
+    state = {"weight": torch.full((1_000_000,), float(step))}
+    ours.save(step, state, alone(step, state, {"step": step}))
     print([saved.step for saved in ours.finished()], flush=True)
 """
 
@@ -547,7 +605,7 @@ def test_training_on_a_device_goes_on_at_once_and_what_was_there_is_saved(
     expected = []
     for step in range(5):
         expected.append({name: value.cpu().clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
-        ours.save(step, state, {})
+        save_alone(ours, step, state, {})
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 value.add_(1)
@@ -580,55 +638,39 @@ def test_a_large_state_is_copied_by_several_threads_to_the_last_bit() -> None:
     }
     capture = StateCapture()
     layout = capture.layout(state)
-    image = HostImage(layout.length)
+    image = HostImage(layout.file_length)
     for _ in range(3):
         assert capture.fill(image, layout, state) == []
-        copied = payload.decode(image.bytes[: layout.length], "image")
+        copied = payload.decode(image.bytes[: layout.file_length], "image")
         for name, value in state.items():
             assert torch.equal(torch.as_tensor(copied[name]), torch.as_tensor(value).detach()), name
         image.bytes[len(layout.header) :] = 0
 
 
-@each_writer
-def test_what_is_known_later_belongs_to_the_save_and_is_not_the_writers_time(
-    tmp_path: Path, writer: Callable[..., Writer]
-) -> None:
-    store = DirectoryStore(tmp_path)
-    ours = writer(store, keep_last=1)
-    ours.save(3, weights(1.0), {"a": 1}, more=lambda: {"b": [2]})
-    (saved,) = ours.close()
-    assert saved.stall.sync == 0
-    assert 0 <= saved.stall.unaccounted < saved.stall.waited
-    extra = snapshot.load(store, 3).extra
-    assert (extra["a"], extra["b"]) == (1, [2])
-
-
-def test_a_state_is_copied_before_others_are_waited_for(tmp_path: Path) -> None:
+def test_a_state_is_copied_before_its_vote_waits_for_others(tmp_path: Path) -> None:
     store, state = DirectoryStore(tmp_path), {"w": torch.ones(5)}
+    vote, gate = alone(1, state, {}), threading.Event()
+
+    def late(shard: WrittenShard) -> Ballot | None:
+        assert gate.wait(DEADLINE)
+        return vote(shard)
+
     ours = overlapped(store, keep_last=1)
-
-    def late() -> dict[str, Any]:
-        state["w"].fill_(7)  # as a peer does that goes on training
-        return {}
-
-    ours.save(1, state, {}, more=late)
-    ours.close()
+    ours.save(1, state, late)  # returns although no other rank has voted
+    state["w"].fill_(7)
+    gate.set()
+    (saved,) = ours.close()
+    assert saved.stall.sync == 0  # training did not wait for the votes
     assert torch.as_tensor(snapshot.load(store, 1).tensors["w"]).tolist() == [1.0] * 5
 
 
 @each_writer
-def test_a_save_that_others_have_no_part_in_is_given_up_and_leaves_nothing(
-    tmp_path: Path, writer: Callable[..., Writer]
-) -> None:
+def test_what_an_abandoned_save_left_is_removed_by_a_later_one(tmp_path: Path, writer: Callable[..., Writer]) -> None:
     store = DirectoryStore(tmp_path)
-    ours = writer(store, keep_last=2, **({"max_inflight": 1} if writer is overlapped else {}))
-
-    def lost() -> dict[str, Any]:
-        raise StorageFailed("a peer is lost")
-
-    for _ in range(2):  # and its memory can be used again
-        with pytest.raises(StorageFailed, match="a peer is lost"):
-            ours.save(1, weights(1.0), {}, more=lost)
-    ours.save(1, weights(2.0), {})
-    assert [saved.step for saved in ours.close()] == [1]
-    assert snapshot.steps(store) == [1]
+    ours = writer(store, keep_last=2)
+    save_alone(ours, 1, weights(1.0), {})
+    ours.save(2, weights(2.0), lambda shard: None)  # another rank was lost
+    for step in (3, 4):
+        save_alone(ours, step, weights(step), {})
+    assert [saved.step for saved in ours.close()] == [1, 3, 4]
+    assert {name.split("/")[0] for name in store.names()} == {"step-00000003", "step-00000004", "latest.json"}

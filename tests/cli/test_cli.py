@@ -55,21 +55,21 @@ def test_inspect_lists_snapshots_and_the_running_checkpoint(holdfast, saved: Pat
 
 def test_verify_passes_a_good_store_and_names_what_is_bad(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
     assert holdfast("verify", saved).code == 0
-    payload = saved / "step-00000010" / "state.safetensors"
+    payload = saved / "step-00000010" / "shard-00000-of-00001.safetensors"
     payload.write_bytes(payload.read_bytes()[:-1] + b"\xff")
     ran = holdfast("verify", saved)
     assert ran.code == 1
-    assert "step-00000010/state.safetensors" in ran.out
+    assert "step-00000010/shard-00000-of-00001.safetensors" in ran.out
     assert "step-00000020" not in ran.out
 
 
 def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
-    payload = saved / "step-00000020" / "state.safetensors"
+    payload = saved / "step-00000020" / "shard-00000-of-00001.safetensors"
     payload.write_bytes(payload.read_bytes()[:20])
     (saved / "step-00000010" / "manifest.json").write_bytes(seal({"format": 99}))
     ran = holdfast("verify", saved)
     assert ran.code == 1
-    assert "step-00000020/state.safetensors" in ran.out
+    assert "step-00000020/shard-00000-of-00001.safetensors" in ran.out
     assert "has format 99" in ran.out
     assert holdfast("inspect", saved).code == 1
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import power_cut
-from holdfast.checkpoint import retention, scrub, snapshot
+from holdfast.checkpoint import manifest, retention, scrub, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
 from save_subjects import BLOCKS, KILLED, ROWS, SUBJECTS, WRONG, files_of, state, verdict
+from snapshots import resume
 from supervisor_process import SUPPORT
 
 DEADLINE = 120
@@ -96,7 +97,7 @@ def test_whatever_call_a_save_was_killed_at_the_next_one_works_and_clears_up(
         assert snapshot.newest(store).step == 3
         assert scrub.verify(store) == []
         assert not list(store.path.rglob("*.tmp"))
-        assert {name.split("/")[0] for name in store.names("step-")} == {f"step-{s:08d}" for s in snapshot.steps(store)}
+        assert {name.split("/")[0] for name in store.names("step-")} == {f"step-{s:08d}" for s in manifest.steps(store)}
 
 
 def test_whatever_call_a_running_save_was_killed_at_the_next_one_works_and_clears_up(
@@ -120,20 +121,23 @@ def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_not
     seen = {"empty folder": 0, "surplus": 0, "temporary": 0, "uncommitted": 0}
     for store in copies(killed_saves, tmp_path):
         folders = [path for path in store.path.iterdir() if path.is_dir()]
-        committed = {f"step-{step:08d}" for step in snapshot.steps(store)}
+        committed = {f"step-{step:08d}" for step in manifest.steps(store)}
         seen["empty folder"] += any(not list(path.iterdir()) for path in folders)
         seen["surplus"] += len(committed) > 1
         seen["temporary"] += bool(list(store.path.rglob("*.tmp")))
         seen["uncommitted"] += any(path.name not in committed and list(path.iterdir()) for path in folders)
         before = verdict(SUBJECTS["snapshot"], store.path)
 
-        found, passed_over = retention.resume(store, backoff=())
+        found, passed_over = resume(store)
         assert found is not None
         retention.tidy(store, 1, trusted=found.step)
 
         assert passed_over == ()
         assert verdict(SUBJECTS["snapshot"], store.path) == before
-        whole = {f"step-{found.step:08d}/{name}" for name in ("state.safetensors", "extra.json", "manifest.json")}
+        whole = {
+            f"step-{found.step:08d}/{name}"
+            for name in ("shard-00000-of-00001.safetensors", "extra.json", "manifest.json")
+        }
         left = {str(path.relative_to(store.path)) for path in store.path.rglob("*")}
         assert left - {"latest.json"} == {*whole, f"step-{found.step:08d}"}
     assert all(seen.values()), seen
@@ -142,11 +146,11 @@ def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_not
 def test_a_kill_while_a_snapshot_is_set_aside_leaves_it_where_it_was_or_aside(tmp_path: Path, attempts: Killed) -> None:
     for attempt in attempts("aside", "right", tmp_path):
         store = DirectoryStore(attempt["place"])
-        assert (snapshot.steps(store), retention.aside(store)) in (
+        assert (manifest.steps(store), retention.aside(store)) in (
             ([1, 2], []),
             ([1], ["set-aside-00000002-0"]),
         )
-        found, _ = retention.resume(store, backoff=())
+        found, _ = resume(store)
         assert found is not None
         assert found.step == 1
         assert retention.aside(store) == ["set-aside-00000002-0"]
@@ -207,6 +211,11 @@ def test_a_save_syncs_payloads_before_naming_them_and_commits_last(tmp_path: Pat
     assert order == ["mkdir", "fsync", *whole, *renamed, *whole, *renamed, *whole, *linked, *whole, *renamed]
     named = [arguments[-1] for name, arguments in calls if name in ("replace", "link")]
     folder = "step-00000001"
-    assert named == [f"{folder}/state.safetensors", f"{folder}/extra.json", f"{folder}/manifest.json", "latest.json"]
+    assert named == [
+        f"{folder}/shard-00000-of-00001.safetensors",
+        f"{folder}/extra.json",
+        f"{folder}/manifest.json",
+        "latest.json",
+    ]
     synced = [arguments[0] for name, arguments in calls if name == "fsync"]
     assert [path for path in synced if not path.endswith(".tmp")] == [".", folder, folder, folder, "."]

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from holdfast.blocks.division import Array
-from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint import manifest, scrub, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import Failure, at
 from holdfast.faults.storage import KINDS, POINTS, FaultyStore
+from snapshots import save_alone
 
 BEFORE, STRUCK, AFTER = 20, 30, 40
 STATE = "step-00000030/manifest.json"
@@ -21,7 +22,7 @@ COMMITTED = ("latest", "removal")  # points that come after the commit
 # was not replaced is still a good one, and a removal looks again for what is left.
 NAMED = {
     **{(kind, point): STATE for kind in ("torn-write", "bit-flip") for point in ("tensors", "extra", "manifest")},
-    **{(kind, "latest"): snapshot.LATEST for kind in ("torn-write", "bit-flip")},
+    **{(kind, "latest"): manifest.LATEST for kind in ("torn-write", "bit-flip")},
 }
 TRIED_AGAIN = {*(("io-error", point) for point in POINTS)} | {
     ("lost-rename", point) for point in ("tensors", "extra", "manifest")
@@ -38,7 +39,7 @@ def trained(ours: Writer, *steps: int) -> list[Saved]:
     """Save at these steps, as a training loop does: each save is followed by a boundary."""
     saved: list[Saved] = []
     for step in steps:
-        ours.save(step, state(step), {"step": step})
+        save_alone(ours, step, state(step), {"step": step})
         saved += ours.finished()
     return saved + ours.close()
 
@@ -83,7 +84,7 @@ def test_the_matrix(tmp_path: Path, kind: str, point: str, writer: Callable[...,
     # Whatever it was, the run that comes next saves as if nothing had been, and clears away what is too old.
     trained(writer(store, keep_last=2), AFTER)
     assert_good(store, AFTER)
-    assert len(snapshot.steps(store)) == 2
+    assert len(manifest.steps(store)) == 2
 
 
 @each_writer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.errors import Corrupt, StorageFailed
+from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import HistoryWriter, backwards, read_history
@@ -15,7 +15,7 @@ from holdfast.history.tail import PastAttempts, has_commit, read_past
 from holdfast.sampler.digest import Samples
 from holdfast.train import inject
 from holdfast.train.attach import attach
-from holdfast.train.inject import Injection, faulty
+from holdfast.train.inject import Injection, check, faulty
 
 
 def write(folder: Path, who: str, *events: What) -> None:
@@ -134,8 +134,27 @@ def test_a_fault_of_storage_is_on_record_before_it_strikes_and_strikes_once(tmp_
     schedule = (Failure(step=5, kind="lost-rename"), Failure(step=5, kind="kill"))
     store = DirectoryStore(tmp_path / "store")
     assert faulty(store, schedule[1:], 1, (), tmp_path) is store
-    faulty(store, schedule, 1, (), tmp_path).put("step-00000005/state.safetensors", [b"lost"])
+    faulty(store, schedule, 1, (), tmp_path).put("step-00000005/shard-00000-of-00001.safetensors", [b"lost"])
     assert store.names() == []
     (event,) = [each for each in read_history(tmp_path).events if isinstance(each.what, Strike)]
     assert (event.who, event.what) == ("injected-storage", Strike(1, 5, "lost-rename", 0))
     assert faulty(store, schedule, 2, read_past(tmp_path).struck, tmp_path) is store
+
+
+def test_a_fault_of_storage_strikes_the_files_of_the_ranks_that_it_names(tmp_path: Path) -> None:
+    schedule = (Failure(step=5, kind="lost-rename", targets=(1, 2)),)
+    store = DirectoryStore(tmp_path / "store")
+    names = [f"step-00000005/shard-{rank:05d}-of-00003.safetensors" for rank in range(3)]
+    for rank, name in enumerate(names):
+        faulty(store, schedule, 1, (), tmp_path, rank).put(name, [b"value"])
+    assert store.names() == names[:1]
+    past = read_past(tmp_path).struck
+    assert past == {(5, "lost-rename", 1, "boundary"), (5, "lost-rename", 2, "boundary")}
+    assert all(faulty(store, schedule, 2, past, tmp_path, rank) is store for rank in range(3))
+
+
+@pytest.mark.parametrize("point", ["extra", "manifest", "latest", "removal"])
+def test_a_fault_of_a_file_that_only_rank_0_writes_is_refused_for_another_rank(point: str) -> None:
+    check((Failure(step=5, kind="bit-flip", point=point, targets=(0,)),), 10)
+    with pytest.raises(BadInput, match=f"cannot strike rank 1 at '{point}': only rank 0 commits"):
+        check((Failure(step=5, kind="bit-flip", point=point, targets=(0, 1)),), 10)

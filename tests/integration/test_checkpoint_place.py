@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from holdfast import cli
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.supervise import checkpoint_place
 from holdfast.supervise.checkpoint_place import Checkpoints
@@ -78,7 +78,7 @@ def test_a_run_on_nodes_with_folders_of_their_own_survives_and_is_proved_from_ea
     # After the kill there is one worker a node: rank 1 moves from the first node to the second.
     jobs = nodes(workers=2, workers_after=[1], failures=[killed(12, 3)], checkpoints=str(shared))
     completed(jobs, attempts=2)
-    assert snapshot.steps(DirectoryStore(shared))[-1] == 24
+    assert manifest.steps(DirectoryStore(shared))[-1] == 24
     outs = [job.out for job in jobs]
     assert not (outs[0] / "checkpoints").exists()
     assert all((out / "history" / "rank-1.jsonl").exists() for out in outs)

@@ -148,7 +148,7 @@ def failure(point: str = "boundary", kind: str = "kill", targets: tuple[int, ...
         (
             failure("backward=1.5"),
             "forward",
-            "'backward=1.5' is not a point of a step: give a fraction of the buckets from 0 to 1",
+            "'backward=1.5' is not a point of a step: give a fraction from 0 to 1",
         ),
         (failure("backward=nan"), "forward", "'backward=nan' is not a point"),
         (failure("backward=half"), "forward", "'backward=half' is not a point"),
@@ -158,7 +158,9 @@ def failure(point: str = "boundary", kind: str = "kill", targets: tuple[int, ...
             "needs the fraction of gradient buckets that are summed, such as backward=0.5",
         ),
         (failure("sideways"), "forward", "kill cannot strike at 'sideways': choose boundary, forward, backward=0.5,"),
-        (failure("forward=0.5"), "forward", "kill cannot strike at 'forward=0.5'"),
+        (failure("forward=1.5"), "forward", "'forward=1.5' is not a point"),
+        (failure("forward="), "forward", "'forward=' is not a point"),
+        (failure("optimizer=0.5"), "forward", "kill cannot strike at 'optimizer=0.5'"),
         (failure("manifest"), "forward", "kill cannot strike at 'manifest'"),
         (
             failure("backward=0.5", "bit-flip"),
@@ -197,10 +199,12 @@ def test_losing_every_worker_under_live_recovery_is_refused_in_one_line(failures
 
 def test_a_failure_in_backward_needs_a_replicated_model() -> None:
     model = nn.Linear(1, 1)
-    with pytest.raises(BadInput, match=r"at backward=0.5: no model is replicated over several workers. Use run.repl"):
+    with pytest.raises(BadInput, match=r"at backward=0.5: no model is replicated over several workers, or shard"):
         Injection((failure("backward=0.5"),), 0, 1, (), None).watch([model], [])
-    with pytest.raises(BadInput, match=r"at forward: no model is replicated. Use run.replicate"):
+    with pytest.raises(BadInput, match=r"at forward: no model is replicated or sharded. Use run.replicate"):
         Injection((failure("forward"),), 0, 1, (), None).watch([], [])
+    with pytest.raises(BadInput, match=r"at forward=0.5: only a sharded model gathers in forward"):
+        Injection((failure("forward=0.5"),), 0, 1, (), None).watch([model], [])
     struck = {(5, "kill", 1, "backward=0.5")}
     Injection((failure("backward=0.5"),), 0, 1, struck, None).watch([model], [])  # it has struck before
 

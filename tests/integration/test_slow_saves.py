@@ -3,11 +3,13 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from finished_run import events, failed_checks
 from supervisor_process import SUPPORT, Start, wait_until
 
-# Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s. In the first life saves are slow, but
-# for that of step 0, and in the next one reading is.
+# Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s. In the first life the saves of one
+# rank are slow, but for that of step 0, and in the next one its reading is.
 SLOW = """
 import os, sys, time, torch
 from torch.utils.data import TensorDataset
@@ -20,7 +22,7 @@ what = "put" if os.environ["HOLDFAST_ATTEMPT"] == "1" else "open"
 call = getattr(DirectoryStore, what)
 
 def slow(self, name, *rest):
-    if os.environ["RANK"] == "0" and name.endswith("state.safetensors") and not name.startswith("step-00000000/"):
+    if os.environ["RANK"] == sys.argv[3] and name.endswith(".safetensors") and not name.startswith("step-00000000/"):
         time.sleep(2.5)
     return call(self, name, *rest)
 
@@ -40,18 +42,20 @@ for batch in run.batches(data, global_batch=8, num_epochs=int(sys.argv[1])):
 """
 
 
-def test_a_slow_last_save_is_waited_for(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["0", "1"])
+def test_a_slow_last_save_is_waited_for(start: Start, tmp_path: Path, slow: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    job = start(script=tmp_path / "slow.py", workers=2, args=["3", "0"], save_every=1000)
+    job = start(script=tmp_path / "slow.py", workers=2, args=["3", "0", slow], save_every=1000)
     assert job.result()["verdict"] == "completed", job.stderr
     assert events(job.out, "detect") == []
     assert failed_checks(job.out) == []
 
 
-def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["0", "1"])
+def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Start, tmp_path: Path, slow: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     for life in (1, 2):
-        job = start(script=tmp_path / "slow.py", workers=2, args=["100000", "0.01"], save_every=1_000_000)
+        job = start(script=tmp_path / "slow.py", workers=2, args=["100000", "0.01", slow], save_every=1_000_000)
         wait_until(lambda: len(job.events("attempt", "rank-1")) == life, "the next life")  # noqa: B023
         wait_until(lambda: job.events("step", "rank-1")[-1:] > job.events("recover", "rank-1")[-1:], "a step of it")  # noqa: B023
         job.signal(signal.SIGTERM)
@@ -72,7 +76,7 @@ fsync = os.fsync
 
 def slow(file):
     name = os.readlink(f"/proc/self/fd/{{file}}")
-    if "state.safetensors" in name or name.endswith(".jsonl"):  # one file of each save is enough
+    if "shard-00000-" in name or name.endswith(".jsonl"):  # one file of each save is enough
         time.sleep(2)
     fsync(file)
 

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from finished_run import events, failed_checks
 from supervisor_process import SUPPORT, Start, StartCommand, wait_until
 
@@ -40,13 +42,37 @@ def test_a_run_whose_only_snapshot_is_damaged_says_that_it_starts_again(start: S
     wait_until(lambda: bool(first.events("step", "rank-0")), "a step")
     first.signal(signal.SIGTERM)
     assert first.result()["verdict"] == "preempted", first.stderr
-    (state,) = (first.out / "checkpoints").glob("step-*/state.safetensors")
+    (state,) = (first.out / "checkpoints").glob("step-*/shard-00000-of-00001.safetensors")
     state.write_bytes(state.read_bytes()[:-1] + b"?")
     marker.touch()
     again = start(task, script=LOOP, workers=1, save_every=1000, keep_last=1)
     assert again.result()["verdict"] == "completed", again.stderr
     assert "training starts again at step 0" in again.stderr
     assert f"can be used ({state.parent.name}: " in again.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_damaged_shard_of_any_rank_makes_all_ranks_use_the_older_snapshot(
+    start: Start, tmp_path: Path, rank: int, workers: int
+) -> None:
+    marker = tmp_path / "fast"
+    task = {"epochs": 4, "pause": 0.2, "until": str(marker)}
+    first = start(task, script=LOOP, workers=2, save_every=1000, keep_last=2)
+    wait_until(lambda: bool(first.events("step", "rank-0")), "a step")
+    first.signal(signal.SIGTERM)
+    assert first.result()["verdict"] == "preempted", first.stderr
+    shards = sorted((first.out / "checkpoints").glob(f"step-*/shard-0000{rank}-of-00002.safetensors"))
+    assert len(shards) == 2, "the first boundary was saved, and the last one"
+    shards[-1].write_bytes(shards[-1].read_bytes()[:-1] + b"?")
+    marker.touch()
+    again = start(task, script=LOOP, workers=workers, save_every=1000, keep_last=2)
+    assert again.result()["verdict"] == "completed", again.stderr
+    for number in range(workers):
+        recovered = events(again.out, "recover", f"rank-{number}")[-1].what
+        assert recovered.restored == 0
+        assert [passed["name"] for passed in recovered.passed_over] == [f"{shards[-1].parent.name}/"]
+    assert failed_checks(again.out) == []
 
 
 def test_a_full_disk_is_waited_for_without_using_up_restarts(start_command: StartCommand, tmp_path: Path) -> None:

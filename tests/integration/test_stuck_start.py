@@ -50,17 +50,27 @@ run.sum(1)
 SOON = "from holdfast.supervise.workers import pool; pool.FIRST_STEP = 1"
 
 
-@pytest.mark.parametrize("moment", ["before protect", "before replicate", "after protect"])
-@pytest.mark.parametrize("how", ["FSDP", "FSDP2", "DTensor"])
-def test_a_sharded_model_is_refused_in_one_line(start: Start, tmp_path: Path, how: str, moment: str) -> None:
-    if (how, moment) == ("FSDP", "after protect"):
-        pytest.skip("FSDP returns another model, so the protected one stays whole")
+@pytest.mark.parametrize(
+    ("how", "moment", "recovery", "advice"),
+    [
+        ("FSDP", "before protect", "restart", "use fully_shard(model, mesh=run.mesh)"),
+        ("FSDP", "before replicate", "restart", "use fully_shard(model, mesh=run.mesh)"),
+        ("FSDP2", "before replicate", "restart", "leave out run.replicate()"),
+        ("DTensor", "before replicate", "restart", "leave out run.replicate()"),
+        ("FSDP2", "before protect", "replay", "choose --recovery restart"),
+        ("FSDP2", "after protect", "replay", "choose --recovery restart"),
+        ("DTensor", "before protect", "forward", "choose --recovery restart"),
+    ],
+)
+def test_a_sharded_model_that_cannot_be_restored_is_refused_in_one_line(
+    start: Start, tmp_path: Path, how: str, moment: str, recovery: str, advice: str
+) -> None:
     (tmp_path / "sharded.py").write_text(SHARDED)
-    job = start(script=tmp_path / "sharded.py", workers=2, args=[how, moment])
+    job = start(script=tmp_path / "sharded.py", workers=2, args=[how, moment], recovery=recovery)
     result = job.result()
     assert result["verdict"] == "refused", (result, job.stderr)  # exit status 2
     assert f"is sharded with {how}" in result["because"]
-    assert "use run.replicate() if the model fits on one device" in result["because"]
+    assert advice in result["because"]
     assert "Traceback" not in job.stderr
     assert result["attempts"] == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
 from holdfast.events import Detect, Restart
@@ -107,7 +107,7 @@ def test_an_error_of_the_store_is_the_stores_and_tried_again(start: Start) -> No
     job = start({"faults": faults}, max_restarts=2)
     result = job.result()
     assert (result["verdict"], result["attempts"]) == ("gave-up", 3)
-    assert "cannot read state.safetensors: Input/output error" in result["because"]
+    assert "cannot read shard-00000-of-00001.safetensors: Input/output error" in result["because"]
     assert [event.what.kind for event in job.events("detect")] == ["storage"] * 3
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_asked_to_stop_by_either_signal_saves_and_the_next_start_g
     again.signal(signal.SIGINT)
     assert again.result() == again.result() | {"verdict": "preempted", "attempts": 2}
     assert len(again.events("preempt")) == 2
-    assert snapshot.steps(DirectoryStore(again.out / "checkpoints")) == [done, steps_of(again)[-1] + 1]
+    assert manifest.steps(DirectoryStore(again.out / "checkpoints")) == [done, steps_of(again)[-1] + 1]
 
 
 def test_a_second_signal_kills(start: Start, tmp_path: Path) -> None:

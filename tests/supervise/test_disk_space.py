@@ -8,7 +8,7 @@ import pytest
 from holdfast.supervise import disk_space
 from holdfast.supervise.disk_space import LEAST_ROOM, LOOKS, WAITS, DiskSpace, has_room, needed
 
-FULL = ["rank 0: cannot write step-00000005/state.safetensors: No space left on device"]
+FULL = ["rank 0: cannot write step-00000005/shard-00000-of-00001.safetensors: No space left on device"]
 
 
 def test_only_a_full_disk_is_waited_for(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_wait_ends_at_its_deadline_and_does_not_begin_again(
 def test_the_space_of_the_largest_snapshot_is_needed(tmp_path: Path) -> None:
     for step, size in (("step-00000005", 10), ("step-00000010", 30)):
         (tmp_path / step).mkdir()
-        (tmp_path / step / "state.safetensors").write_bytes(b"0" * size)
+        (tmp_path / step / "shard-00000-of-00001.safetensors").write_bytes(b"0" * size)
     assert needed(tmp_path) == LEAST_ROOM + 30
     assert has_room(tmp_path, 1)
     assert not has_room(tmp_path, 2 * shutil.disk_usage(tmp_path).total)

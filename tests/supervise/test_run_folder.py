@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
 from holdfast.events import Attempt, Seconds, Step
@@ -71,7 +71,7 @@ def test_a_folder_in_which_nothing_was_trained_may_be_taken_by_another_run(tmp_p
     train(out, 0)
     claim(out, config("--lr 0.1", seed=3))
     assert read_config(out).seed == 3
-    assert snapshot.steps(DirectoryStore(out / "checkpoints")) == []
+    assert manifest.steps(DirectoryStore(out / "checkpoints")) == []
     assert not (out / "history").exists()
     assert (out / "history-before-1" / "rank-0.jsonl").exists()  # what went wrong then can still be read
     train(out, 1)

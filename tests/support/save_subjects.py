@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.blocks.division import Array, along
-from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint import manifest, payload, retention, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
+from holdfast.checkpoint.sharding import ShardedTensor, Sharding
 from holdfast.checkpoint.store import DirectoryStore, read
 from holdfast.errors import HoldfastError
 
@@ -60,6 +61,27 @@ def _snapshot_read(place: Path) -> int:
     return int(version)
 
 
+def _divided_save(step: int, version: int) -> Step:
+    """Save a snapshot of which two ranks write a part each."""
+    halves = [{"w": np.full((ROWS // 2, 4), version)}, {"w": np.full((ROWS // 2, 4), version)}]
+    layout = {"w": ShardedTensor("I64", (ROWS, 4), Sharding((2,), ((0, 0),)))}
+
+    def save(place: Path) -> None:
+        store = DirectoryStore(place)
+        shards = [
+            snapshot.write_shard(store, step, payload.encode(half, digests=True), rank=rank, count=2)
+            for rank, half in enumerate(halves)
+        ]
+        snapshot.commit(store, snapshot.draft(step, {"version": version}, layout, world=2), shards)
+
+    return save
+
+
+def _divided_replace(place: Path) -> None:
+    _divided_save(2, NEW)(place)
+    retention.keep_last(DirectoryStore(place), 1)
+
+
 BLOCKS = along(state(OLD), "w")
 SAVED_OLD, SAVED_NEW = np.array([0, 2, 4]), np.array([0, 2])
 
@@ -91,6 +113,7 @@ def _running_read(place: Path) -> int:
 SUBJECTS = {
     "value": Subject(_value_put(OLD), _value_put(NEW), _value_read, _value_put(NEW)),
     "snapshot": Subject(_snapshot_save(1, OLD), _snapshot_replace, _snapshot_read, _snapshot_save(1, NEW)),
+    "divided": Subject(_divided_save(1, OLD), _divided_replace, _snapshot_read, _divided_save(1, NEW)),
     "running": Subject(_running_old, _running_save, _running_read, _running_create(0)),
 }
 
@@ -106,7 +129,7 @@ def _aside_save(place: Path) -> None:
 
 
 def _aside_read(place: Path) -> int:
-    return OLD if 2 in snapshot.steps(DirectoryStore(place)) else NEW
+    return OLD if 2 in manifest.steps(DirectoryStore(place)) else NEW
 
 
 KILLED = {**SUBJECTS, "aside": Subject(_aside_old, _aside_save, _aside_read, _aside_save)}

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import process, progress
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import NoSnapshot, StorageFailed
 from holdfast.progress import Phase
@@ -90,7 +90,7 @@ def restore(store: DirectoryStore, net: torch.nn.Module) -> int:
 
 def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
     """Save on rank 0 while the others wait, so that a failure after a save comes after its commit."""
-    if RANK == 0 and step not in snapshot.steps(store):
+    if RANK == 0 and step not in manifest.steps(store):
         snapshot.save(store, step, net.state_dict(), {})
     dist.barrier()
 
@@ -123,7 +123,7 @@ def act(what: str) -> None:
     elif what == "other":
         raise Mistake("another line is wrong")
     elif what == "storage":
-        raise StorageFailed("cannot read state.safetensors: Input/output error")
+        raise StorageFailed("cannot read shard-00000-of-00001.safetensors: Input/output error")
     elif what == "deadlock":
         lock = threading.Lock()
         lock.acquire()

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from attached_runs import TASK, attach, run_to_end
 from finished_run import different, distance, events, failed_checks, last, losses
-from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint import manifest, retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import at
@@ -143,7 +143,7 @@ def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
     whole = run_to_end(tmp_path / "whole")
     out = tmp_path / "out"
     train(attach(out, save_every=5), TASK, steps=12)
-    flip_a_bit(out / "checkpoints" / "step-00000010" / "state.safetensors")
+    flip_a_bit(out / "checkpoints" / "step-00000010" / "shard-00000-of-00001.safetensors")
     run_to_end(out)
     recover = events(out, "recover")[-1]
     assert recover.what.restored == 5
@@ -154,7 +154,7 @@ def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
 
 def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_path: Path) -> None:
     train(attach(tmp_path, save_every=5), TASK, steps=12)
-    for file in (tmp_path / "checkpoints").rglob("state.safetensors"):
+    for file in (tmp_path / "checkpoints").rglob("shard-00000-of-00001.safetensors"):
         flip_a_bit(file)
     run_to_end(tmp_path)
     recover = events(tmp_path, "recover")[-1]
@@ -182,7 +182,7 @@ def test_a_snapshot_that_no_run_has_saved_is_passed_over_though_its_digests_fit(
     train(run, TASK, steps=12)
     run.close()
     store = DirectoryStore(tmp_path / "checkpoints")
-    newest = snapshot.read_manifest(store, 10).position
+    newest = manifest.read_manifest(store, 10).position
     retention.set_aside(store, 10)
     snapshot.save(store, 10, {"w": torch.zeros(3)}, extra, **{k: v for k, v in newest.items() if k != "step"})
     again = attach(tmp_path, save_every=5)

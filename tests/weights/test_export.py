@@ -16,7 +16,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import cli
-from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint import manifest, retention, snapshot
 from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
@@ -94,7 +94,7 @@ def test_what_a_run_has_set_aside_or_gone_back_before_is_not_missing(run: Path) 
         history.append(Recover(2, 5, 0, 0, "keyed", 0.0))
     shutil.rmtree(run / "checkpoints" / "set-aside-00000010-0")
     assert missing_commit(run, store) is None
-    snapshot.remove(store, 5)
+    manifest.remove(store, 5)
     assert missing_commit(run, store) == 5
 
 
@@ -118,7 +118,7 @@ def test_load_gives_the_state_of_every_protected_thing(run: Path) -> None:
 
 
 def test_load_falls_back_past_a_damaged_snapshot(run: Path) -> None:
-    payload = run / "checkpoints" / "step-00000010" / "state.safetensors"
+    payload = run / "checkpoints" / "step-00000010" / "shard-00000-of-00001.safetensors"
     payload.write_bytes(payload.read_bytes()[:-1] + b"\xff")
     assert list(hf.load(run)) == ["model"]
     with pytest.raises(Corrupt):

@@ -43,7 +43,7 @@ from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
 from holdfast.sampler.run_plan import RunPlan
 
-_INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
+_INJECTOR = re.compile(r"injected-(storage(-[1-9][0-9]{0,17})?|0|[1-9][0-9]{0,17})")
 _LONGEST = 1 << 62  # steps before a phase: more would not fit the numbers of arrays
 _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
 

@@ -50,7 +50,7 @@ class HostImage:
         """Write the header of `layout` into the buffer, and return a view of the buffer for each tensor, by name."""
         if layout is not self._layout:
             self.bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-            self._views = payload.decode(self.bytes[: layout.length], "image")
+            self._views = payload.decode(self.bytes[: layout.file_length], "image")
             self._layout = layout
         return self._views
 
@@ -128,7 +128,7 @@ class StateCapture:
             for name, value in tensors.items()
         )
         if form != self._form:
-            self._form, self._layout = form, payload.layout(tensors)
+            self._form, self._layout = form, payload.layout(tensors, digests=True)
         return self._layout
 
     def fill(self, image: HostImage, layout: PayloadLayout, tensors: State) -> list[DeviceCopy]:

@@ -21,7 +21,7 @@ from holdfast import memory
 from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
 from holdfast.errors import BadInput, Corrupt, FutureVersion
 
-FORMAT = 1
+FORMAT = 2
 """The format version of everything written into a store. All versions have the same seal."""
 CHUNK = 256 << 10
 Progress: TypeAlias = Callable[[int], None]
@@ -43,6 +43,10 @@ class Digest:
         # An untrusted manifest may have any value.
         if not (is_count(self.length) and isinstance(self.xxh3, str) and re.fullmatch("[0-9a-f]{32}", self.xxh3)):
             raise TypeError("a digest is a length and 32 hexadecimal digits")
+
+
+def of_bytes(data: bytes) -> Digest:
+    return Digest(len(data), xxhash.xxh3_128_hexdigest(data))
 
 
 def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
@@ -94,7 +98,7 @@ def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
     try:
         with store.open(name) as reader:
             if reader.length != expected.length:
-                raise _changed(name, f"it has {reader.length} bytes, {expected.length} were committed")
+                raise changed(name, f"it has {reader.length} bytes, {expected.length} were committed")
             yield reader
     except FileNotFoundError as error:
         raise Corrupt(f"{name} is missing although it was committed: fall back to an older snapshot.") from error
@@ -107,15 +111,16 @@ def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memory
         while rest:
             count = reader.readinto(rest)
             if not count:
-                raise _changed(name, "it ended early")
+                raise changed(name, "it ended early")
             rest = rest[count:]
         hasher.update(room)
         progress(len(room))
     if (actual := hasher.hexdigest()) != expected.xxh3:
-        raise _changed(name, f"digest {actual[:8]}, {expected.xxh3[:8]} was committed")
+        raise changed(name, f"digest {actual[:8]}, {expected.xxh3[:8]} was committed")
 
 
-def _changed(name: str, how: str) -> Corrupt:
+def changed(name: str, how: str) -> Corrupt:
+    """Return the error for a stored value that is not as it was committed; `how` says in what way."""
     return Corrupt(f"{name} changed after its commit ({how}): fall back to an older save")
 
 
@@ -140,7 +145,12 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
     if not sound:
         raise Corrupt(f"{name} does not match its own digest: fall back to an older snapshot.")
     if version != FORMAT:
-        raise FutureVersion(f"{name} has format {version}, and this holdfast reads up to {FORMAT}: upgrade holdfast.")
+        which = (
+            "upgrade holdfast"
+            if version > FORMAT
+            else "continue with the holdfast that wrote it, or name another folder"
+        )
+        raise FutureVersion(f"{name} has format {version}, and this holdfast reads format {FORMAT}: {which}.")
     return dict(record)
 
 

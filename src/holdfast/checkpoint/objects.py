@@ -65,15 +65,22 @@ class ObjectStore:
         with _reported("read", self._place(name)):
             path = self._path(name)
             length = int(self._fs.info(path)["size"])
-            yield Reader(length, _Ranges(self._fs, path, length).readinto)
+
+            def read_at(offset: int, buffer: memoryview) -> int:
+                data = self._fs.cat_file(path, start=offset, end=min(offset + len(buffer), length))
+                buffer[: len(data)] = data
+                return len(data)
+
+            yield Reader(length, _Ranges(self._fs, path, length).readinto, read_at)
 
     def names(self, prefix: str = "") -> list[str]:
+        root, folder = self._root.rstrip("/"), prefix.rpartition("/")[0]
         with _reported("list", self.url):
             try:
-                paths = self._fs.find(self._root)
+                paths = self._fs.find(f"{root}/{folder}" if folder else self._root)
             except FileNotFoundError:
                 return []
-        start = len(self._root.rstrip("/")) + 1
+        start = len(root) + 1
         names = (path[start:] for path in paths)
         # Some servers list an empty folder as an object without a name.
         return sorted(name for name in names if name.startswith(prefix) and is_name(name))

@@ -11,7 +11,7 @@ import math
 import struct
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Array, State
 from holdfast.checkpoint.digest import is_count
-from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt
 
 if TYPE_CHECKING:
@@ -30,6 +29,10 @@ HEADER_LIMIT = 100_000_000  # bytes of a header, the limit of safetensors reader
 DIMENSIONS = 64  # of a tensor, the limit of numpy
 BYTES_LIMIT = 1 << 20  # of a `bytes` object in the JSON
 ALIGNMENT = 64  # of the first value in the file; each value is aligned to its item size
+CHUNK = 1 << 20  # bytes of a file that have a digest of their own, where the file has digests
+DIGEST_BYTES = 16  # of one chunk
+DIGESTS = "holdfast.chunk_digests"
+"""The name of the last tensor in a file whose chunks are verified one by one: their digests."""
 _METADATA = "__metadata__"
 _TORCH = {  # torch's names of the dtypes
     **{"BOOL": "bool", "C64": "complex64", "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn"},
@@ -37,6 +40,8 @@ _TORCH = {  # torch's names of the dtypes
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
+DTYPES = frozenset(_TORCH)
+"""The safetensors names of the dtypes that can be stored."""
 _NUMPY = {code: np.dtype(name) for code, name in _TORCH.items() if "BF" not in code and "_" not in code}
 _OF_TORCH = {f"torch.{dtype}": name for name, dtype in _TORCH.items()}
 _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
@@ -45,35 +50,52 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, struct.error, Run
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """The layout of a safetensors file: its header, and the start and end offset of each tensor."""
+    """The layout of a safetensors file: its header, the start and end offset of each tensor, and the chunk digests.
+
+    `chunks` is the number of chunk digests that the writer appends, or 0."""
 
     header: bytes
     spans: dict[str, tuple[int, int]]
+    chunks: int = 0
 
     @property
     def length(self) -> int:
+        """The length of the file in bytes, without the digests of its chunks."""
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
+    @property
+    def file_length(self) -> int:
+        return self.length + self.chunks * DIGEST_BYTES
 
-def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> PayloadLayout:
-    """Return the layout of a safetensors file of `tensors`; raise BadInput for a value that cannot be stored."""
+
+def layout(tensors: State, metadata: Mapping[str, str] | None = None, *, digests: bool = False) -> PayloadLayout:
+    """Return the layout of a safetensors file of `tensors`; raise BadInput for a value that cannot be stored.
+
+    With `digests` the header announces one more tensor, which the writer appends: a digest of each chunk before it."""
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
     for name, value in tensors.items():
-        _code(name, value)  # raises BadInput for a value that cannot be stored
+        dtype_name(name, value)  # raises BadInput for a value that cannot be stored
     devices = {name: str(value.device) if _is_tensor(value) else "cpu" for name, value in tensors.items()}
     spans, end = {}, 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, devices[name])):
         start, end = end, end + int(tensors[name].nbytes)
         spans[name] = (start, end)
-    header = _header(tensors, spans, metadata or {})
+    header, chunks = _header(tensors, spans, metadata or {}, None), 0
+    while digests and chunks != (needed := math.ceil((len(header) + end) / CHUNK)):
+        chunks = needed
+        header = _header(tensors, spans, metadata or {}, (end, chunks))
     first = len(header)
-    return PayloadLayout(header, {name: (first + start, first + end) for name, (start, end) in spans.items()})
+    return PayloadLayout(header, {name: (first + start, first + end) for name, (start, end) in spans.items()}, chunks)
 
 
-def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """Yield the bytes of a safetensors file of `tensors`, part by part, without copying contiguous CPU tensors."""
-    plan = layout(tensors, metadata)
+def encode(
+    tensors: State, metadata: Mapping[str, str] | None = None, *, digests: bool = False
+) -> Iterator[memoryview | bytes]:
+    """Yield the bytes of a safetensors file of `tensors`, part by part, without copying contiguous CPU tensors.
+
+    With `digests` the header announces the digests of the file's chunks, which the caller appends."""
+    plan = layout(tensors, metadata, digests=digests)
     yield plan.header
     for name in plan.spans:
         yield _memory(tensors[name])
@@ -85,18 +107,46 @@ def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
         length = _header_length(buffer[:8].tobytes(), len(buffer))
         data = buffer[8 + length :]
         entries = _entries(buffer[8 : 8 + length].tobytes(), len(data))
-        return {key: _view(data, entry) for key, entry in entries.items()}
+        return {key: _view(data, entry) for key, entry in entries.items() if key != DIGESTS}
     except _MALFORMED as error:
         raise _not_well_formed(name, error) from error
 
 
-def check_header(reader: Reader, name: str) -> None:
-    """Read only the header of a safetensors file, and raise Corrupt if it does not fit the length of the file."""
+def read_header(read: Callable[[int, int], npt.NDArray[np.uint8]], length: int, name: str) -> dict[str, "Entry"]:
+    """Return the entries in the header of the safetensors file `name`, whose offsets count from the file's beginning.
+
+    `read` returns the bytes between two offsets, and `length` is that of the file. Raise Corrupt if it is malformed."""
     try:
-        length = _header_length(_read(reader, min(8, reader.length)), reader.length)
-        _entries(_read(reader, length), reader.length - 8 - length)
+        header = _header_length(read(0, min(8, length)).tobytes(), length)
+        entries = _entries(read(8, 8 + header).tobytes(), length - 8 - header)
     except _MALFORMED as error:
         raise _not_well_formed(name, error) from error
+    entries.pop(DIGESTS, None)
+    start = 8 + header
+    return {key: entry._replace(start=entry.start + start, end=entry.end + start) for key, entry in entries.items()}
+
+
+def empty(dtype: str, shape: Sequence[int]) -> "torch.Tensor":
+    """Return a new tensor with undefined values; `dtype` is a name of the safetensors format."""
+    import torch
+
+    return torch.empty(tuple(shape), dtype=getattr(torch, _TORCH[dtype]))
+
+
+def is_dtype(name: str) -> bool:
+    """Return True if `name` is a dtype of the safetensors format that can be read and written."""
+    return name in _TORCH
+
+
+def as_tensor(value: Array) -> "torch.Tensor":
+    import torch
+
+    return torch.as_tensor(value)
+
+
+def as_array(data: npt.NDArray[np.uint8], entry: "Entry", shape: Sequence[int]) -> Array:
+    """Return the bytes `data` as a tensor or array of `shape`, with the dtype of `entry`. Aligned data is not copied."""
+    return _view(data, entry._replace(shape=list(shape), start=0, end=len(data)))
 
 
 def _not_well_formed(name: str, error: Exception) -> Corrupt:
@@ -104,12 +154,18 @@ def _not_well_formed(name: str, error: Exception) -> Corrupt:
     return Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}")
 
 
-def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping[str, str]) -> bytes:
+def _header(
+    tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping[str, str], digests: tuple[int, int] | None
+) -> bytes:
     numpys = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
     words = {**metadata, **({"numpy": json.dumps(numpys)} if numpys else {})}
     entries: dict[str, Any] = {_METADATA: words} if words else {}
     for name, value in tensors.items():  # the header keeps the caller's order, the data does not
-        entries[name] = {"dtype": _code(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
+        entries[name] = {"dtype": dtype_name(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
+    if digests:
+        end, chunks = digests
+        span = (end, end + chunks * DIGEST_BYTES)
+        entries[DIGESTS] = {"dtype": "U8", "shape": [chunks, DIGEST_BYTES], "data_offsets": span}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     if len(text) > HEADER_LIMIT:
@@ -119,7 +175,9 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
     return struct.pack("<Q", len(text)) + text
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A tensor in the header of a safetensors file: its dtype, shape, and the offsets of its values."""
+
     dtype: str
     as_numpy: bool
     shape: list[int]
@@ -134,16 +192,7 @@ def _header_length(first: bytes, size: int) -> int:
     return int(length)
 
 
-def _read(reader: Reader, length: int) -> bytes:
-    data, filled = bytearray(length), 0
-    while filled < length:
-        if not (count := reader.readinto(memoryview(data)[filled:])):
-            raise ValueError("it ended early")
-        filled += count
-    return bytes(data)
-
-
-def _entries(header: bytes, room: int) -> dict[str, _Entry]:
+def _entries(header: bytes, room: int) -> dict[str, Entry]:
     entries = json.loads(header)
     numpys = set(json.loads(entries.pop(_METADATA, {}).get("numpy", "[]")))
     spans = [entry["data_offsets"] for entry in entries.values()]
@@ -156,20 +205,20 @@ def _entries(header: bytes, room: int) -> dict[str, _Entry]:
     return {key: _entry(room, key in numpys, **entry) for key, entry in entries.items()}
 
 
-def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
+def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> Entry:
     start, end = data_offsets
     # A dimension of 0 allows any other dimension, but strides are computed without it.
     if len(shape) > DIMENSIONS or not all(map(is_count, shape)) or not is_count(math.prod(max(1, n) for n in shape)):
         raise ValueError("a shape is made of counts")
     _ = (_NUMPY if as_numpy else _TORCH)[dtype]
-    if end > room or math.prod(shape) * _bytes_each(dtype) != end - start:
+    if end > room or math.prod(shape) * bytes_each(dtype) != end - start:
         raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
-    return _Entry(dtype, as_numpy, shape, start, end)
+    return Entry(dtype, as_numpy, shape, start, end)
 
 
-def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
+def _view(data: npt.NDArray[np.uint8], entry: Entry) -> Array:
     part = data[entry.start : entry.end]
-    if part.ctypes.data % _bytes_each(entry.dtype):
+    if part.ctypes.data % bytes_each(entry.dtype):
         part = part.copy()  # other writers do not align their values
     if entry.as_numpy:
         array: Array = part.view(_NUMPY[entry.dtype]).reshape(entry.shape)
@@ -182,10 +231,10 @@ def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
     return torch.frombuffer(part.data, dtype=dtype).reshape(entry.shape)
 
 
-def _code(name: str, value: Array) -> str:
+def dtype_name(name: str, value: Array) -> str:
     """Return the safetensors name of the dtype of `value`; raise BadInput if it cannot be stored exactly."""
-    if name == _METADATA:
-        raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor.")
+    if name in (_METADATA, DIGESTS):
+        raise BadInput(f"{name!r} is reserved by the file format: rename the tensor.")
     if _is_tensor(value):
         if str(value.layout) != "torch.strided" or value.is_quantized or value.is_meta:
             raise BadInput(f"tensor {name!r} is not dense ({value.layout}, {value.device}): make it dense first.")
@@ -214,7 +263,8 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _bytes_each(dtype: str) -> int:
+def bytes_each(dtype: str) -> int:
+    """Return the bytes of one value; `dtype` is a name of the safetensors format."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
 
 
@@ -331,7 +381,7 @@ def _name(value: Array, path: str, tensors: dict[str, Array]) -> str:
     name = path or "state"
     while name in tensors or name == "__metadata__":
         name += "'"  # distinguishes {"a/b": x, "a": {"b": y}}
-    _code(name, value)
+    dtype_name(name, value)
     tensors[name] = value.detach() if _is_tensor(value) else value
     return name
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast import memory
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import BadInput, HoldfastError, NotAStore
 
@@ -57,10 +57,10 @@ def read_ahead(store: Store) -> None:
 
 def _read_newest_ahead(store: DirectoryStore) -> None:
     with suppress(HoldfastError, OSError):
-        for step in snapshot.steps(store)[-1:]:
-            name, length = snapshot.tensors_name(step), snapshot.read_manifest(store, step).bytes
-            memory.require(name, length)
-            store.read_ahead(name, length)  # not more than the manifest says: an untrusted file may have any length
+        for step in manifest.steps(store)[-1:]:
+            for name, expected in manifest.read_manifest(store, step).files.items():
+                memory.require(name, expected.length)
+                store.read_ahead(name, expected.length)  # not more: an untrusted file may have any length
 
 
 def _directory(text: str) -> Path | None:

@@ -5,31 +5,30 @@ A snapshot that cannot be used is set aside: its folder is renamed, so that no l
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TypeVar
 
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.digest import Progress, unwatched
-from holdfast.checkpoint.snapshot import BACKOFF, LATEST, Check, PassedOver, Snapshot, anything
+from holdfast.checkpoint import manifest, snapshot
+from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _ASIDE = "set-aside-"
 _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 
 
-def resume(
-    store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched, check: Check = anything
-) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
-    """Return the newest good snapshot, or None, and a list of newer snapshots that cannot be used.
+def resume(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, tuple[PassedOver, ...]]:
+    """Return the result of `attempt(step)` for the newest good snapshot, or None, and the newer ones that are unusable.
 
-    Unusable snapshots are renamed, so that they are not tried again. `check` raises Corrupt for a snapshot that the run
-    cannot use. Only the process that saves may call this function."""
-    loaded, bad = snapshot.search(store, backoff, progress, check)
+    `attempt` reads a snapshot, and raises Corrupt if the run cannot use it. Unusable snapshots are renamed, so that
+    they are not tried again. Only the process that commits snapshots may call this function."""
+    found, bad = snapshot.search(store, attempt)
     for step in bad:
         set_aside(store, step)
-    return loaded, tuple(bad.values())
+    return found, tuple(bad.values())
 
 
 def set_aside(store: Store, step: int) -> str:
@@ -39,7 +38,7 @@ def set_aside(store: Store, step: int) -> str:
     place = f"{_ASIDE}{step:08d}-{number}"
     store.sweep(place)  # removes an empty folder that a killed removal left
     logger.warning("setting the snapshot of step %d aside, as %s", step, place)
-    store.move(snapshot.folder(step), place)
+    store.move(manifest.folder(step), place)
     return place
 
 
@@ -59,11 +58,11 @@ def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
 
     The snapshot of step `trusted` is known to be good. Errors of the storage are only logged."""
     old = snapshot.outdated(store, count, trusted=trusted)
-    for prefix in (snapshot.STEP, LATEST, _ASIDE):
+    for prefix in (manifest.STEP, manifest.LATEST, _ASIDE):
         _try(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]
-    _try(lambda: snapshot.clear_uncommitted(store))
+    _try(lambda: manifest.clear_uncommitted(store))
     for step in old:
-        _try(lambda step=step: snapshot.remove(store, step))  # type: ignore[misc]
+        _try(lambda step=step: manifest.remove(store, step))  # type: ignore[misc]
     for folder in aside(store)[:-count]:
         for name in store.names(f"{folder}/") or [folder]:
             _try(lambda name=name: store.remove(name))  # type: ignore[misc]
@@ -80,5 +79,5 @@ def keep_last(store: Store, count: int) -> list[int]:
     """Remove all but the last `count` snapshots, but never the newest good one; return the removed steps."""
     old = snapshot.outdated(store, count)
     for step in old:
-        snapshot.remove(store, step)
+        manifest.remove(store, step)
     return old

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.checkpoint import digest, retention, snapshot
+from holdfast.checkpoint import digest, manifest, retention, snapshot
 from holdfast.checkpoint.digest import unseal
 from holdfast.checkpoint.index import Index, generations, index_name, read_index, strange_indexes
-from holdfast.checkpoint.snapshot import LATEST, Manifest
+from holdfast.checkpoint.manifest import LATEST, Manifest
 from holdfast.checkpoint.store import Store, read
 from holdfast.errors import Corrupt, FutureVersion, NoSnapshot, NotAStore, StorageFailed
 
@@ -35,10 +35,10 @@ def inspect(store: Store) -> Contents:
     strange = _strange(store)
     unreadable: list[Damage] = []
     snapshots = []
-    for step in snapshot.steps(store):
-        manifest = _tried(snapshot.read_manifest, store, step, snapshot.manifest_name(step), unreadable)
-        if manifest is not None:
-            snapshots.append(manifest)
+    for step in manifest.steps(store):
+        record = _tried(manifest.read_manifest, store, step, manifest.manifest_name(step), unreadable)
+        if record is not None:
+            snapshots.append(record)
     running: Index | None = None
     for generation in reversed(generations(store)):
         running = _tried(read_index, store, generation, index_name(generation), unreadable)
@@ -53,8 +53,8 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
     `progress(1)` is called after each commit record, `records(store)` times in all."""
     strange = _strange(store)
     findings: list[Damage] = []
-    for step in snapshot.steps(store):
-        _tried(snapshot.check, store, step, snapshot.manifest_name(step), findings)
+    for step in manifest.steps(store):
+        _tried(snapshot.check, store, step, manifest.manifest_name(step), findings)
         progress(1)
     for generation in generations(store):
         _tried(_check_generation, store, generation, index_name(generation), findings)
@@ -66,11 +66,11 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
 def records(store: Store) -> int:
     """Return the number of commit records: one for each snapshot or version of an incremental checkpoint."""
-    return len(snapshot.steps(store)) + len(generations(store))
+    return len(manifest.steps(store)) + len(generations(store))
 
 
 def _strange(store: Store) -> list[Damage]:
-    names = [*snapshot.strange(store), *strange_indexes(store)]
+    names = [*manifest.strange(store), *strange_indexes(store)]
     if not (names or records(store) or retention.aside(store)):
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")
     why = "it is named like a save but is not one, or cannot be read: see what it is"

@@ -31,10 +31,14 @@ _WORTH = 1 << 20  # bytes from which a direct write is worth it
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A stored value opened for reading: its length in bytes, and a function like `io.RawIOBase.readinto`."""
+    """A stored value opened for reading: its length in bytes, and two functions that fill a buffer.
+
+    `readinto` continues where it stopped, like `io.RawIOBase.readinto`; `read_at` reads from an offset, and several
+    threads may call it at once. Both return the number of bytes, which may be less than the buffer has."""
 
     length: int
     readinto: Callable[[memoryview], int]
+    read_at: Callable[[int, memoryview], int]
 
 
 class Store(Protocol):
@@ -86,7 +90,12 @@ class DirectoryStore:
     @contextmanager
     def open(self, name: str) -> Iterator[Reader]:
         with self._opened(name) as file:
-            yield Reader(os.fstat(file.fileno()).st_size, lambda buffer: file.readinto(buffer) or 0)
+            descriptor = file.fileno()
+            yield Reader(
+                length=os.fstat(descriptor).st_size,
+                readinto=lambda buffer: file.readinto(buffer) or 0,
+                read_at=lambda offset, buffer: os.preadv(descriptor, [buffer], offset),
+            )
 
     def read_ahead(self, name: str, length: int) -> None:
         """Ask the kernel to read the first `length` bytes of a value into the page cache."""

@@ -85,6 +85,7 @@ class Fenced:
         return str(self._store)
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        self._require_present()  # the newer group may write a file of the same name
         self._store.put(name, parts)
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -104,7 +105,7 @@ class Fenced:
         self._store.move(folder, to)
 
     def sweep(self, prefix: str) -> None:
-        self._require_present()  # every save begins with a sweep
+        self._require_present()
         self._store.sweep(prefix)
 
     def _require_present(self) -> None:

@@ -60,6 +60,12 @@ def run(
             "set of all workers, which have built their models and take over after a failure."
         ),
     ] = 0,
+    workers_after: Annotated[
+        str,
+        _recovery(
+            help="The number of workers after each restart, such as 4,2,3; the last one stays. The samples stay the same.",
+        ),
+    ] = "",
     max_restarts: Annotated[
         int, _recovery(help="Failures in a row to survive; the count starts again with each newer snapshot.")
     ] = 3,
@@ -149,6 +155,7 @@ def run(
             workers=workers,
             recovery=recovery,
             spares=spares,
+            workers_after=_counts(workers_after),
             save_every=save_every,
             writer=writer,
             keep_last=keep_last,
@@ -183,6 +190,13 @@ def run(
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(count) for count in _split(text))
+    except ValueError as error:
+        raise BadInput(f"--workers-after {text} is not a list of numbers: write it as 4,2,3.") from error
 
 
 def _fill_standard_files() -> None:

@@ -2,12 +2,12 @@
 
     point        when it strikes
     boundary     before the batch of the step is handed out
-    forward      when the forward of a replicated model begins
-    backward=F   when the fraction F of DDP's buckets, rounded down, is posted and summed on every rank: 0 is before the
-                 first sum, 1 after the last
+    forward      when the forward of a model begins
+    forward=F    when the fraction F of the modules of a sharded model have gathered their parameters
+    backward=F   when the fraction F of DDP's buckets, or of the reduce-scatters of a sharded model, rounded down, is
+                 posted and summed on every rank: 0 is before the first sum, 1 after the last
     optimizer    when every sum is done, before an optimizer steps
-    save         in the first save at or after the step: on rank 0 when all payloads are written and nothing is committed,
-                 on other ranks when rank 0 has what it needs from them
+    save         in the first save at or after the step, when the rank has written its file and not yet voted
     recovery     in the first live recovery from another worker's loss at or after the step, once the plan is made
 
 Storage faults have points of their own (`storage.POINTS`), all within a save.
@@ -19,7 +19,7 @@ from holdfast.errors import BadInput
 from holdfast.faults import storage
 from holdfast.faults.schedule import ENDING, Failure, Schedule
 
-BACKWARD = "backward="
+BACKWARD, FORWARD = "backward=", "forward="
 POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
@@ -33,6 +33,11 @@ def summed_buckets(failure: Failure, buckets: int) -> int:
     return int(round(float(failure.point.removeprefix(BACKWARD)) * buckets, 6))  # 6: 0.7 x 10 must not fall short of 7
 
 
+def gathered_fraction(failure: Failure) -> float:
+    """Return the fraction of a sharded model's modules that gather before `failure` strikes the forward pass."""
+    return float(failure.point.removeprefix(FORWARD)) if failure.point.startswith(FORWARD) else 0.0
+
+
 def check(failure: Failure, recovery: str) -> None:
     """Raise BadInput if `failure` cannot be injected at its point of a step under the recovery strategy `recovery`."""
     kind, point = failure.kind, failure.point
@@ -43,11 +48,11 @@ def check(failure: Failure, recovery: str) -> None:
         return
     if point == "backward":
         raise BadInput("backward needs the fraction of gradient buckets that are summed, such as backward=0.5.")
-    if name(failure) not in POINTS or ("=" in point and not point.startswith(BACKWARD)):
+    if name(failure) not in POINTS or ("=" in point and not point.startswith((BACKWARD, FORWARD))):
         choices = "boundary, forward, backward=0.5, optimizer, save or recovery"
         raise BadInput(f"{kind} cannot strike at {point!r}: choose {choices}.")
-    if point.startswith(BACKWARD) and not _is_fraction(point.removeprefix(BACKWARD)):
-        raise BadInput(f"{point!r} is not a point of a step: give a fraction of the buckets from 0 to 1.")
+    if "=" in point and not _is_fraction(point.partition("=")[2]):
+        raise BadInput(f"{point!r} is not a point of a step: give a fraction from 0 to 1.")
     if point == "recovery" and recovery == "restart":
         raise BadInput("No failure can strike at recovery with --recovery restart: choose replay, forward or skip.")
 

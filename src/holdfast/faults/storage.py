@@ -29,7 +29,7 @@ from holdfast.faults.schedule import Failure, Schedule
 
 KINDS = ("io-error", "enospc", "delay", "torn-write", "bit-flip", "lost-rename")
 POINTS = ("tensors", "extra", "manifest", "latest", "removal")
-_POINT_OF = {"state.safetensors": "tensors", "extra.json": "extra", "manifest.json": "manifest"}
+_POINT_OF = {".safetensors": "tensors", "extra.json": "extra", "manifest.json": "manifest"}  # by the end of the name
 _NAME = re.compile(r"step-([0-9]{8,})/(.+)")
 _REFUSED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
 
@@ -95,7 +95,7 @@ class FaultyStore:
         self._committed = self._committed or point == "manifest"
 
     def _point_of(self, name: str) -> str | None:
-        from holdfast.checkpoint.snapshot import LATEST  # not needed to read the settings of a run
+        from holdfast.checkpoint.manifest import LATEST  # not needed to read the settings of a run
 
         if name == LATEST:
             return "latest"
@@ -104,7 +104,7 @@ class FaultyStore:
             return None
         if int(match[1]) != self._step:
             self._step, self._committed = int(match[1]), False
-        return _POINT_OF.get(match[2])
+        return next((point for end, point in _POINT_OF.items() if match[2].endswith(end)), None)
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
         """Inject the fault due at `point` of a save, when the store would `verb` the file `name`; return its kind."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint import manifest, retention
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
@@ -23,7 +23,9 @@ from holdfast.runs.config import RUN, read_config
 from holdfast.runs.lock import hold, is_held
 
 _HISTORY = r"(?:supervisor(?:-\d+)?|rank-\d+|injected-[\w.-]+|controller|node-\d+|worker-\d+)\.jsonl"
-_SNAPSHOT = r"(?:step-\d{8,18}|set-aside-\d{8,18}-\d+)/(?:state\.safetensors|extra\.json|manifest\.json)"
+_SNAPSHOT = (
+    r"(?:step-\d{8,18}|set-aside-\d{8,18}-\d+)/(?:shard-\d{5,}-of-\d{5,}\.safetensors|extra\.json|manifest\.json)"
+)
 _RUNNING = r"running/(?:index-\d{8,18}\.json|segment-\d{8,18}-[\w.-]+\.safetensors)"
 _BETWEEN_NODES = r"nodes/term-\d{8}|histories/\w[\w.-]*\.jsonl/[0-9a-f]{16}/\d{8}"
 _UNFINISHED = r"(?:\.[0-9a-f]{8}\.tmp)?"
@@ -183,7 +185,7 @@ def state_of(folder: Path, reached: int) -> str:
 def _saved(folder: Path) -> int:
     """Return the step of the newest snapshot in `folder`, even if it is damaged; 0 if there is none."""
     store = DirectoryStore(folder / "checkpoints")
-    return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
+    return max((*manifest.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:

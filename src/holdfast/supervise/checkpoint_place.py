@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.checkpoint import snapshot, terms
+from holdfast.checkpoint import manifest, terms
 from holdfast.checkpoint.place import store_at, store_for
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.terms import Term
@@ -156,7 +156,7 @@ def _resolved(path: Path, option: str) -> Path:
 
 
 def _newest(store: Store) -> int | None:
-    return max(snapshot.steps(store), default=None)
+    return max(manifest.steps(store), default=None)
 
 
 def _read_contents(store: Store) -> JSON:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.atomic_write import write_atomically
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Judged
@@ -81,10 +81,10 @@ def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
     verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)
-    if ended or theirs.checkpoints is not None or has_trained(history) or any(snapshot.steps(checkpoints)):
+    if ended or theirs.checkpoints is not None or has_trained(history) or any(manifest.steps(checkpoints)):
         return False
-    for step in snapshot.steps(checkpoints):
-        snapshot.remove(checkpoints, step)  # first weights, made with other arguments
+    for step in manifest.steps(checkpoints):
+        manifest.remove(checkpoints, step)  # first weights, made with other arguments
     if history.exists():
         taken = [int(path.name.rpartition("-")[2]) for path in out.glob("history-before-[0-9]*")]
         history.rename(out / f"history-before-{max(taken, default=0) + 1}")

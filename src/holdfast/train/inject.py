@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import INJECTED, Struck, struck
 from holdfast.progress import Phase
 from holdfast.train.replicate import Replica
+
+if TYPE_CHECKING:
+    from holdfast.train.sharded import ShardedModels  # a slow import
 
 SLOW_SECONDS = 1.0
 MEET_SECONDS = 60.0  # how long a rank waits for the others before it fails without them
@@ -57,6 +60,7 @@ class Injection:
         self._select(past)
         self._in_backward: list[Failure] = []  # failures in the backward of this step
         self._models: Sequence[nn.Module] = ()
+        self._sharded: ShardedModels | None = None
 
     def set_rank(self, rank: int) -> None:
         """Inject the failures planned for `rank` from now on, except those that `rank` has already suffered."""
@@ -77,19 +81,28 @@ class Injection:
         targets = failure.targets or (0,)
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
-    def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
+    def watch(
+        self, models: Sequence[nn.Module], replicas: Sequence[Replica], sharded: "ShardedModels | None" = None
+    ) -> None:
         """Register the models to inject failures into; raise BadInput if a failure needs a model and none exists."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
         inside = [failure.point for failure in due if points.name(failure) == "backward"]
-        if inside and not replicas:
+        if inside and not (replicas or sharded):
             raise BadInput(
-                f"No failure can strike at {inside[0]}: no model is replicated over several workers. Use run.replicate()."
+                f"No failure can strike at {inside[0]}: no model is replicated over several workers, or sharded. Use "
+                "run.replicate()."
             )
-        if not models and any(failure.point == "forward" for failure in due):
-            raise BadInput("No failure can strike at forward: no model is replicated. Use run.replicate().")
-        self._models = models
+        if not (models or sharded) and any(points.name(failure) == "forward" for failure in due):
+            raise BadInput("No failure can strike at forward: no model is replicated or sharded. Use run.replicate().")
+        if not sharded and (parts := [failure.point for failure in due if failure.point.startswith(points.FORWARD)]):
+            raise BadInput(
+                f"No failure can strike at {parts[0]}: only a sharded model gathers in forward. Use forward."
+            )
+        self._models, self._sharded = models, sharded
         for replica in replicas if inside else ():
             replica.watch(self.posted)
+        if sharded and inside:
+            sharded.watch_backward(self.posted)
 
     def next(self, step: int) -> int:
         """Return the first step from `step` on in which a failure is planned for any rank; NEVER if there is none."""
@@ -104,7 +117,7 @@ class Injection:
             else:
                 self._before_optimizer(failure)
         for failure in [failure for failure in self._due if failure.step == step]:
-            if failure.point == "forward":
+            if points.name(failure) == "forward":
                 self._due.remove(failure)
                 self._in_forward(failure)
             elif failure.point == "boundary":
@@ -129,6 +142,10 @@ class Injection:
             self._strike(failure)
 
     def _in_forward(self, failure: Failure) -> None:
+        if self._sharded:
+            self._sharded.on_gather(points.gathered_fraction(failure), lambda: self._strike(failure))
+            return
+
         def on_forward(*_: Any) -> None:
             if torch.is_grad_enabled():
                 for hook in hooks:
@@ -187,30 +204,46 @@ class Injection:
             peers.wait_for(f"{topic}/{rank}")
 
 
-def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """Return `store`, wrapped to inject the storage faults of `schedule` that are not in `struck` (injected before).
+def faulty(
+    store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path, rank: int = 0
+) -> Store:
+    """Return `store`, wrapped to inject the storage faults of `schedule` for `rank` that are not in `struck`.
 
     Each injected fault is recorded with the number of the `attempt` in the histories in `folder`. If there are no
     faults to inject, `store` itself is returned."""
     faults = tuple(
-        fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
+        fault
+        for fault in schedule
+        if fault.kind in KINDS
+        and rank in (fault.targets or (0,))
+        and (fault.step, fault.kind, rank, fault.point) not in struck
     )
     if not faults:
         return store
 
     def record(fault: Failure) -> None:
-        _record(folder, "storage", Strike(attempt, fault.step, fault.kind, 0, fault.point))
+        name = f"storage-{rank}" if rank else "storage"
+        _record(folder, name, Strike(attempt, fault.step, fault.kind, rank, fault.point))
 
     return FaultyStore(store, faults, record=record)
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Raise BadInput if a failure is planned after the last of `steps` steps; failures in the last save are allowed."""
+    """Raise BadInput if a failure is planned after the last of `steps` steps; failures in the last save are allowed.
+
+    Raise it also for a fault of files that only rank 0 writes, on another rank."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(
             f"No failure can strike before step {', '.join(map(str, late))}: the last step of this run is {steps - 1}."
         )
+    for failure in schedule:
+        others = [rank for rank in failure.targets if rank]
+        if failure.kind in KINDS and failure.point not in ("boundary", "tensors") and others:
+            raise BadInput(
+                f"{failure.kind} cannot strike rank {others[0]} at {failure.point!r}: only rank 0 commits. Every rank writes "
+                "tensors."
+            )
 
 
 def _record(folder: Path, name: str, strike: Strike) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import progress
 from holdfast.blocks.division import Ids
@@ -37,6 +37,9 @@ from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.save import Saves
 from holdfast.train.step_log import RankPlacement, StepRecorder
 from holdfast.train.stopping import Stopping
+
+if TYPE_CHECKING:
+    from holdfast.train.sharded import ShardedModels  # a slow import
 
 FINISHED = "finished"
 
@@ -216,6 +219,7 @@ class Loop:
     start: int
     source: SampleSource
     replicas: list[Replica]
+    sharded: "ShardedModels | None"
     boundary: Boundary
     steps: StepRecorder
     keeper: StateKeeper
@@ -278,8 +282,11 @@ class Loop:
         ranks = self.boundary.ranks
         is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
         if self.boundary.live is None and not is_even:
+            weight = self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step)
             for replica in self.replicas:
-                replica.set_weight(self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step))
+                replica.set_weight(weight)
+            if self.sharded:
+                self.sharded.set_weight(weight * ranks.size)
 
     def while_summing(self) -> None:
         """Write step records and compute the next sample ids, during a backward's all-reduce of the gradients."""

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 from torch import nn
@@ -40,6 +40,9 @@ from holdfast.train.state.restore import RestoredState
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
+
+if TYPE_CHECKING:
+    from holdfast.train.sharded import ShardedModels
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,8 @@ class LoopSetup:
         phases, protected = self.phases, self.protected
         plan, loads = phases.plan, phases[0].loads
         self._enter_training()
-        injection = self._make_injection()
+        sharded = _sharded_models(protected)
+        injection = self._make_injection(sharded)
         fingerprint = identity(plan, protected)
         conditions = self._check_conditions(phases)
         if self.attempt:
@@ -102,6 +106,7 @@ class LoopSetup:
             start=start,
             source=source,
             replicas=self.replicas,
+            sharded=sharded,
             steps=steps,
             keeper=StateKeeper(protected, fingerprints, self._restore_again),
             first_batch=FirstBatchCheck(fingerprints, work) if self.attempt else None,
@@ -159,7 +164,7 @@ class LoopSetup:
                     "by `holdfast run`."
                 )
 
-    def _make_injection(self) -> Injection | None:
+    def _make_injection(self, sharded: "ShardedModels | None") -> Injection | None:
         """Return the injector of planned failures, or None if none are planned."""
         if not self.config.failures:
             return None
@@ -167,7 +172,7 @@ class LoopSetup:
         struck = self.attempt.past.struck if self.attempt else ()
         folder = self.attempt.folder if self.attempt else None
         injection = Injection(self.config.failures, self.ranks.rank, self.number, struck, folder, self.ranks)
-        injection.watch(self.models, self.replicas)
+        injection.watch(self.models, self.replicas, sharded)
         return injection
 
     def _check_conditions(self, phases: Phases) -> Conditions:
@@ -231,9 +236,9 @@ class LoopSetup:
             config=self.config,
             attempt=self.attempt,
             ranks=self.ranks,
-            writer=self.writer,
-            make_writer=self.make_writer,
+            writer=self.writer or self.make_writer(),
             protected=protected,
+            replicated=[replica.ddp for replica in self.replicas],
             plan=plan,
             fingerprint=fingerprint,
             conditions=conditions,
@@ -257,6 +262,14 @@ class LoopSetup:
 
 
 def _no_failure(step: int) -> None: ...
+
+
+def _sharded_models(protected: Protected) -> "ShardedModels | None":
+    if not protected.is_sharded:
+        return None
+    from holdfast.train.sharded import ShardedModels  # a slow import
+
+    return ShardedModels(protected.models)
 
 
 def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions) -> Plan:

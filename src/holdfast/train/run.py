@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from holdfast.train.evaluation import DatasetShard, RankReducer
 from holdfast.train.iterators import Batches, Epochs
 from holdfast.train.session import Session
 from holdfast.train.state.protected import Protectable, Value, unwrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # a slow import that few scripts need
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
@@ -76,6 +79,18 @@ class Run:
     def is_live(self) -> bool:
         """True if the other workers continue when one is lost, False if all workers are then restarted."""
         return self._session.live is not None
+
+    @functools.cached_property
+    def mesh(self) -> "DeviceMesh":
+        """The device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(block, mesh=run.mesh)`."""
+        return self.device_mesh()
+
+    def device_mesh(self, *, replicas: int = 1) -> "DeviceMesh":
+        """Return a device mesh over all ranks, for models that are sharded with FSDP2.
+
+        With `replicas` it has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP): each of that many
+        groups of ranks holds the whole model, sharded over the ranks of the group."""
+        return self._session.make_mesh(replicas)
 
     def replicate(self, model: Model, **options: object) -> Model:
         """Return the model with rank 0's weights, wrapped so that every backward averages gradients over all ranks.

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
-from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
@@ -44,6 +43,9 @@ from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.step_log import LoggedLoss
 from holdfast.train.stopping import Stopping
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 PHASE = "phase"
@@ -81,7 +83,7 @@ class Session:
         if self._out is not None:
             self.attempt = begin(Path(self._out), self.ranks, self.config)
             self.record = self.attempt.record
-            self._fetch = None if self._is_joining else SnapshotFetch(self.attempt, self.ranks)
+            self._fetch = None if self._is_joining else SnapshotFetch(self.attempt)
 
     @property
     def number(self) -> int:
@@ -113,12 +115,23 @@ class Session:
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """Return `model` wrapped for training with the other ranks; a process without peers gets `model` itself."""
-        protect_checks.refuse_sharded({"the model in replicate()": model})
+        protect_checks.check_sharding({"the model in replicate()": model}, is_live=True)
         self._models.append(model)
         if not self.ranks.grouped:
             return model
         self._replicas.append(Replica(model, options, self.live, self._while_summing))
         return cast(nn.Module, self._replicas[-1].ddp)
+
+    def make_mesh(self, replicas: int) -> "DeviceMesh":
+        """Return a device mesh over all ranks, with `replicas` groups of ranks that each hold the model."""
+        if self.live:
+            raise BadInput(
+                "a sharded model needs --recovery restart: no other rank has the shard of a lost worker. Leave out "
+                f"--recovery {self.config.recovery}."
+            )
+        from holdfast.train.sharded import make_mesh  # a slow import
+
+        return make_mesh(self.ranks, replicas)
 
     def _while_summing(self) -> None:
         if self._loop:
@@ -128,7 +141,7 @@ class Session:
         """Include `things` in every snapshot; restore them from the newest snapshot or the run's initial weights."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
-        protect_checks.refuse_sharded(things)
+        protect_checks.check_sharding(things, is_live=self.live is not None)
         self.protected = Protected(things)
         if self._is_standby:  # until now nothing was read from the run's folder, or written to it
             await_standby()
@@ -145,9 +158,9 @@ class Session:
 
                 weights = load_initial_weights(self.config.source, self.protected, reports=self.ranks.rank == 0)
                 self.restored = replace(self.restored, weights=weights)
-        if self.ranks.rank == 0:
-            self._writer = self._make_writer()
-            self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
+        self._writer = self._make_writer()
+        state = self.protected.divide([replica.ddp for replica in self._replicas], self.ranks.rank, self.ranks.size)
+        self._writer.prepare(state.parts)  # in a thread, while the script continues
 
     @property
     def seed_of_next_phase(self) -> int:
@@ -224,7 +237,7 @@ class Session:
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
         """Raise BadInput if a training loop has impossible settings, or its `protected` objects would not resume it."""
-        protect_checks.refuse_sharded(protected.things)  # again: a script may shard its model after protect()
+        protect_checks.check_sharding(protected.things, is_live=self.live is not None)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
         protect_checks.check_schedules(protected)
@@ -244,7 +257,8 @@ class Session:
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
         store = _fenced(attempt.store, self.ranks)
         if config.failures:
-            store = inject.faulty(store, config.failures, attempt.number, attempt.past.struck, attempt.folder)
+            struck, rank = attempt.past.struck, self.ranks.rank
+            store = inject.faulty(store, config.failures, attempt.number, struck, attempt.folder, rank)
         if config.writer == "blocking":
             return writers.blocking(store, keep_last=config.keep_last, progress=moves)
         return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)

@@ -28,6 +28,7 @@ from holdfast.train.replicate import Replica
 from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.protect_checks import check_trainer
 from holdfast.train.state.protected import Protected
+from holdfast.train.state.shards import is_dtensor, local
 
 MAX_WAITING = 64  # steps that wait to be written
 MAX_DELAY = 0.1  # seconds that a step waits to be written, if another follows
@@ -85,7 +86,7 @@ class Sample:
         return self._arrived is None or self._arrived.query()
 
     def digest(self) -> str:
-        """Return 32 hex digits: 16 for the parameters, which are equal on all ranks, and 16 for the buffers."""
+        """Return 32 hex digits: 16 for the parameters that are equal on all ranks, and 16 for shards and buffers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return "".join([_digest(*copy) for copy in self._copies])
@@ -100,9 +101,11 @@ class Fingerprints:
         models = protected.models if protected else []
         self._whole = protected if protected and not models else None
         parameters = [tensor for model in models for tensor in model.parameters()]
-        buffers = [tensor for model in models for tensor in model.buffers()]
-        self._parts = (_Part(parameters), _Part(buffers))
-        self._devices = {part.device for part in (*parameters, *buffers) if part.is_cuda}
+        shared = [parameter for parameter in parameters if not is_dtensor(parameter)]
+        shards = [parameter.to_local() for parameter in parameters if is_dtensor(parameter)]
+        own = shards + [local(tensor) for model in models for tensor in model.buffers()]
+        self._parts = (_Part(shared), _Part(own))
+        self._devices = {part.device for part in (*shared, *own) if part.is_cuda}
 
     def take(self) -> Sample:
         """Start to copy a sample of the protected values. From a GPU, the copy completes in the background."""

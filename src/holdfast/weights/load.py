@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.digest import unwatched
 from holdfast.checkpoint.payload import unflatten
-from holdfast.checkpoint.snapshot import PassedOver
+from holdfast.checkpoint.snapshot import PassedOver, Snapshot
 from holdfast.errors import BadInput, NoSnapshot
 from holdfast.train.state.protected import is_model, own_keys
 from holdfast.train.state.restore import check_of_a_run
@@ -47,15 +46,20 @@ def load(run: str | os.PathLike[str], step: int | None = None, name: str | None 
 def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
     """Return all state_dicts in the snapshot of `step`, by default in the newest intact snapshot of `run`."""
     store = store_of(run)
-    if step is not None:
+
+    def attempt(step: int) -> Snapshot:
         loaded = snapshot.load(store, step)
-        check_of_a_run(loaded)
+        check_of_a_run(loaded.extra, loaded.manifest)
+        return loaded
+
+    if step is not None:
+        loaded = attempt(step)
     else:
-        newest, bad = snapshot.search(store, (), unwatched, check_of_a_run)
+        newest, bad = snapshot.search(store, attempt)
         if newest is None:
             why = "; ".join(passed_over.why for passed_over in bad.values())
             raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
-        loaded = newest
+        loaded = replace(newest, passed_over=tuple(bad.values()))
     states = {
         name: own_keys(state) if is_model(state) else state
         for name, state in unflatten(loaded.tensors, loaded.extra).items()

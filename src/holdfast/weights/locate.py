@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint import manifest, retention
 from holdfast.checkpoint.place import open_store
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import HoldfastError, NoSnapshot
@@ -17,7 +17,7 @@ def missing_commit(run: Path, store: Store) -> int | None:
         step = last_commit(run / "history")
     except (HoldfastError, OSError):  # the audit reports a damaged history
         return None
-    if step is None or max(snapshot.steps(store), default=-1) >= step:
+    if step is None or max(manifest.steps(store), default=-1) >= step:
         return None
     return None if step in retention.steps_aside(store) else step
 
@@ -35,7 +35,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
     elsewhere = read_config(folder).checkpoints if (folder / RUN).is_file() else None
     if elsewhere is None:
         store = DirectoryStore(folder / "checkpoints")
-        if not snapshot.steps(store) and (step := missing_commit(folder, store)):
+        if not manifest.steps(store) and (step := missing_commit(folder, store)):
             raise NoSnapshot(f"the snapshots of {text} are gone: the last commit was step {step}, and none is left.")
         if not store.path.is_dir():
             raise NoSnapshot(f"the run {text} has no snapshot yet: train it first.")

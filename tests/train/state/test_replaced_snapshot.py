@@ -54,7 +54,7 @@ def relabel(checkpoints: Path, old: int, new: int) -> None:
     text = json.dumps(extra).encode()
     (folder / "extra.json").write_bytes(text)
     record = json.loads((folder / "manifest.json").read_bytes()) | position
-    record["payloads"]["extra.json"] = {"length": len(text), "xxh3": xxhash.xxh3_128_hexdigest(text)}
+    record["extra"] = {"length": len(text), "xxh3": xxhash.xxh3_128_hexdigest(text)}
     del record["digest"]
     (folder / "manifest.json").write_bytes(seal(record))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.audit.verdicts import audit_run, worst
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest
 from holdfast.cost.attempts import strikes
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import HoldfastError
@@ -170,7 +170,7 @@ def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, flo
 
 def _steps(folder: Path) -> list[int]:
     try:
-        return snapshot.steps(store_of(folder))
+        return manifest.steps(store_of(folder))
     except HoldfastError:
         return []  # for example, the snapshots of a run that was measured before are gone
 

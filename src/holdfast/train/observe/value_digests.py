@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import xxhash
 
+from holdfast.train.state.shards import local
+
 WHOLE = 1 << 16  # values; of a larger tensor a cheap mark samples FEW
 FEW = 64
 LONGEST = 60  # characters of a plain value
@@ -23,7 +25,7 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
     If `cheap`, only some elements of a large tensor or array are compared."""
     if isinstance(value, torch.Tensor):
-        return _of_tensor(value.detach(), cheap)
+        return _of_tensor(local(value.detach()), cheap)
     if isinstance(value, np.ndarray | np.generic):
         return _of_array(np.asarray(value), cheap)
     if isinstance(value, str | bytes) and len(value) > LONGEST:

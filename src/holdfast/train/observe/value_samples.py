@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.train.state.shards import local
+
 VALUES = 16  # of each tensor, spread over it
 NEAR = 0.9  # the cosine of the angle between two states above which one counts as an average of the other
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
     """Return a few values of each tensor in one array, in the order of the tensors."""
-    views = [_few(tensor.detach()) for tensor in tensors if tensor.layout == torch.strided and not tensor.is_meta]
+    own = (local(tensor.detach()) for tensor in tensors)  # of a distributed tensor, the part of this rank
+    views = [_few(tensor) for tensor in own if tensor.layout == torch.strided and not tensor.is_meta]
     kinds: defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for view in views:
         kinds[view.device, view.dtype].append(view)

@@ -1,8 +1,7 @@
 """Checks of what a script protects: refuse, before training, state that could not be restored after a failure.
 
-A snapshot holds whole tensors of one rank, so models that FSDP or DTensor divide among the ranks are refused. Reading
-their state is often a collective operation, which would hang if rank 0 alone began it. So they are recognized by their
-classes, taken from the modules that the script has imported, and their state is never read.
+Kinds of sharding are recognized by their classes, taken from the modules that the script has imported. The state of a
+model that is refused is never read, because that may be a collective operation, which would hang.
 """
 
 import sys
@@ -15,24 +14,32 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.errors import BadInput
 from holdfast.train.state.protected import Protected, listed
 
-_MODULES = {
-    ("torch.distributed.fsdp", "FullyShardedDataParallel"): "FSDP (FullyShardedDataParallel)",
-    ("torch.distributed.fsdp", "FSDPModule"): "FSDP2 (fully_shard)",
-}
-_TENSORS = {
-    ("torch.distributed.fsdp._flat_param", "FlatParameter"): "FSDP (FullyShardedDataParallel)",
-    ("torch.distributed.tensor", "DTensor"): "DTensor",
-}
+_OLD_MODULES = {("torch.distributed.fsdp", "FullyShardedDataParallel"): "FSDP (FullyShardedDataParallel)"}
+_OLD_TENSORS = {("torch.distributed.fsdp._flat_param", "FlatParameter"): "FSDP (FullyShardedDataParallel)"}
+_MODULES = {("torch.distributed.fsdp", "FSDPModule"): "FSDP2 (fully_shard)"}
+_TENSORS = {("torch.distributed.tensor", "DTensor"): "DTensor"}
 
 
-def refuse_sharded(things: Mapping[str, object]) -> None:
-    """Raise BadInput if one of `things` (named models, optimizers or tensors) is sharded over the ranks."""
+def check_sharding(things: Mapping[str, object], *, is_live: bool) -> None:
+    """Raise BadInput if one of `things` (named models, optimizers or tensors) is sharded in an unsupported way.
+
+    With `is_live` no sharding is supported: no other rank has the shard of a lost worker."""
     for name, thing in things.items():
-        if kind := _sharding(thing):
+        if kind := _sharding(thing, _OLD_MODULES, _OLD_TENSORS):
             raise BadInput(
-                f"{name} is sharded with {kind}, and holdfast saves and restores whole states only: use run.replicate() if "
-                "the model fits on one device. Otherwise leave out protect() and save in the script; holdfast then only "
-                "restarts it after failures."
+                f"{name} is sharded with {kind}, which holdfast cannot save and restore: use fully_shard(model, mesh=run.mesh) "
+                "(FSDP2), or run.replicate() if the model fits on one device."
+            )
+        kind = _sharding(thing, _MODULES, _TENSORS)
+        if kind and is_live:
+            raise BadInput(
+                f"{name} is sharded with {kind}, so no other rank has the shard of a lost worker: choose --recovery restart, "
+                "and leave out run.replicate()."
+            )
+        if kind and isinstance(thing, dict | list | torch.Tensor):
+            raise BadInput(
+                f"{name} is a plain {type(thing).__name__} with distributed tensors, of which every rank would save its own: "
+                "put them into a module, or a class with state_dict and load_state_dict."
             )
 
 
@@ -83,10 +90,12 @@ def check_schedules(protected: Protected) -> None:
             )
 
 
-def _sharding(thing: object) -> str:
-    """Return the name of the method that shards `thing` over the ranks, such as FSDP; empty if it is not sharded."""
-    modules = thing.modules() if isinstance(thing, nn.Module) else ()
-    return _match(modules, _MODULES) or _match(_tensors(thing), _TENSORS)
+def _sharding(thing: object, modules: Mapping[tuple[str, str], str], tensors: Mapping[tuple[str, str], str]) -> str:
+    """Return the name of the method that shards `thing` over the ranks, such as FSDP; empty if it is not sharded.
+
+    `modules` and `tensors` are the classes to look for."""
+    parts = thing.modules() if isinstance(thing, nn.Module) else ()
+    return _match(parts, modules) or _match(_tensors(thing), tensors)
 
 
 def _tensors(thing: object) -> Iterator[torch.Tensor]:

@@ -6,9 +6,10 @@ A snapshot holds the tensor names of the user's own classes, so that it can be l
 wrapped in DDP first; then all keys begin with `_orig_mod.module.`. A bare `module.` is a name of the user's own.
 """
 
+import copy
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from holdfast.checkpoint.payload import FlatState, flatten
 from holdfast.errors import BadInput
 from holdfast.train.state import plain_values
 from holdfast.train.state.plain_values import PlainState
+from holdfast.train.state.shards import DividedState, divide, is_dtensor, local
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
 """A plain value, which is restored in place."""
@@ -30,6 +32,7 @@ Copies: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 SHOWN = 4  # differences that a message names
 COMPILED = "_orig_mod"  # the name that torch.compile gives to the module it wraps
 WRAPPED = "module."
+BUFFERS = "(buffers)"  # ends the name under which a rank's buffers of a sharded model are saved
 
 
 class Protectable(Protocol):
@@ -66,12 +69,19 @@ class Protected:
         return {name: _signature(thing) for name, thing in self.things.items()}
 
     def own(self) -> dict[str, str]:
-        """Return the plain values (dicts, lists, tensors, arrays) of this rank as text, by name."""
-        return {
+        """Return the values that belong to this rank alone, encoded as text by name.
+
+        These are plain values (dicts, lists, tensors, arrays), and the buffers of sharded models, such as the running
+        statistics of BatchNorm, which FSDP does not synchronize."""
+        values = {
             name: plain_values.encode_small(name, thing.state_dict())
             for name, thing in self.things.items()
             if isinstance(thing, PlainState)
         }
+        for name, thing in self.things.items():
+            if isinstance(thing, nn.Module) and (buffers := _buffers_of_rank(thing)):
+                values[f"{name}{BUFFERS}"] = plain_values.encode(name, buffers)
+        return values
 
     @property
     def has_plain_values(self) -> bool:
@@ -84,10 +94,17 @@ class Protected:
         return self.has_plain_values or bool(self.own_objects)
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
-        """Restore this rank's plain values from `saved`, the result of `own`; return the decoded values by name."""
-        states = {name: plain_values.decode(name, text) for name, text in saved.items()}
-        for name, state in states.items():
-            _restore(self.things[name], state)
+        """Restore this rank's own values from `saved`, the result of `own`; return the restored states by name."""
+        states: dict[str, Any] = {}
+        for key, text in saved.items():
+            name = key.removesuffix(BUFFERS)
+            state = plain_values.decode(name, text)
+            if key.endswith(BUFFERS):
+                whole = copy.copy(_state(self.things[name]))  # with the attributes of a model's state_dict
+                whole.update(state)  # type: ignore[attr-defined]
+                state = whole
+            states[name] = state
+            _restore(self.things[name], states[name])
         return states
 
     @property
@@ -132,6 +149,34 @@ class Protected:
     def is_scaled(self) -> bool:
         """True if an enabled gradient scaler is among the protected objects."""
         return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
+
+    def divide(self, replicated: Iterable[nn.Module], rank: int, world_size: int) -> DividedState:
+        """Divide the present state among the ranks, and return the part that `rank`, this rank, saves.
+
+        The parameters of the models in `replicated` have the same values on every rank."""
+        models = {id(unwrapped(model)) for model in replicated}
+        parameters = {id(p) for model in self.models if id(model) in models for p in model.parameters()}
+        shared: set[str] = set()
+        for name, thing in self.things.items():
+            if id(thing) in models and isinstance(thing, nn.Module):
+                shared |= {f"{name}/{plain_name(key)}" for key, _ in thing.named_parameters(remove_duplicate=False)}
+            elif isinstance(thing, torch.optim.Optimizer):
+                shared |= _shared_moments(name, thing, parameters)
+        return divide(flatten(self.capture()), shared, rank, world_size)
+
+    def parameter_of(self, name: str) -> torch.Tensor | None:
+        """Return the parameter whose optimizer state has `name` in a snapshot; None if it is no optimizer state."""
+        thing, _, rest = name.partition("/")
+        optimizer, parts = self.things.get(thing), rest.split("/")
+        if not isinstance(optimizer, torch.optim.Optimizer) or len(parts) < 3 or parts[0] != "state":
+            return None
+        parameters = [*_parameters(optimizer)]
+        return parameters[int(parts[1])] if parts[1].isdecimal() and int(parts[1]) < len(parameters) else None
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if a protected model has parameters that are distributed over the ranks, as with FSDP2."""
+        return any(is_dtensor(parameter) for model in self.models for parameter in model.parameters())
 
     def digest(self) -> str:
         """Return a digest of every bit of the present state of all protected objects."""
@@ -185,10 +230,12 @@ class Protected:
 
 
 def digest(flat: FlatState) -> str:
-    """Return a digest of a flattened state; it does not depend on the device or the order of the tensors."""
+    """Return a digest of a flattened state; it does not depend on the device or the order of the tensors.
+
+    Of a distributed tensor it covers the part of this rank."""
     hasher = xxhash.xxh3_128(tree_digest(flat).encode())
     for name in sorted(flat.tensors):
-        value = torch.as_tensor(flat.tensors[name]).detach()
+        value = torch.as_tensor(local(flat.tensors[name])).detach()
         hasher.update(repr((name, value.dtype, tuple(value.shape))).encode())
         if value.numel():
             hasher.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -219,6 +266,26 @@ def _inner(thing: Protectable | Value) -> Protectable:
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _buffers_of_rank(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a sharded model that may differ by rank; none if the model is not sharded, or too large."""
+    if not any(is_dtensor(parameter) for parameter in model.parameters()):
+        return {}
+    names = {plain_name(name) for name, _ in model.named_buffers()}
+    buffers = {name: value for name, value in plain_state(model).items() if name in names and not is_dtensor(value)}
+    size = sum(value.nbytes for value in buffers.values())
+    return buffers if size <= plain_values.MAX_BYTES // 2 else {}  # large ones are tables, the same on every rank
+
+
+def _shared_moments(name: str, optimizer: torch.optim.Optimizer, parameters: Collection[int]) -> set[str]:
+    return {
+        f"{name}/state/{number}/{key}"
+        for number, parameter in enumerate(_parameters(optimizer))
+        if id(parameter) in parameters
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+    }
 
 
 def _signature(thing: Protectable) -> Any:
@@ -288,7 +355,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> N
 def _copied(value: Any) -> Any:
     """Return a deep copy of a state, so that no tensor keeps the snapshot's large common buffer in memory."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value if is_dtensor(value) else value.clone()  # a DTensor has memory of its own
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -1,4 +1,7 @@
-"""Restore the state of a run when an attempt starts: rank 0 finds the newest good snapshot, and every rank loads it."""
+"""Restore the state of a run when an attempt starts, from the newest snapshot that every rank can read.
+
+Rank 0 proposes the newest snapshot, and every rank reads its part. If a rank finds damage, rank 0 proposes an older one.
+"""
 
 import json
 import logging
@@ -9,31 +12,39 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from holdfast import progress
-from holdfast.checkpoint import retention, snapshot
+from holdfast.blocks.division import Array
+from holdfast.checkpoint import manifest, retention, snapshot
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.payload import FlatState, flatten, unflatten
-from holdfast.checkpoint.snapshot import PassedOver, Snapshot
+from holdfast.checkpoint.reader import SnapshotReader
+from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import BadInput, Corrupt, StorageFailed
+from holdfast.errors import BadInput, Corrupt, NoSnapshot, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
 from holdfast.train.state.attempt import AttemptContext
-from holdfast.train.state.protected import Protected, digest, listed, tree_digest
+from holdfast.train.state.protected import Copies, Protected, digest, listed, tree_digest
 from holdfast.train.state.save import (
     CONDITIONS,
     CONFIG,
     GENERATORS,
     OWN,
     POSITIONS,
+    SHARDED,
     STATE,
     STOPPED,
     state_digest,
 )
+from holdfast.train.state.shards import is_dtensor, local, read_parts
 
 logger = logging.getLogger(__name__)
 RESTORED = "restored"
+UNREADABLE = "unreadable: "  # begins the message of a rank to which the storage gave an error, and not damaged data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,64 +74,165 @@ class RestoredState:
         return self.committed if in_memory == self.loaded else in_memory
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadSnapshot:
+    """A snapshot and its tensors, as this rank needs them."""
+
+    reader: SnapshotReader
+    tensors: dict[str, Array]
+
+
 class SnapshotFetch:
-    """A background thread that finds, reads and verifies the newest good snapshot while the script builds its model.
+    """A background thread that opens the newest snapshot while the script builds its model.
 
-    Rank 0 chooses the snapshot, and every rank reads it."""
+    The snapshot of a model that every rank holds as a whole is also read and verified. Of a sharded one, each rank
+    reads its part later, when the script has sharded its model."""
 
-    def __init__(self, attempt: AttemptContext, ranks: Ranks) -> None:
-        self._attempt, self._ranks = attempt, ranks
-        self._fetched: Future[tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]] = Future()
+    def __init__(self, attempt: AttemptContext) -> None:
+        self._store = attempt.store
+        self._opened: Future[SnapshotReader | None] = Future()
         threading.Thread(target=self._run, name="holdfast-fetch", daemon=True).start()
 
-    def result(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
-        """Wait for the thread, and raise its error, if any.
-
-        Return the newest undamaged snapshot or None, and descriptions of the newer snapshots that are damaged."""
-        return self._fetched.result()
+    def reader_of(self, step: int) -> SnapshotReader:
+        """Return a reader of the snapshot of `step`; raise Corrupt or StorageFailed if it cannot be opened or read."""
+        opened = self._opened.result()
+        if opened is not None and opened.step == step:
+            return opened
+        return snapshot.retried(step, snapshot.BACKOFF, lambda: _open(self._store, step))
 
     def _run(self) -> None:
         try:
-            self._fetched.set_result(self._fetch())
-        except BaseException as error:  # the main thread raises it
-            self._fetched.set_exception(error)
+            newest = max(manifest.steps(self._store), default=None)
+            self._opened.set_result(None if newest is None else _open(self._store, newest))
+        except Exception:  # opening it again, in the main thread, raises the error
+            self._opened.set_result(None)
 
-    def _fetch(self) -> tuple[Snapshot | None, tuple[Mapping[str, JSON], ...]]:
+
+def _open(store: Store, step: int) -> SnapshotReader:
+    reader = SnapshotReader(store, step, progress.here.add_moved)
+    if not reader.extra.get(SHARDED):
+        reader.preload()
+    return reader
+
+
+class _Restoring:
+    """The restore of an attempt: rank 0 proposes snapshots, the newest first, until every rank could read one."""
+
+    def __init__(self, fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> None:
+        self._fetch, self._attempt, self._ranks, self._protected = fetch, attempt, ranks, protected
+        self._proposals = 0
+        self._first: Copies = []  # of the sharded tensors, which a snapshot overwrites while it is read
+
+    def lead(self) -> tuple[ReadSnapshot | None, tuple[Mapping[str, JSON], ...]]:
+        """Choose the snapshot, on rank 0. Remove incomplete files that killed processes left in the store."""
+        attempt = self._attempt
         with self._ranks.busy():
-            found, message = _find_newest(self._attempt) if self._ranks.rank == 0 else (None, None)
-        chosen = json.loads(self._ranks.from_rank_0(RESTORED, message))
-        if found is None and chosen["step"] is not None:
-            store, moved = self._attempt.store, progress.here.add_moved
-            found = snapshot.load(store, chosen["step"], backoff=snapshot.BACKOFF, progress=moved)
-            check_of_a_run(found)
-        return found, tuple(chosen["passed_over"])
+            found, damaged = retention.resume(attempt.store, self._propose)
+            if found:
+                _record_commit(attempt, found.reader)
+            elif not damaged and attempt.had_snapshots:
+                raise StorageFailed(
+                    f"{attempt.store} is empty, and this run has saved there before: check that it is mounted, or name "
+                    "another --out to start a new run."
+                )
+            else:
+                _warn_of_new_start(attempt, damaged)
+            retention.tidy(attempt.store, attempt.keep_last, trusted=found.reader.step if found else None)
+        passed_over = tuple(asdict(snapshot) for snapshot in damaged)
+        message = {"step": found.reader.step if found else None, "passed_over": passed_over}
+        self._ranks.post(f"{RESTORED}/{self._proposals}", json.dumps(message))
+        return found, passed_over
+
+    def follow(self) -> tuple[ReadSnapshot | None, tuple[Mapping[str, JSON], ...]]:
+        """Read each snapshot that rank 0 proposes, on another rank, until rank 0 says which one is used."""
+        read: ReadSnapshot | None = None
+        while "passed_over" not in (message := json.loads(self._ranks.wait_for(f"{RESTORED}/{self._proposals}"))):
+            why = ""
+            try:
+                read = self._read(message["step"])
+            except (Corrupt, NoSnapshot) as error:
+                why = f"rank {self._ranks.rank}: {error}"
+            except StorageFailed as error:
+                why = f"{UNREADABLE}rank {self._ranks.rank}: {error}"
+            self._ranks.post(f"{RESTORED}/{self._proposals}/{self._ranks.rank}", why)
+            self._proposals += 1
+        return read if message["step"] is not None else None, tuple(message["passed_over"])
+
+    def _propose(self, step: int) -> ReadSnapshot:
+        reader = self._fetch.reader_of(step)
+        check_of_a_run(reader.extra, reader.manifest)
+        self._attempt.check_history(step, _digest_of_commit(reader))
+        proposal = f"{RESTORED}/{self._proposals}"
+        self._proposals += 1
+        self._ranks.post(proposal, json.dumps({"step": step}))
+        failure: Exception | None = None
+        try:
+            read = self._read(step)
+        except (Corrupt, NoSnapshot, StorageFailed) as error:
+            failure = error
+        for rank in range(1, self._ranks.size):
+            if why := self._ranks.wait_for(f"{proposal}/{rank}"):
+                kind = StorageFailed if why.startswith(UNREADABLE) else Corrupt
+                failure = failure or kind(why.removeprefix(UNREADABLE))
+        if failure:
+            raise failure
+        return read
+
+    def _read(self, step: int) -> ReadSnapshot:
+        reader, protected = self._fetch.reader_of(step), self._protected
+        held = _held(protected)
+        if not self._first:
+            self._first = [(local(value), local(value).clone()) for value in held.values() if is_dtensor(value)]
+
+        def read() -> ReadSnapshot:
+            tensors = read_parts(reader, held, protected.parameter_of, self._ranks.rank)
+            unflatten(tensors, reader.extra)  # raises Corrupt if the two do not match
+            return ReadSnapshot(reader, tensors)
+
+        return snapshot.retried(step, snapshot.BACKOFF, read)
+
+    def undo(self) -> None:
+        """Give the sharded tensors the values that they had before a snapshot was read."""
+        with torch.no_grad():
+            for value, first in self._first:
+                value.copy_(first)
+
+
+def _held(protected: Protected) -> dict[str, Array]:
+    """Return the present tensors by name, if some are sharded: a snapshot is read into these."""
+    return flatten(protected.capture()).tensors if protected.is_sharded else {}
 
 
 def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the snapshot that `fetch` has read, the same on every rank, into the protected objects."""
+    """Load the newest snapshot that every rank can read into the protected objects."""
     began = perf_counter()
-    found, passed_over = fetch.result()
+    restoring = _Restoring(fetch, attempt, ranks, protected)
+    found, passed_over = restoring.follow() if ranks.rank else restoring.lead()
     if found is None:
+        restoring.undo()
         return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
     flat = _load(found, attempt, ranks, protected)
+    record, extra = found.reader.manifest, found.reader.extra
     return RestoredState(
-        step=found.step,
-        world=found.manifest.world,
-        config=found.extra[CONFIG],
-        conditions=found.extra[CONDITIONS],
-        generators=tuple(found.extra[GENERATORS]),
-        positions=tuple(found.extra.get(POSITIONS, ())),
+        step=record.step,
+        world=record.world,
+        config=extra[CONFIG],
+        conditions=extra[CONDITIONS],
+        generators=tuple(extra[GENERATORS]),
+        positions=tuple(extra.get(POSITIONS, ())),
         passed_over=passed_over,
         seconds=perf_counter() - began,
         loaded=digest(flat),
-        committed=_digest_of_commit(found),
-        stopped=_is_stopped(found),
+        committed=_digest_of_commit(found.reader),
+        stopped=_is_stopped(found.reader),
     )
 
 
 def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: Protected) -> None:
     """Load the snapshot of `step` into the protected objects once more."""
-    _load(snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF), attempt, ranks, protected)
+    reader = snapshot.retried(step, snapshot.BACKOFF, lambda: _open(attempt.store, step))
+    tensors = read_parts(reader, _held(protected), protected.parameter_of, ranks.rank)
+    _load(ReadSnapshot(reader, tensors), attempt, ranks, protected)
 
 
 def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: int) -> None:
@@ -153,30 +265,6 @@ def check_length(store: Store, restored: RestoredState, plan: RunPlan, *, extend
         )
 
 
-def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
-    """Return the newest good snapshot, and a JSON message about it for the other ranks.
-
-    Runs on rank 0, and removes incomplete files that killed processes left in the store."""
-
-    def check(found: Snapshot) -> None:
-        check_of_a_run(found)
-        attempt.check_history(found.step, _digest_of_commit(found))
-
-    found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check)
-    step = found.step if found else None
-    if found:
-        _record_commit(attempt, found)
-    elif not passed_over and attempt.had_snapshots:
-        raise StorageFailed(
-            f"{attempt.store} is empty, and this run has saved there before: check that it is mounted, or name another "
-            "--out to start a new run."
-        )
-    else:
-        _warn_of_new_start(attempt, passed_over)
-    retention.tidy(attempt.store, attempt.keep_last, trusted=step)
-    return found, json.dumps({"step": step, "passed_over": [asdict(damaged) for damaged in passed_over]})
-
-
 def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, ...]) -> None:
     """Warn that a run which has saved before starts again at step 0, because none of its snapshots can be used."""
     if passed_over:
@@ -188,7 +276,7 @@ def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, .
         )
 
 
-def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
+def _record_commit(attempt: AttemptContext, found: SnapshotReader) -> None:
     """Record in the history that the snapshot is complete, if rank 0 was killed before it could do so."""
     if attempt.has_commit(found.step):
         return
@@ -200,27 +288,28 @@ def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
     attempt.record.sync()
 
 
-def _digest_of_commit(found: Snapshot) -> str:
+def _digest_of_commit(found: SnapshotReader) -> str:
     return state_digest(found.manifest.tensors, tree_digest(FlatState({}, {STATE: found.extra[STATE]})))
 
 
-def _is_stopped(found: Snapshot) -> bool:
+def _is_stopped(found: SnapshotReader) -> bool:
     return found.extra.get(STOPPED) is True
 
 
-def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> FlatState:
+def _load(found: ReadSnapshot, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> FlatState:
     """Load a snapshot into the protected objects; return the flattened state that the objects should now have."""
-    state = unflatten(found.tensors, found.extra)
+    step, extra = found.reader.step, found.reader.extra
+    state = unflatten(found.tensors, extra)
     if differences := protected.differences(state):
-        raise _of_another_run(attempt.store, found.step, differences)
+        raise _of_another_run(attempt.store, step, differences)
     protected.restore(state)
-    own = found.extra.get(OWN)
+    own = extra.get(OWN)
     if isinstance(own, list) and len(own) == ranks.size:
         try:
-            return flatten({**unflatten(found.tensors, found.extra), **protected.restore_own(own[ranks.rank])})
+            return flatten({**unflatten(found.tensors, extra), **protected.restore_own(own[ranks.rank])})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(
-                f"the snapshot of step {found.step} lacks the plain values of rank {ranks.rank} ({error!r:.200})."
+                f"the snapshot of step {step} lacks the plain values of rank {ranks.rank} ({error!r:.200})."
             ) from error
     if isinstance(own, list) and ranks.rank == 0 and any(values != own[0] for values in own):
         logger.warning(
@@ -230,7 +319,7 @@ def _load(found: Snapshot, attempt: AttemptContext, ranks: Ranks, protected: Pro
             len(own),
             ranks.size,
         )
-    return FlatState(found.tensors, {STATE: found.extra[STATE]})
+    return FlatState(found.tensors, {STATE: extra[STATE]})
 
 
 def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput:
@@ -240,17 +329,15 @@ def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput
     )
 
 
-def check_of_a_run(snapshot: Snapshot) -> None:
-    """Raise Corrupt if the snapshot lacks data that every training run saves, such as random generator states."""
-    extra, world_size = snapshot.extra, snapshot.manifest.world
-    if not isinstance(unflatten(snapshot.tensors, extra), dict):
-        raise Corrupt(f"the snapshot of step {snapshot.step} does not hold the state of a run: use an older one.")
+def check_of_a_run(extra: Mapping[str, Any], record: Manifest) -> None:
+    """Raise Corrupt if a snapshot lacks data that every training run saves, such as random generator states."""
+    step, world_size = record.step, record.world
+    if not isinstance(extra.get(STATE), dict) or extra[STATE].keys() != {"dict"}:
+        raise Corrupt(f"the snapshot of step {step} does not hold the state of a run: use an older one.")
     for name in (CONFIG, CONDITIONS):
         if not isinstance(extra.get(name), dict):
-            raise Corrupt(f"the snapshot of step {snapshot.step} lacks the {name} of a run: use an older one.")
+            raise Corrupt(f"the snapshot of step {step} lacks the {name} of a run: use an older one.")
     for name in (GENERATORS, POSITIONS):
         entries = extra.get(name, [None] * world_size if name == POSITIONS else None)
         if not (isinstance(entries, list) and len(entries) == world_size):
-            raise Corrupt(
-                f"the snapshot of step {snapshot.step} lacks the {name} of {world_size} ranks: use an older one."
-            )
+            raise Corrupt(f"the snapshot of step {step} lacks the {name} of {world_size} ranks: use an older one.")

@@ -2,10 +2,9 @@
 
 They are seeded before each step's samples are loaded, with a key derived from the position in the run alone. So any
 process that loads and trains these samples, in any attempt, draws the same numbers, and seeding is enough to restore
-the generators. A snapshot holds their states all the same, and a resumed run compares them.
+the generators. A snapshot holds digests of their states, and a resumed run compares them.
 """
 
-import base64
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,26 +78,21 @@ def seeded_with(number: int) -> Iterator[None]:
         before.restore()
 
 
-def capture() -> dict[str, Any]:
-    """Return the random generator states of Python, numpy, torch and (if in use) CUDA as JSON values."""
-    version, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": [version, _text(np.array(words, np.uint32)), gauss],
-        "numpy": [_text(np.asarray(keys, np.uint32)), position, has_gauss, cached],
-        "torch": _text(torch.get_rng_state().numpy()),
+def capture() -> dict[str, str]:
+    """Return a digest of the random generator states of Python, numpy, torch and (if in use) CUDA, by name."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": np.asarray(keys).tobytes() + repr(rest).encode(),
+        "torch": torch.get_rng_state().numpy().tobytes(),
     }
     if torch.cuda.is_initialized():
-        states["cuda"] = _text(torch.cuda.get_rng_state().numpy())
-    return states
-
-
-def _text(values: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(values.tobytes()).decode()
+        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+    return {name: str(xxhash.xxh3_64_hexdigest(state)) for name, state in states.items()}
 
 
 def key_and_compare(key: int, saved_key: int, saved: Mapping[str, Any] | None) -> str:
-    """Seed the generators with `key`; return how they compare with `saved`, the states in the restored snapshot.
+    """Seed the generators with `key`; return how they compare with `saved`, their digests in the restored snapshot.
 
     Return "restored" if seeding with `saved_key` gives the states `saved`, "none" if it does not (a library seeds in
     another way now), and "keyed" if `saved` is None."""

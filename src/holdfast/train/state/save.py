@@ -1,24 +1,27 @@
-"""Save the state of a run: every rank contributes its generator states, and rank 0 writes and records the snapshot.
+"""Save the state of a run: every rank writes its part of the tensors, and rank 0 commits the snapshot.
 
-A snapshot never covers a step that is missing from a history: a commit waits until the history of every rank is on disk
-up to that step.
+A rank votes for the commit when its file and its history up to the step are on disk. The vote also carries the values
+that are the rank's own, such as the states of its random generators. Rank 0 commits when it has the votes of all ranks.
+Training never waits for a vote, and if a rank is lost before it has voted, the snapshot never exists.
 """
 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 import xxhash
+from torch import nn
 
 from holdfast import progress
-from holdfast.checkpoint.payload import flatten
-from holdfast.checkpoint.writer import Saved, Writer
+from holdfast.checkpoint import sharding, snapshot
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.sharding import ShardedTensor
+from holdfast.checkpoint.writer import Ballot, Saved, Writer, WrittenShard
 from holdfast.distributed.ranks import NEVER, Ranks, RanksChanged
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Commit, Save
@@ -29,15 +32,17 @@ from holdfast.stall import Stall
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, tree_digest
+from holdfast.train.state.shards import DividedState
 
 logger = logging.getLogger(__name__)
 STATE = "state"  # everything of the protected objects but their tensors
 CONFIG = "config"  # the sample plan
 CONDITIONS = "conditions"
-GENERATORS = "generators"  # the states of the random generators, one entry per rank
+GENERATORS = "generators"  # digests of the states of the random generators, one entry per rank
 OWN = "own"  # plain values that belong to one rank, one entry per rank
 POSITIONS = "positions"  # the position of each rank's loader, if loaders feed the run
 STOPPED = "stopped"  # the script stopped the run at this step
+SHARDED = "sharded"  # tensors of the state are distributed over the ranks, so no rank had all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +149,9 @@ class NoSaver:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CheckpointSaver:
-    """The part of one rank in saving checkpoints. Rank 0 writes them; other ranks send their own values to rank 0.
+    """The part of one rank in saving checkpoints: it writes its part of the state, and rank 0 commits the snapshot.
 
-    If a worker is lost, another worker may become rank 0. The former rank 0 completes its saves in a thread, before it
-    sends its values for the next save, so two workers never write at once.
+    If a worker is lost, the ranks change. A save for which not all of the old ranks have voted is then abandoned.
 
     `position` returns the data loader's position. `injected` is called with the step of each save, to inject failures.
     `saved` is the newest step that is saved or being saved."""
@@ -155,24 +159,21 @@ class CheckpointSaver:
     config: RunConfig
     attempt: AttemptContext
     ranks: Ranks
-    writer: Writer | None
-    make_writer: Callable[[], Writer]  # for a rank that becomes rank 0
+    writer: Writer
     protected: Protected
+    replicated: Sequence[nn.Module]  # the models that have the same parameters on every rank
     plan: RunPlan
     fingerprint: str  # identifies the plan and the protected objects
     conditions: Conditions
     position: Callable[[], tuple[int, str] | None]  # of the loader that feeds this rank, if there is one
     injected: Callable[[int], None]  # called with the step of a save that is under way
     saved: int | None  # the newest step that is saved or about to be
-    _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
     _stops: set[int] = field(default_factory=set)  # steps whose snapshot says that the run is stopped there
-    _handed_over: list[Future[list[Saved]]] = field(default_factory=list)  # saves begun while this rank was rank 0
-    _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
+    _abandoned: set[int] = field(default_factory=set)  # steps that were not committed, because a rank was lost
 
     def prepare(self) -> None:
-        if self.writer is not None:
-            self.writer.prepare(flatten(self.protected.capture()).tensors)
+        self.writer.prepare(self._divided().parts)
 
     @property
     def next(self) -> int:
@@ -183,44 +184,38 @@ class CheckpointSaver:
 
     @property
     def is_under_way(self) -> bool:
-        return bool(self._handed_over) or (self.writer is not None and self.writer.is_busy)
+        return self.writer.is_busy
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         if step == self.saved:
             return 0.0
         began = perf_counter()
         progress.here.count_post()  # rank 0 waits for all ranks
+        self.protected.check_groups()
+        state = self._divided()
+        ranks = self.ranks.fixed()
+        vote = _Vote(
+            saver=self,
+            step=step,
+            at=at,
+            ranks=ranks,
+            state=state,
+            own=json.dumps([rng.capture(), self.protected.own(), self.position(), stops]),
+            captured=perf_counter() - began,
+        )
         with self.ranks.busy():
-            part = json.dumps([rng.capture(), self.protected.own(), self.position(), stops])
-            if self.writer is not None:
-                self._record_handed_over(waits=True)
-                self._write(self.writer, step, at, part, began)
-            else:
-                self._send(step, part)
-                self.saved = step
-                self.injected(step)
-                self._syncing.submit(self._sync_history, step, self.ranks.fixed())
+            self.writer.save(step, state.parts, vote.cast, rank=ranks.rank, count=ranks.size)
+        self.saved = step
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
         if settled is not None and settled >= self.next:
             self.saved = settled  # some ranks may have passed this boundary, so no rank saves there
-        if self.writer is None and self.ranks.rank == 0:
-            self.writer = self.make_writer()
-        if self.writer is not None and self.ranks.rank:
-            self._handed_over.append(self._syncing.submit(self.writer.close))
-            self.writer = None
 
     def collect(self) -> None:
-        self._record_handed_over()
-        if self.writer is not None:
-            self._record(self.writer.finished())
+        self._record(self.writer.finished())
 
     def close(self) -> None:
-        self._syncing.shutdown()
-        self._record_handed_over()
-        if self.writer is None:
-            return
         try:
             with self.ranks.busy():
                 self._record(self.writer.close())
@@ -228,80 +223,109 @@ class CheckpointSaver:
             with suppress(HoldfastError):  # the first error is enough, but record what did become durable
                 self.collect()
             raise
+        if self.saved in self._abandoned:
+            raise RanksChanged(f"save/{self.saved}")
 
-    def _send(self, step: int, part: str) -> None:
-        """Send `part`, this rank's own values as JSON, to rank 0, which writes the snapshot of `step`."""
-        if self._handed_over:
-            self._syncing.submit(
-                self.ranks.fixed().gather, f"save/{step}", part
-            )  # that thread completes the saves first
-        else:
-            self.ranks.gather(f"save/{step}", part)
-
-    def _record_handed_over(self, *, waits: bool = False) -> None:
-        while self._handed_over and (waits or self._handed_over[0].done()):
-            self._record(self._handed_over.pop(0).result())
-
-    def _write(self, writer: Writer, step: int, at: Position, part: str, began: float) -> None:
-        """Save the state before `step` with `writer`, on rank 0, together with every rank's own values.
-
-        `part` has the values of rank 0. `at` is the position of the step in the data, and `began` the time when the
-        save began."""
-        self.protected.check_groups()
-        flat = flatten(self.protected.capture())
-        self._trees[step] = tree_digest(flat)
-        peers = self.ranks.fixed()
-        captured = perf_counter()
-
-        def gather_parts() -> dict[str, Any]:
-            asked = perf_counter()
-            extra = self._merged(step, self.ranks.gather(f"save/{step}", part) or [part])
-            self.saved = step
-            sync = perf_counter() - asked
-            self._stalls[step] = Stall(waited=captured - began + sync, sync=sync, snapshot=captured - began)
-            return extra
-
-        writer.save(
-            step,
-            flat.tensors,
-            {**flat.extra, CONFIG: self.plan.to_json(), CONDITIONS: self.conditions.to_json()},
-            epoch=at.epoch,
-            cursor=at.cursor,
-            world=self.ranks.size,
-            config=self.fingerprint,
-            more=gather_parts,
-            ready=lambda: self._await_histories(step, peers),
-        )
-
-    def _merged(self, step: int, parts: list[str]) -> dict[str, Any]:
-        generators, own, positions, stops = zip(*map(json.loads, parts), strict=True)
-        if any(stops):
-            self._stops.add(step)
-        return {
-            GENERATORS: list(generators),
-            **({OWN: list(own)} if any(own) else {}),
-            **({POSITIONS: list(positions)} if any(positions) else {}),
-            **({STOPPED: True} if step in self._stops else {}),
-        }
-
-    def _sync_history(self, step: int, peers: Ranks) -> None:
-        self.attempt.record.sync()
-        peers.post(f"on-record/{step}/{peers.rank}", "")
-
-    def _await_histories(self, step: int, peers: Ranks) -> None:
-        """Wait until the history of every rank is on disk up to `step`, so that the commit can be audited."""
-        self.injected(step)
-        self.attempt.record.sync()
-        with suppress(RanksChanged):  # a lost rank has handed over its state
-            for rank in range(1, peers.size):
-                peers.wait_for(f"on-record/{step}/{rank}")
+    def _divided(self) -> DividedState:
+        return self.protected.divide(self.replicated, self.ranks.rank, self.ranks.size)
 
     def _record(self, durable: list[Saved]) -> None:
         record, number = self.attempt.record, self.attempt.number
         for save in durable:
-            stall = save.stall + self._stalls.pop(save.step, Stall())
-            record.append(Save(number, save.step, self.config.writer, save.bytes, stall, save.retries))
+            record.append(Save(number, save.step, self.config.writer, save.bytes, save.stall, save.retries))
             state, stops = state_digest(save.digest, self._trees.pop(save.step)), save.step in self._stops
             record.append(Commit(number, save.step, save.bytes, save.seconds, state=state, stops=stops))
         if durable:
             record.flush()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Vote:
+    """The vote of one rank for the commit of one save. `own` is JSON of the values that are the rank's own."""
+
+    saver: CheckpointSaver
+    step: int
+    at: Position
+    ranks: Ranks
+    state: DividedState
+    own: str
+    captured: float  # seconds in which the state was flattened
+
+    def cast(self, shard: WrittenShard) -> Ballot | None:
+        """Vote for the commit, once this rank's file is written; on rank 0, wait for the votes of all ranks."""
+        self.saver.injected(self.step)
+        self.saver.attempt.record.sync()
+        text = json.dumps(
+            [
+                self.own,
+                astuple(shard.digest),
+                divided_digest(self.state.layout),
+                asdict(self._stalled(shard)),
+                shard.retries,
+            ]
+        )
+        if self.ranks.rank:
+            self.ranks.post(self._topic(self.ranks.rank), text)
+            return None
+        votes = [text]
+        for rank in range(1, self.ranks.size):
+            try:
+                votes.append(self.ranks.wait_for(self._topic(rank)))
+            except RanksChanged:
+                self.saver._abandoned.add(self.step)
+                logger.warning("step %d was not saved: a rank was lost before all had written their part", self.step)
+                return None
+        return self._ballot([json.loads(vote) for vote in votes])
+
+    def _topic(self, rank: int) -> str:
+        return f"save/{self.step}/{rank}"
+
+    def _stalled(self, shard: WrittenShard) -> Stall:
+        return shard.stall + Stall(waited=self.captured, snapshot=self.captured)
+
+    def _ballot(self, votes: list[Any]) -> Ballot:
+        owns, digests, _, stalls, retries = check_votes(votes, self.step)
+        saver = self.saver
+        generators, own, positions, stops = zip(*map(json.loads, owns), strict=True)
+        if any(stops):
+            saver._stops.add(self.step)
+        saver._trees[self.step] = tree_digest(self.state.flat)
+        extra = {
+            **self.state.flat.extra,
+            CONFIG: saver.plan.to_json(),
+            CONDITIONS: saver.conditions.to_json(),
+            GENERATORS: list(generators),
+            **({OWN: list(own)} if any(own) else {}),
+            **({POSITIONS: list(positions)} if any(positions) else {}),
+            **({STOPPED: True} if any(stops) else {}),
+            **({SHARDED: True} if saver.protected.is_sharded else {}),
+        }
+        draft = snapshot.draft(
+            self.step,
+            extra,
+            self.state.layout,
+            epoch=self.at.epoch,
+            cursor=self.at.cursor,
+            world=self.ranks.size,
+            config=saver.fingerprint,
+        )
+        longest = max((Stall(**stall) for stall in stalls), key=lambda stall: stall.waited)
+        return Ballot(draft, [Digest(*digest) for digest in digests], longest, sum(retries))
+
+
+def divided_digest(layout: Mapping[str, ShardedTensor]) -> str:
+    """Return a digest of how the tensors that all ranks save together are divided, which is the same on every rank."""
+    together = {name: tensor for name, tensor in layout.items() if tensor.sharding.splits}
+    return str(xxhash.xxh3_64_hexdigest(json.dumps(sharding.to_json(together)).encode()))
+
+
+def check_votes(votes: Sequence[Sequence[Any]], step: int) -> tuple[tuple[Any, ...], ...]:
+    """Return the votes of all ranks by field; raise BadInput if a rank divides the state in another way than rank 0."""
+    fields = tuple(zip(*votes, strict=True))
+    divided = fields[2]
+    if different := [rank for rank, division in enumerate(divided) if division != divided[0]]:
+        raise BadInput(
+            f"rank {different[0]} has other tensors in its protected state than rank 0, so step {step} cannot be saved: "
+            "build the same model and optimizer on every rank."
+        )
+    return fields

@@ -1,0 +1,127 @@
+"""Sharded models: the device mesh over the ranks of a run, and the weights of the ranks' gradients under FSDP2.
+
+FSDP averages gradients over the ranks. That is the mean over the samples of a step if all ranks have equally many. Else
+a rank's gradients are multiplied by its number of samples, relative to the mean, before FSDP reduces them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import BadInput
+
+SHARD, REPLICATE = "shard", "replicate"
+_reduce_scatter = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)  # its name before torch 2.13
+
+
+def make_mesh(ranks: Ranks, replicas: int) -> DeviceMesh:
+    """Return a mesh over all ranks: of one dimension, or with `replicas` groups of ranks that each hold the model."""
+    if replicas < 1 or ranks.size % replicas:
+        raise BadInput(
+            f"{ranks.size} ranks cannot be divided into {replicas} replicas of the model: choose a number that divides the "
+            "world size."
+        )
+    if not dist.is_initialized():  # a script on its own: FSDP needs a process group, even of one process
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    if replicas == 1:
+        return init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=(SHARD,))
+    shape = (replicas, ranks.size // replicas)
+    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+
+
+class ShardedModels:
+    """The models of a script that are sharded with FSDP2. Each of their FSDP modules gathers and reduces on its own."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        self._modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
+        self._reduction = _GradientReduction(len([module for module in self._modules if _has_parameters(module)]))
+
+    def set_weight(self, factor: float) -> None:
+        """Multiply this rank's gradients by `factor` before they are averaged over the ranks."""
+        self._reduction.factor = factor
+        self._replace_reduction()
+
+    def watch_backward(self, posted: Callable[[Sequence[Any], int], None]) -> None:
+        """Call `posted(works, count)` in every backward: before the first reduce-scatter, and after the start of each.
+
+        `works` are the reduce-scatters started so far, and `count` is the number of all."""
+        self._reduction.posted = posted
+        self._replace_reduction()
+
+    def on_gather(self, fraction: float, act: Callable[[], None]) -> None:
+        """Call `act` once, in the next forward, when `fraction` of the FSDP modules have gathered their parameters."""
+        count = int(round(fraction * len(self._modules), 6))  # 6: 0.7 x 10 must not fall short of 7
+        gathered = 0
+
+        def on_forward(*_: Any) -> None:
+            nonlocal gathered
+            gathered += torch.is_grad_enabled()
+            if gathered >= max(1, count):
+                for hook in hooks:
+                    hook.remove()
+                act()
+
+        hooks = [module.register_forward_pre_hook(on_forward) for module in self._modules]
+
+    def _replace_reduction(self) -> None:
+        for module in self._modules:
+            module.set_custom_reduce_scatter(self._reduction)  # type: ignore[arg-type]
+
+
+def _has_parameters(module: Any) -> bool:
+    """Return True if an FSDP module shards parameters itself: those that no FSDP module inside it shards."""
+    from torch.distributed.fsdp import FSDPModule
+
+    shards = [child for child in module.modules() if child is not module and isinstance(child, FSDPModule)]
+    inner = {id(parameter) for child in shards for parameter in cast(nn.Module, child).parameters()}
+    return any(id(parameter) not in inner for parameter in module.parameters())
+
+
+class _GradientReduction:
+    """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and reports what it has started."""
+
+    def __init__(self, count: int) -> None:
+        self.factor = 1.0
+        self.posted: Callable[[Sequence[Any], int], None] | None = None
+        self._count = count
+        self._works: list[Any] = []
+
+    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        if self.factor != 1.0:
+            input_tensor.mul_(self.factor)
+        if self.posted is None:
+            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        if len(self._works) in (0, self._count):
+            self._works.clear()
+            self.posted(self._works, self._count)
+        work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        self._works.append(work or _Done())
+        self.posted(self._works, self._count)
+        return work
+
+
+class _Done:
+    """A collective that had completed when its call returned."""
+
+    def wait(self) -> None:
+        pass

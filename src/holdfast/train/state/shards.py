@@ -1,0 +1,165 @@
+"""The part of the protected state that belongs to this rank, in a save and in a restore.
+
+A DTensor, such as a parameter under FSDP2, is divided among the ranks by its placements. A tensor that every rank holds
+with the same values, such as a parameter under DDP, is divided evenly, so that each rank saves a part of it. Any other
+tensor is saved by rank 0.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+
+from holdfast.blocks.division import Array
+from holdfast.checkpoint import payload, sharding
+from holdfast.checkpoint.payload import FlatState
+from holdfast.checkpoint.reader import SnapshotReader
+from holdfast.checkpoint.sharding import Box, ShardedTensor, Sharding
+from holdfast.errors import BadInput
+
+T = TypeVar("T", bound=Array)
+
+
+def is_dtensor(value: object) -> "TypeGuard[Any]":
+    """Return True if `value` is a tensor that is distributed over a device mesh."""
+    # A DTensor exists only after this import, which is slow.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def local(value: T) -> T:
+    """Return the values that this rank holds: those of its shard, if the tensor is distributed."""
+    return value.to_local() if is_dtensor(value) else value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DividedState:
+    """A flattened state, the layout that divides its tensors among the ranks, and the parts that this rank saves."""
+
+    flat: FlatState
+    layout: dict[str, ShardedTensor]
+    parts: dict[str, Array]
+
+
+def divide(flat: FlatState, shared: Collection[str], rank: int, world_size: int) -> DividedState:
+    """Divide a state among the ranks; `shared` are the names of the tensors that have the same values on every rank."""
+    layout = _layout(flat.tensors, shared, world_size)
+    return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
+
+
+def _layout(tensors: Mapping[str, Array], shared: Collection[str], world_size: int) -> dict[str, ShardedTensor]:
+    layout = {}
+    for name, value in tensors.items():
+        if is_dtensor(value):
+            rule = _of_dtensor(name, value, world_size)
+        elif name in shared and value.ndim and world_size > 1:
+            rule = Sharding((world_size,), ((0, 0),))
+        else:
+            rule = Sharding((world_size,))
+        layout[name] = ShardedTensor(payload.dtype_name(name, local(value)), tuple(value.shape), rule)
+    return layout
+
+
+def _own_parts(tensors: Mapping[str, Array], layout: Mapping[str, ShardedTensor], rank: int) -> dict[str, Array]:
+    parts = {}
+    for name, value in tensors.items():
+        box = layout[name].box(rank)
+        if box is not None:
+            held = held_box(value, rank)
+            parts[name] = local(value)[sharding.within(box, held)] if box != held else local(value)
+    return parts
+
+
+def held_box(value: Array, rank: int) -> Box:
+    """Return the part of a tensor that this rank holds in memory: its shard, or the whole tensor."""
+    if not is_dtensor(value):
+        return tuple((0, size) for size in value.shape)
+    return Sharding(tuple(value.device_mesh.shape), _splits(value)).held_box(tuple(value.shape), rank)
+
+
+def _of_dtensor(name: str, value: Any, world_size: int) -> Sharding:
+    mesh = value.device_mesh
+    if mesh.mesh.flatten().tolist() != list(range(world_size)):
+        raise BadInput(
+            f"{name} is distributed over ranks {mesh.mesh.flatten().tolist()}, and the run has ranks 0 to {world_size - 1}: "
+            "shard it over run.mesh, or a mesh of all ranks in their order."
+        )
+    splits = _splits(value)
+    divided = {mesh_dim for mesh_dim, _ in splits}
+    replicas = tuple((mesh_dim, 0) for mesh_dim in range(mesh.ndim) if mesh_dim not in divided and value.ndim)
+    _check(name, value, Sharding(tuple(mesh.shape), splits))
+    return Sharding(tuple(mesh.shape), (*splits, *replicas))
+
+
+def _splits(value: Any) -> tuple[tuple[int, int], ...]:
+    """Return the splits of a DTensor in the order in which they are applied.
+
+    A strided shard, which FSDP makes of a tensor that tensor parallelism has sharded, is applied after it."""
+    plain: list[tuple[int, int]] = []
+    strided: list[tuple[int, int]] = []
+    for mesh_dim, placement in enumerate(value.placements):
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            (strided if hasattr(placement, "split_factor") else plain).append((mesh_dim, int(placement.dim)))
+    return (*plain, *strided)
+
+
+def _check(name: str, value: Any, rule: Sharding) -> None:
+    """Raise BadInput if torch divides the tensor in another way than `rule`, which is what would be saved."""
+    if any(placement.is_partial() for placement in value.placements):
+        raise BadInput(f"{name} has partial sums on each rank ({value.placements}): reduce it before it is protected.")
+    rank = int(value.device_mesh.mesh.flatten()[_index(value.device_mesh)])
+    box = rule.held_box(tuple(value.shape), rank)
+    shape = tuple(value.to_local().shape)
+    if shape != sharding.sizes(box) and not (sharding.is_empty(box) and 0 in shape):
+        raise BadInput(
+            f"{name} is divided in a way that holdfast cannot save ({value.placements} on a mesh of {tuple(value.device_mesh.shape)}, "
+            f"{shape} here): use an even division."
+        )
+
+
+def _index(mesh: Any) -> int:
+    index = 0
+    for size, coordinate in zip(mesh.shape, mesh.get_coordinate(), strict=True):
+        index = index * size + coordinate
+    return index
+
+
+def read_parts(
+    reader: SnapshotReader, held: Mapping[str, Array], parameter_of: Callable[[str], Any], rank: int
+) -> dict[str, Array]:
+    """Read the tensors of a snapshot as `rank`, this rank, needs them: its shard of each distributed tensor.
+
+    `held` are the present tensors by name. A distributed one is overwritten, so that no second copy is in memory, unless
+    its shape or dtype is not the saved one. `parameter_of` returns the parameter to which an optimizer state belongs: a
+    state of its shape that does not exist yet is distributed as the parameter is."""
+    tensors: dict[str, Array] = {}
+    for name in reader.in_file_order():
+        saved, target, parameter = reader.layout[name], held.get(name), parameter_of(name)
+        if _has_shape(target, saved) and payload.dtype_name(name, local(target)) == saved.dtype:
+            with torch.no_grad():
+                target.to_local().copy_(torch.as_tensor(reader.read(name, held_box(target, rank))))
+            tensors[name] = target
+        elif (target is None or is_dtensor(target)) and _has_shape(parameter, saved):
+            part = torch.as_tensor(reader.read(name, held_box(parameter, rank)))
+            tensors[name] = like(parameter, part.clone())  # the buffer that was read holds more than this part
+        else:
+            tensors[name] = reader.read(name)
+    return tensors
+
+
+def _has_shape(value: object, saved: ShardedTensor) -> "TypeGuard[Any]":
+    return is_dtensor(value) and tuple(value.shape) == saved.shape
+
+
+def like(parameter: Any, values: torch.Tensor) -> Any:
+    """Return `values`, this rank's part of a tensor, as a DTensor that is distributed as `parameter` is."""
+    return type(parameter.detach()).from_local(
+        values.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,72 @@
+"""Models sharded with FSDP2 and HSDP end with the bits of a run in which nothing failed, whatever was killed and when."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finished_run import different, distance, events, failed_checks
+from supervisor_process import SUPPORT, Start, Supervisor
+
+HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4}
+POINTS = ("boundary", "forward=0.5", "backward=0", "backward=0.5", "backward=1", "optimizer", "save")
+
+
+def completed(job: Supervisor) -> Path:
+    result = job.result()
+    assert result.get("verdict") == "completed", (result, job.stderr)
+    assert failed_checks(job.out) == []
+    return job.out
+
+
+@pytest.mark.parametrize("replicas", [1, 2], ids=["fsdp", "hsdp"])
+def test_killed_at_every_point_of_a_step_it_ends_with_the_bits_of_a_run_that_never_failed(
+    start: Start, replicas: int
+) -> None:
+    failures = [
+        {"step": 6 + 3 * number, "kind": "kill", "targets": [number % 4], "point": point}
+        for number, point in enumerate(POINTS)
+    ]
+    reference = start({"replicas": replicas}, out="reference", **HOW)
+    job = start({"replicas": replicas}, failures=failures, max_restarts=9, **HOW)
+    out = completed(job)
+    assert len(events(out, "restart", "supervisor")) == len(failures)
+    assert different(completed(reference), out) == []
+
+
+def test_every_rank_saves_its_own_part(start: Start) -> None:
+    out = completed(start({"epochs": 1}, **HOW))
+    files = sorted((out / "checkpoints" / "step-00000008").glob("shard-*-of-00004.safetensors"))
+    assert [file.name[6:11] for file in files] == ["00000", "00001", "00002", "00003"]
+
+
+@pytest.mark.parametrize("batch", [12, 10], ids=["even", "uneven"])
+def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes(start: Start, batch: int) -> None:
+    failures = [{"step": step, "kind": "kill", "targets": [1]} for step in (7, 13, 22)]
+    task = {"batch": batch, "dropout": 0.0}
+    reference = start(task, out="reference", **HOW)
+    job = start(task, failures=failures, workers_after=[2, 3, 4], **HOW)
+    out = completed(job)
+    assert [event.what.world for event in events(out, "attempt", "rank-0")] == [4, 2, 3, 4]
+    assert 0 < distance(completed(reference), out) < 1e-4
+
+
+def test_a_snapshot_with_one_damaged_shard_is_passed_over_by_all_ranks(start: Start) -> None:
+    failures = [{"step": 15, "kind": "bit-flip", "targets": [2]}, {"step": 18, "kind": "kill", "targets": [3]}]
+    reference = start({}, out="reference", **HOW)
+    out = completed(start({}, failures=failures, **HOW))
+    assert {event.what.restored for event in events(out, "recover")} == {None, 10}
+    assert different(completed(reference), out) == []
+
+
+def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start) -> None:
+    failures = [{"step": 13, "kind": "kill", "targets": [1]}]
+    reference = start({"batch_norm": True, "batch": 16}, out="reference", **HOW)
+    out = completed(start({"batch_norm": True, "batch": 16}, failures=failures, **HOW))
+    assert different(completed(reference), out) == []
+
+
+def test_live_recovery_of_a_sharded_model_is_refused(start: Start) -> None:
+    result = start({}, recovery="replay", **HOW).result()
+    assert result["verdict"] == "refused"
+    assert "needs --recovery restart" in result["because"]

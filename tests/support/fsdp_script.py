@@ -1,0 +1,57 @@
+"""Trains a small network sharded with FSDP2, or HSDP, as the task in the first argument says."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+
+import holdfast as hf
+
+WIDTH = 9  # is not divisible by the number of ranks, and less than two rows per rank
+
+
+class Block(nn.Module):
+    """A residual layer with dropout."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.inner, self.drop = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(F.gelu(self.inner(self.norm(x))))
+
+
+def main(task: dict[str, Any]) -> None:
+    drop = task.get("dropout", 0.1)
+    torch.manual_seed(0)
+    run = hf.attach(seed=3)
+    mesh = run.device_mesh(replicas=task.get("replicas", 1))
+    model = nn.Sequential(
+        nn.Linear(5, WIDTH), Block(drop), Block(drop), nn.Linear(WIDTH, 2)
+    )  # 2 rows: some ranks have none
+    if task.get("batch_norm"):
+        model.insert(1, nn.BatchNorm1d(WIDTH))  # each rank has its own statistics
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+    run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
+    draw = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(96, 5, generator=draw), torch.randint(2, (96,), generator=draw))
+    for x, y in run.batches(data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 4)):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
