@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from holdfast.checkpoint.capture import HostImage
 from holdfast.checkpoint.device import pin
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
+from holdfast.checkpoint.writer import Saved, Writer, alone, blocking, overlapped
 
 Tensors = dict[str, torch.Tensor]
 
@@ -107,7 +107,7 @@ class Ours:
     def __call__(self, place: Path) -> Started:
         self.step += 1
         began = time.perf_counter()
-        self.writer.save(self.step, self.tensors, {"step": self.step})
+        self.writer.save(self.step, self.tensors, alone(self.step, self.tensors, {"step": self.step}))
         return Started(durable=lambda: self._durable(began))
 
     def _durable(self, began: float) -> float | None:

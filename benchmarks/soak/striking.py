@@ -250,13 +250,18 @@ def _suspended(job: Job) -> Iterator[None]:
             kill(pid, signal.SIGCONT)
 
 
+def _shard(folder: Path) -> Path:
+    """Return the file of the last rank."""
+    return max(folder.glob("shard-*.safetensors"))
+
+
 def _cut_short(folder: Path) -> None:
-    payload = folder / "state.safetensors"
+    payload = _shard(folder)
     os.truncate(payload, payload.stat().st_size * 2 // 3)
 
 
 def _flip(folder: Path) -> None:
-    payload = folder / "state.safetensors"
+    payload = _shard(folder)
     with payload.open("r+b") as file:
         file.seek(payload.stat().st_size // 2)
         byte = file.read(1)[0]

@@ -2,7 +2,7 @@
 
 `train.py` runs under holdfast's supervisor and trains the same model in three ways, alternately, in the same processes:
 with plain DDP, protected by holdfast, and with plain DDP again, which shows the noise. The figures are steps per second
-relative to plain DDP, within each repeat.
+relative to plain DDP, within each repeat. With --sharded, both are sharded with FSDP2.
 """
 
 import argparse
@@ -38,7 +38,9 @@ def main() -> int:
     if options.json:
         Path(options.json).write_text(json.dumps({"about": where, "found": found}))
     slow = [case for case, result in found.items() if statistics.median(ratios(result, "protected")) < AT_LEAST]
-    print(f"\nat least {AT_LEAST:g}x of plain DDP: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}")
+    print(
+        f"\nat least {AT_LEAST:g}x of plain {'FSDP2' if options.sharded else 'DDP'}: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}"
+    )
     return 1 if slow else 0
 
 
@@ -51,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--recovery", default="restart", help="recovery of the protected run; live recovery needs at least 2 workers"
     )
+    parser.add_argument("--sharded", action="store_true", help="shard the models with FSDP2, instead of DDP")
     parser.add_argument("--workers", type=int)
     parser.add_argument(
         "--steps", type=int, default=0, help="steps in a block, if the default of the case takes too long"
@@ -68,7 +71,13 @@ def measured(options: argparse.Namespace, case: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         how = [folder, options.recovery, str(options.workers), options.device]
-        what = [case, str(options.repeats), str(options.steps), str(result)]
+        what = [
+            "sharded" if options.sharded else "replicated",
+            case,
+            str(options.repeats),
+            str(options.steps),
+            str(result),
+        ]
         command = [sys.executable, __file__, "supervise", *how, *what]
         done = subprocess.run(command, timeout=WITHIN, capture_output=True, text=True)
         if not result.exists():
@@ -131,7 +140,7 @@ def about(options: argparse.Namespace) -> str:
     where = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}, "
-        f"{options.workers} workers, recovery by {options.recovery}; load {os.getloadavg()[0]:.1f}"
+        f"{options.workers} workers, {'FSDP2' if options.sharded else 'DDP'}, recovery by {options.recovery}; load {os.getloadavg()[0]:.1f}"
     )
 
 

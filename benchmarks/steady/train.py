@@ -1,7 +1,7 @@
 """The script of every worker: train one case with plain DDP and with the protected loop, alternating by block.
 
-Arguments: the device, the case, the number of repeats, the steps in a block (0: the default of the case), and the file
-for the times of rank 0.
+Arguments: the device, `replicated` (DDP) or `sharded` (FSDP2), the case, the number of repeats, the steps in a block (0:
+the default of the case), and the file for the times of rank 0.
 """
 
 import json
@@ -16,13 +16,17 @@ import torch
 import torch.distributed as dist
 from models import CASES, Case, megabytes
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, DistributedSampler
 
 from holdfast.train.attach import attach
+from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.run import Run
 
+SHARDED = "sharded"
 ARMS = ("plain", "protected", "plain again")
 WARM = 3  # blocks of warm-up: DDP rebuilds its buckets after its first step, and the first save happens
 BACKWARD = torch.autograd.backward
@@ -58,14 +62,18 @@ class Samples:
         return self.x[index], self.y[index]
 
 
-def plain(run: Run, case: Case, samples: Samples) -> Advance:
-    """Return a loop as written without holdfast: DDP, a DistributedSampler and a DataLoader.
+def plain(run: Run, case: Case, samples: Samples, how: str) -> Advance:
+    """Return a loop as written without holdfast: DDP or FSDP2, a DistributedSampler and a DataLoader.
 
     It has its own process group, as a run with live recovery has. If both plain arms shared one, its connections would
     be used twice as often and be idle half as long between two blocks.
     """
-    model, optimizer = made(case, run.device)
-    model = DistributedDataParallel(model, process_group=dist.new_group())
+    if how == SHARDED:
+        mesh = DeviceMesh.from_group(dist.new_group(), run.device.type)
+        model, optimizer = made(case, run.device, mesh)
+    else:
+        model, optimizer = made(case, run.device)
+        model = DistributedDataParallel(model, process_group=dist.new_group())
     numbers = Numbered(len(samples.x))
     sampler: DistributedSampler[int] = DistributedSampler(numbers, drop_last=True)  # type: ignore[arg-type]
     loader = DataLoader(numbers, case.share, sampler=sampler, collate_fn=samples.take, drop_last=True)  # type: ignore[arg-type]
@@ -94,10 +102,11 @@ def without_ours(go: Advance) -> Advance:
     return go_unguarded
 
 
-def protected(run: Run, case: Case, samples: Samples) -> Advance:
-    """Return the same loop with holdfast: replicated, protected and recorded, with no save during the measurement."""
-    model, optimizer = made(case, run.device)
-    model = run.replicate(model)
+def protected(run: Run, case: Case, samples: Samples, how: str) -> Advance:
+    """Return the same loop with holdfast: protected and recorded, with no save during the measurement."""
+    model, optimizer = made(case, run.device, run.mesh if how == SHARDED else None)
+    if how != SHARDED:
+        model = run.replicate(model)
     run.protect(model=model, optimizer=optimizer)
     batches = run.batches(
         Numbered(len(samples.x)), global_batch=case.share * run.world_size, num_epochs=1 << 20, collate_fn=samples.take
@@ -105,10 +114,16 @@ def protected(run: Run, case: Case, samples: Samples) -> Advance:
     return advance(case, model, optimizer, (batch.data for batch in batches))
 
 
-def made(case: Case, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a new model with the same initial weights for every arm, and its optimizer."""
+def made(case: Case, device: torch.device, mesh: DeviceMesh | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a new model with the same initial weights for every arm, sharded over `mesh` if given, and its optimizer."""
     torch.manual_seed(0)
     model = case.build().to(device)
+    if mesh is not None:
+        lists = [child for child in model.children() if isinstance(child, nn.ModuleList)]
+        for block in lists[0] if lists else model.children():
+            if any(True for _ in block.parameters()):
+                fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     if device.type == "cuda":
         return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -167,15 +182,20 @@ def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.de
     return times[1:]
 
 
-def main(device: str, name: str, repeats: str, steps: str, result: str) -> None:
+def main(device: str, how: str, name: str, repeats: str, steps: str, result: str) -> None:
     """Measure one case; rank 0 writes its times to the file `result`."""
     torch.set_num_threads(1)
+    UnprotectedStateCheck.look = lambda *_: None  # type: ignore[method-assign]  # it would find the plain arms' models
     run = attach()
     case = CASES[device][name]
     case = replace(case, steps=int(steps) or case.steps)
     samples = Samples(case, run.device)
     first, ours, second = ARMS
-    arms = {first: plain(run, case, samples), ours: protected(run, case, samples), second: plain(run, case, samples)}
+    arms = {
+        first: plain(run, case, samples, how),
+        ours: protected(run, case, samples, how),
+        second: plain(run, case, samples, how),
+    }
     times = measure(arms, case, int(repeats), run.device)
     if run.rank == 0:
         Path(result).write_text(json.dumps({"times": times, "megabytes": megabytes(case.build())}))

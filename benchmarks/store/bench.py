@@ -47,7 +47,7 @@ def measure(folder: Path, state: dict[str, torch.Tensor]) -> dict[str, list[floa
     raw, store = folder / "raw", DirectoryStore(folder / "store")
     kept = DirectoryStore(folder / "kept")
     snapshot.save(kept, 1, state, {})
-    file = kept.path / "step-00000001" / "state.safetensors"
+    file = kept.path / "step-00000001" / "shard-00000-of-00001.safetensors"
     work: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "raw write": (lambda: clean(raw, store.path), lambda: raw_write(raw, state)),
         "raw write, early": (lambda: clean(raw, store.path), lambda: DirectoryStore(folder).put("raw", parts(state))),

@@ -1,0 +1,315 @@
+"""Measure saves and restores of a model sharded with FSDP2 over 4 ranks, beside DCP's. Run: python sharded.py
+
+The arms take turns on the same model, in the same processes: holdfast's overlapped writer, `dcp.async_save` and
+`dcp.save`. A restore is measured in new processes, with the same number of ranks and with another. Also measured: the
+time until the state of a replicated (DDP) model is durable, divided among 4 ranks and written by rank 0 alone.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.checkpoint import manifest, snapshot, writer
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.payload import flatten, unflatten
+from holdfast.checkpoint.reader import SnapshotReader
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.stall import Stall
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.shards import DividedState, read_parts
+
+OURS, ASYNC, BLOCKING = "holdfast, overlapped", "dcp.async_save", "dcp.save"
+DIVIDED, ALONE = "divided among the ranks", "by rank 0 alone"
+CLAIMS = {"stall": 0.1, "durable": 1.0}  # at most this share of dcp.async_save
+Figures = dict[str, list[dict[str, float]]]
+
+
+class Training:
+    """A stack of linear layers with AdamW, sharded over all ranks, or the same on every rank."""
+
+    def __init__(self, layers: int, width: int, *, sharded: bool) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+        if sharded:
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for layer in self.model:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.protected = Protected({"model": self.model, "optimizer": self.optimizer})
+        self._x = torch.randn(4, width)
+
+    def step(self) -> None:
+        self.model(self._x).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Saver:
+    """holdfast's overlapped writer with the votes of a run, which travel through the store of the process group."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = dist.distributed_c10d._get_default_store()
+        self._writer = writer.overlapped(DirectoryStore(folder), keep_last=1)
+        self._prefix = str(folder)
+        self.bytes = 0
+
+    def save(self, step: int, state: DividedState, *, count: int | None = None) -> None:
+        """Start a save; `count` is the number of ranks that write."""
+        count = count or self.size
+        self.bytes = sum(part.nbytes for part in state.parts.values())
+        if self.rank < count:
+            self._writer.save(step, state.parts, self._vote(step, state, count), rank=self.rank, count=count)
+
+    def durable(self) -> float | None:
+        """Return the seconds from the beginning of the last save until it was committed, on rank 0; None before that."""
+        return next((saved.seconds for saved in self._writer.finished()), None)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _vote(self, step: int, state: DividedState, count: int) -> writer.Vote:
+        def vote(shard: writer.WrittenShard) -> writer.Ballot | None:
+            if self.rank:
+                self._store.set(f"{self._prefix}/{step}/{self.rank}", json.dumps(asdict(shard.digest)))
+                return None
+            others = [json.loads(self._store.get(f"{self._prefix}/{step}/{rank}")) for rank in range(1, count)]
+            draft = snapshot.draft(step, state.flat.extra, state.layout, world=count)
+            return writer.Ballot(draft, [shard.digest, *(Digest(**other) for other in others)], Stall())
+
+        return vote
+
+
+def worst(value: float) -> float:
+    """Return the largest of the ranks' values."""
+    values = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return float(values)
+
+
+def measure(training: Training, start: Callable[[], object], durable: Callable[[], float | None]) -> dict[str, float]:
+    """Return the longest stall of a rank, and the seconds until the save was durable, while training goes on."""
+    dist.barrier()
+    began = time.perf_counter()
+    start()
+    stall = time.perf_counter() - began
+    seconds = durable()
+    while worst(float(seconds is None)):  # until every rank knows
+        training.step()
+        seconds = durable() if seconds is None else seconds
+    return {"stall": worst(stall), "durable": worst(seconds or 0.0)}
+
+
+def save_rounds(training: Training, folder: Path, rounds: int) -> tuple[Figures, int]:
+    """Save with each arm in turn; return the figures, and the bytes that this rank copied for holdfast."""
+    figures: Figures = {OURS: [], ASYNC: [], BLOCKING: []}
+    ours, rank = Saver(folder / "ours"), dist.get_rank()
+    group = dist.new_group()  # DCP plans in a background thread, and must not mix with the collectives of training
+    for number in range(rounds + 1):
+
+        def save_ours(step: int = number) -> None:
+            ours.save(step, training.protected.divide([], rank, dist.get_world_size()))
+
+        figures[OURS].append(measure(training, save_ours, lambda: ours.durable() if rank == 0 else 0.0))
+        for arm in (ASYNC, BLOCKING):
+            model, optimizer = get_state_dict(training.model, training.optimizer)
+            state = {"model": model, "optimizer": optimizer}
+            place = folder / f"{arm}-{number}"
+            figures[arm].append(_measure_dcp(training, arm, state, place, group))
+    dist.barrier()
+    ours.close()
+    return figures, ours.bytes
+
+
+def _measure_dcp(
+    training: Training, arm: str, state: dict[str, Any], place: Path, group: dist.ProcessGroup
+) -> dict[str, float]:
+    began, futures = time.perf_counter(), []
+
+    def start() -> None:
+        if arm == ASYNC:
+            futures.append(dcp.async_save(state, checkpoint_id=place, process_group=group))
+        else:
+            dcp.save(state, checkpoint_id=place, process_group=group)
+
+    def durable() -> float | None:
+        return time.perf_counter() - began if all(future.done() for future in futures) else None
+
+    return measure(training, start, durable)
+
+
+def replicated_rounds(training: Training, folder: Path, rounds: int) -> Figures:
+    """Save a replicated model, divided among the ranks and by rank 0 alone, in turn."""
+    figures: Figures = {DIVIDED: [], ALONE: []}
+    rank, size = dist.get_rank(), dist.get_world_size()
+    savers = {arm: Saver(folder / arm.replace(" ", "-")) for arm in figures}
+    for number in range(rounds + 1):
+        for arm, count in ((DIVIDED, size), (ALONE, 1)):
+
+            def save(step: int = number, arm: str = arm, count: int = count) -> None:
+                state = training.protected.divide([training.model], rank if count > 1 else 0, count)
+                savers[arm].save(step, state, count=count)
+
+            waits = rank == 0
+            figures[arm].append(measure(training, save, lambda arm=arm, w=waits: savers[arm].durable() if w else 0.0))
+    dist.barrier()
+    for saver in savers.values():
+        saver.close()
+    return figures
+
+
+def restore(folder: Path, layers: int, width: int) -> dict[str, float]:
+    """Restore a new model from both kinds of saves; return the seconds, and the peak memory over that of the state."""
+    rank, figures = dist.get_rank(), {}
+    for arm in ("ours", "dcp"):
+        training = Training(layers, width, sharded=True)
+        dist.barrier()
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was freed would hide what is needed
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        began = time.perf_counter()
+        if arm == "ours":
+            store = DirectoryStore(folder / "ours")
+            reader = SnapshotReader(store, max(manifest.steps(store)))
+            held = flatten(training.protected.capture()).tensors
+            tensors = read_parts(reader, held, training.protected.parameter_of, rank)
+            training.protected.restore(unflatten(tensors, reader.extra))
+        else:
+            model, optimizer = get_state_dict(training.model, training.optimizer)
+            state = {"model": model, "optimizer": optimizer}
+            dcp.load(state, checkpoint_id=max(folder.glob(f"{BLOCKING}-*")))
+            set_state_dict(
+                training.model,
+                training.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+            )
+        figures[f"{arm} restore"] = worst(time.perf_counter() - began)
+        figures[f"{arm} grown"] = worst(_memory("VmHWM") - before)
+        del training
+    return figures
+
+
+def _memory(what: str) -> float:
+    """Return the resident memory of this process (VmRSS) or its peak (VmHWM) in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return float(lines[what].split()[0]) * 1024
+
+
+def worker(rank: int, size: int, port: int, what: str, options: argparse.Namespace, result: str) -> None:
+    """Run one part of the measurement in `size` processes; rank 0 writes the figures."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    folder = Path(options.folder)
+    if what == "save":
+        training = Training(options.layers, options.width, sharded=True)
+        training.step()
+        figures, copied = save_rounds(training, folder, options.rounds)
+        found: Any = {"figures": figures, "copied": copied}
+    elif what == "replicated":
+        training = Training(options.layers, options.width, sharded=False)
+        training.step()
+        found = {"figures": replicated_rounds(training, folder, options.rounds)}
+    else:
+        found = restore(folder, options.layers, options.width)
+    if rank == 0:
+        Path(result).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(size: int, what: str, options: argparse.Namespace) -> Any:
+    result = f"{options.folder}/{what}-{size}.json"
+    port = 29500 + os.getpid() % 1000 + len(list(Path(options.folder).glob("*.json")))
+    mp.spawn(worker, (size, port, what, options, result), nprocs=size)
+    return json.loads(Path(result).read_text())
+
+
+def spread(values: list[float], scale: float = 1.0) -> str:
+    return f"{scale * statistics.median(values):.3g} ({scale * min(values):.3g} to {scale * max(values):.3g})"
+
+
+def main() -> int:
+    """Measure, print the tables, and say which claims hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--place", help="write into a temporary folder in this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.place) as folder:
+        options.folder = folder
+        saved = run(options.ranks, "save", options)
+        restored = {
+            size: run(size, "restore", options) for size in (options.ranks, options.ranks // 2, options.ranks - 1)
+        }
+        replicated = run(options.ranks, "replicated", options)
+    report(options, saved, restored, replicated)
+    return judge(saved["figures"])
+
+
+def report(options: argparse.Namespace, saved: Any, restored: dict[int, Any], replicated: Any) -> None:
+    state = 12 * options.layers * options.width**2
+    print(
+        f"state {state / 1e6:.0f} MB over {options.ranks} ranks, {saved['copied'] / 1e6:.0f} MB copied by rank 0; python "
+        f"{platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {options.rounds} "
+        "rounds after one that warmed up, median (min to max)\n"
+    )
+    print("| save | stall of the slowest rank, ms | durable after, s |\n|---|---:|---:|")
+    for arm, rows in {**saved["figures"], **replicated["figures"]}.items():
+        name = f"DDP, {arm}" if arm in (DIVIDED, ALONE) else arm
+        print(
+            f"| {name} | {spread([row['stall'] for row in rows[1:]], 1e3)} | {spread([row['durable'] for row in rows[1:]])} |"
+        )
+    # The weights are there before; the rest grows. The peak may hold the pieces of one tensor besides.
+    print(
+        f"\n| restore of a save of {options.ranks} ranks | holdfast, s | dcp.load, s | ratio | peak memory without one tensor, x of "
+        "the rank's shards | dcp.load's |\n|---|---:|---:|---:|---:|---:|"
+    )
+    tensor = 4 * options.width**2
+    for size, figures in restored.items():
+        ours, theirs, shards = figures["ours restore"], figures["dcp restore"], state / size
+        peaks = [(figures[f"{arm} grown"] + shards / 3 - tensor) / shards for arm in ("ours", "dcp")]
+        print(
+            f"| with {size} ranks | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} | {peaks[0]:.2f} | {peaks[1]:.2f} |"
+        )
+    print()
+
+
+def judge(figures: Figures) -> int:
+    failed = 0
+    for what, most in CLAIMS.items():
+        pairs = zip(figures[OURS][1:], figures[ASYNC][1:], strict=True)
+        ratios = sorted(ours[what] / theirs[what] for ours, theirs in pairs)
+        holds = statistics.median(ratios) <= most
+        failed += not holds
+        print(f"- {what}: {spread(ratios)} of {ASYNC}, {most:g} allowed: {'holds' if holds else 'DOES NOT HOLD'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
