@@ -103,6 +103,8 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
             ["run", "--inject", "exit@3:forward,rank=0+1", "--workers", "2", "--recovery", "skip", __file__],
             "All 2 workers would be lost in step 3, and --recovery skip needs a survivor",
         ),
+        (["run", "--workers-after", "2,x", __file__], "--workers-after 2,x is not a list of numbers of workers"),
+        (["run", "--workers-after", "0", __file__], "--workers-after 0 is not a list of numbers of workers, 1 or more"),
         (["run", "nothing.py"], "there is no script nothing.py"),
         (["run", "--nnodes", "2", __file__], "rendezvous"),
         (["audit", "nowhere"], "there is no history at nowhere"),

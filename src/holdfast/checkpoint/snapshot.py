@@ -185,12 +185,12 @@ def _already_saved(store: Store, step: int) -> CommitConflict:
 
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
     """Read and verify the snapshot of a step; if the storage fails, retry after each of the pauses in `backoff`."""
-    return retried(step, backoff, lambda: loaded(SnapshotReader(store, step, progress)))
 
+    def whole() -> Snapshot:
+        reader = SnapshotReader(store, step, progress)
+        return Snapshot(reader.manifest, reader.read_all(), reader.extra)
 
-def loaded(reader: SnapshotReader, passed_over: tuple[PassedOver, ...] = ()) -> Snapshot:
-    """Return the whole snapshot in memory."""
-    return Snapshot(reader.manifest, reader.read_all(), reader.extra, passed_over)
+    return retried(step, backoff, whole)
 
 
 def retried(step: int, backoff: Sequence[float], work: Callable[[], T]) -> T:

@@ -193,10 +193,10 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(count) for count in _split(text))
-    except ValueError as error:
-        raise BadInput(f"--workers-after {text} is not a list of numbers: write it as 4,2,3.") from error
+    names = _split(text)
+    if not all(name.isdecimal() and int(name) for name in names):
+        raise BadInput(f"--workers-after {text} is not a list of numbers of workers, 1 or more: write it as 4,2,3.")
+    return tuple(map(int, names))
 
 
 def _fill_standard_files() -> None:

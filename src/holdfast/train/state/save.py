@@ -264,21 +264,13 @@ class _Vote:
                 shard.retries,
             ]
         )
-        if self.ranks.rank:
-            self.ranks.post(self._topic(self.ranks.rank), text)
+        try:
+            votes = self.ranks.gather(f"save/{self.step}", text)
+        except RanksChanged:
+            self.saver._abandoned.add(self.step)
+            logger.warning("step %d was not saved: a rank was lost before all had written their part", self.step)
             return None
-        votes = [text]
-        for rank in range(1, self.ranks.size):
-            try:
-                votes.append(self.ranks.wait_for(self._topic(rank)))
-            except RanksChanged:
-                self.saver._abandoned.add(self.step)
-                logger.warning("step %d was not saved: a rank was lost before all had written their part", self.step)
-                return None
-        return self._ballot([json.loads(vote) for vote in votes])
-
-    def _topic(self, rank: int) -> str:
-        return f"save/{self.step}/{rank}"
+        return None if votes is None else self._ballot([json.loads(vote) for vote in votes])
 
     def _stalled(self, shard: WrittenShard) -> Stall:
         return shard.stall + Stall(waited=self.captured, snapshot=self.captured)

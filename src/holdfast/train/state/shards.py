@@ -109,21 +109,13 @@ def _check(name: str, value: Any, rule: Sharding) -> None:
     """Raise BadInput if torch divides the tensor in another way than `rule`, which is what would be saved."""
     if any(placement.is_partial() for placement in value.placements):
         raise BadInput(f"{name} has partial sums on each rank ({value.placements}): reduce it before it is protected.")
-    rank = int(value.device_mesh.mesh.flatten()[_index(value.device_mesh)])
-    box = rule.held_box(tuple(value.shape), rank)
+    box = rule.held_box(tuple(value.shape), value.device_mesh.get_rank())
     shape = tuple(value.to_local().shape)
     if shape != sharding.sizes(box) and not (sharding.is_empty(box) and 0 in shape):
         raise BadInput(
             f"{name} is divided in a way that holdfast cannot save ({value.placements} on a mesh of {tuple(value.device_mesh.shape)}, "
             f"{shape} here): use an even division."
         )
-
-
-def _index(mesh: Any) -> int:
-    index = 0
-    for size, coordinate in zip(mesh.shape, mesh.get_coordinate(), strict=True):
-        index = index * size + coordinate
-    return index
 
 
 def read_parts(
