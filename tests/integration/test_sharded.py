@@ -59,6 +59,17 @@ def test_a_snapshot_with_one_damaged_shard_is_passed_over_by_all_ranks(start: St
     assert different(completed(reference), out) == []
 
 
+def test_if_all_snapshots_are_damaged_the_run_starts_again_with_its_first_weights(start: Start) -> None:
+    failures = [{"step": step, "kind": "bit-flip", "targets": [1]} for step in (0, 5, 10)]
+    failures += [{"step": 12, "kind": "kill", "targets": [3]}]
+    reference = start({}, out="reference", **HOW)
+    out = completed(start({}, failures=failures, **HOW))
+    assert (
+        len(events(out, "restart", "supervisor")) == 2
+    )  # the first one finds no weights, and the second one makes them
+    assert different(completed(reference), out) == []
+
+
 def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start) -> None:
     failures = [{"step": 13, "kind": "kill", "targets": [1]}]
     reference = start({"batch_norm": True, "batch": 16}, out="reference", **HOW)

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import payload, shard_file
+from holdfast.errors import StorageFailed
 from holdfast.train import attach
 from snapshots import same
 from training_script import Crash
@@ -90,7 +91,8 @@ def test_a_run_whose_snapshots_are_all_damaged_starts_again_with_its_first_weigh
         digests = math.ceil(len(content) / (256 + payload.DIGEST_BYTES)) * payload.DIGEST_BYTES
         content[-digests - 1] ^= 1  # in the last chunk of values, so that others were read by then
         path.write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        assert same(train(tmp_path / "b"), expected)
+    with caplog.at_level(logging.WARNING), pytest.raises(StorageFailed, match="starts at step 0"):
+        train(tmp_path / "b")
     assert "training starts again at step 0" in caplog.text
+    assert same(train(tmp_path / "b"), expected)
     assert worst(audit_run(tmp_path / "b")) == "pass"

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from holdfast import progress
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import manifest, retention, snapshot
@@ -28,7 +26,7 @@ from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
 from holdfast.train.state.attempt import AttemptContext
-from holdfast.train.state.protected import Copies, Protected, digest, listed, tree_digest
+from holdfast.train.state.protected import Protected, digest, listed, tree_digest
 from holdfast.train.state.save import (
     CONDITIONS,
     CONFIG,
@@ -40,7 +38,7 @@ from holdfast.train.state.save import (
     STOPPED,
     state_digest,
 )
-from holdfast.train.state.shards import is_dtensor, local, read_parts
+from holdfast.train.state.shards import read_parts
 
 logger = logging.getLogger(__name__)
 RESTORED = "restored"
@@ -121,7 +119,7 @@ class _Restoring:
     def __init__(self, fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> None:
         self._fetch, self._attempt, self._ranks, self._protected = fetch, attempt, ranks, protected
         self._proposals = 0
-        self._first: Copies = []  # of the sharded tensors, which a snapshot overwrites while it is read
+        self._overwritten = False  # True once a snapshot was read into the sharded tensors of the script
 
     def lead(self) -> tuple[ReadSnapshot | None, tuple[Mapping[str, JSON], ...]]:
         """Choose the snapshot, on rank 0. Remove incomplete files that killed processes left in the store."""
@@ -130,7 +128,7 @@ class _Restoring:
             found, damaged = retention.resume(attempt.store, self._propose)
             if found:
                 _record_commit(attempt, found.reader)
-            elif not damaged and attempt.had_snapshots:
+            elif not damaged and not retention.aside(attempt.store) and attempt.had_snapshots:
                 raise StorageFailed(
                     f"{attempt.store} is empty, and this run has saved there before: check that it is mounted, or name "
                     "another --out to start a new run."
@@ -181,8 +179,7 @@ class _Restoring:
     def _read(self, step: int) -> ReadSnapshot:
         reader, protected = self._fetch.reader_of(step), self._protected
         held = _held(protected)
-        if not self._first:
-            self._first = [(local(value), local(value).clone()) for value in held.values() if is_dtensor(value)]
+        self._overwritten |= bool(held)
 
         def read() -> ReadSnapshot:
             tensors = read_parts(reader, held, protected.parameter_of, self._ranks.rank)
@@ -191,11 +188,13 @@ class _Restoring:
 
         return snapshot.retried(step, snapshot.BACKOFF, read)
 
-    def undo(self) -> None:
-        """Give the sharded tensors the values that they had before a snapshot was read."""
-        with torch.no_grad():
-            for value, first in self._first:
-                value.copy_(first)
+    def check_first_weights(self) -> None:
+        """Raise StorageFailed if a damaged snapshot was read into the sharded tensors, whose first values are then lost."""
+        if self._overwritten:
+            raise StorageFailed(
+                f"no snapshot in {self._attempt.store} can be used, and reading them has overwritten the sharded weights that "
+                "the script made: the next attempt makes them again and starts at step 0."
+            )
 
 
 def _held(protected: Protected) -> dict[str, Array]:
@@ -209,7 +208,7 @@ def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protect
     restoring = _Restoring(fetch, attempt, ranks, protected)
     found, passed_over = restoring.follow() if ranks.rank else restoring.lead()
     if found is None:
-        restoring.undo()
+        restoring.check_first_weights()
         return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
     flat = _load(found, attempt, ranks, protected)
     record, extra = found.reader.manifest, found.reader.extra

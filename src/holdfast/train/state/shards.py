@@ -135,7 +135,8 @@ def read_parts(
             tensors[name] = target
         elif (target is None or is_dtensor(target)) and _has_shape(parameter, saved):
             part = torch.as_tensor(reader.read(name, held_box(parameter, rank)))
-            tensors[name] = like(parameter, part.clone())  # the buffer that was read holds more than this part
+            is_all = part.nbytes == part.untyped_storage().nbytes()
+            tensors[name] = like(parameter, part if is_all else part.clone())  # else it keeps the rest in memory
         else:
             tensors[name] = reader.read(name)
     return tensors
