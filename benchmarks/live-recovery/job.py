@@ -34,7 +34,7 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
-        self.attempt, self.pid, self.step, self.world = 0, 0, -1, 0
+        self.attempt, self.launched, self.pid, self.step, self.world = 0, 0, 0, -1, 0
         self.events: list[dict[str, Any]] = []
 
     def look(self) -> "Tail":
@@ -48,7 +48,8 @@ class Tail:
 
     def _heed(self, event: dict[str, Any]) -> None:
         if event["event"] == "attempt":
-            self.attempt, self.pid, self.step = event["attempt"], event["pid"], -1
+            self.attempt, self.launched = event["attempt"], event["world"]
+            self.pid, self.step = event["pid"], -1
         elif event["event"] == "step":
             self.step, self.world = event["step"], event["world"]
             event["pid"] = self.pid
@@ -56,16 +57,18 @@ class Tail:
 
 
 class Job:
-    """One command in a folder of its own."""
+    """One command in a folder of its own; if `changes`, each attempt may have another number of workers."""
 
-    def __init__(self, folder: Path, workers: int, command: list[str], *, limit: float) -> None:
+    def __init__(self, folder: Path, workers: int, command: list[str], *, limit: float, changes: bool = False) -> None:
         folder.mkdir(parents=True)
-        self.folder, self.workers, self.command, self._limit = folder, workers, command, limit
+        self.folder, self.workers, self.command = folder, workers, command
+        self._limit, self._changes = limit, changes
         self.out, self.control, self.log = folder / "run", folder / "control", folder / "command.log"
         self.notes = folder / "notes"  # for scripts that note their own steps
         self.control.mkdir()
         self.notes.mkdir()
         self.tails = [Tail(self.out / "history" / f"rank-{number}.jsonl") for number in range(workers)]
+        self.left: list[str] = []  # processes that outlived a killed supervisor
         self._id = f"{os.getpid()}-{time.monotonic_ns()}"
         self._ends = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,9 +78,16 @@ class Job:
         environment = os.environ | {MARKER: self._id, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
         if device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        self._ends = time.monotonic() + self._limit
+        self._ends = self._ends or time.monotonic() + self._limit
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+
+    def start_again(self) -> None:
+        """Start the command again after its supervisor was killed, when all of its processes are gone."""
+        assert self._process is not None
+        self._process.wait()
+        self.left += self.gone()
+        self.start()
 
     @property
     def supervisor(self) -> int:
@@ -105,16 +115,23 @@ class Job:
         here = self.children()
         return {number: tail.pid for number, tail in enumerate(self.look()) if tail.pid in here and _runs(tail.pid)}
 
+    def newest(self) -> list[Tail]:
+        """Return the ranks of the newest attempt."""
+        tails = self.look()
+        attempt = max(tail.attempt for tail in tails)
+        return [tail for tail in tails if tail.attempt == attempt]
+
     def is_whole(self, steps: int, since: int) -> bool:
         """Return True if all workers run, and have trained `steps` steps together after step `since`."""
-        tails = self.look()
-        return len(self.pids()) == self.workers and all(
-            tail.step >= since + steps and tail.world == self.workers for tail in tails
+        tails = self.newest()
+        workers = tails[0].launched if self._changes else self.workers
+        return len(self.pids()) == workers and all(
+            tail.step >= since + steps and tail.world == workers for tail in tails
         )
 
     def reached(self) -> int:
-        """Return the newest step that any rank has recorded."""
-        return max(tail.step for tail in self.look())
+        """Return the newest step that any rank has recorded in the newest attempt."""
+        return max(tail.step for tail in self.newest())
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Poll until `condition` is true; raise Ended if the command ends, and Hung if it makes no progress."""

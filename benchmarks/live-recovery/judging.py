@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from job import COMMAND, Job
+from whole_states import whole_states
 
 AUDITED_WITHIN = 300.0
 THREADS, FILES = 30, 120  # a new worker has some 15 threads and 80 open files
@@ -22,10 +23,12 @@ class Reference:
 
     trained: dict[tuple[int, int], str]  # by rank and step
     last: tuple[int, str]
+    whole: dict[int, str]  # by step, if the script notes them
 
     @classmethod
     def of(cls, job: Job) -> "Reference":
-        return cls({(step["rank"], step["step"]): step["state"] for step in of_kind(job, "step")}, last_commit(job))
+        trained = {(step["rank"], step["step"]): step["state"] for step in of_kind(job, "step")}
+        return cls(trained, last_commit(job), {step: state for (_, step), state in whole_states(job.notes).items()})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
+With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart`. Some of them
+continue with another number of ranks after every restart.
+
 Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
 step, under `replay` and `restart` the bits of a failure-free run (unless the run was scaled meanwhile), a passed audit,
 no process left behind, and no threads, open files or shared memory that stay after a recovery. The command exits with 1
@@ -20,35 +23,26 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from job import COMMAND, Ended, Hung, Job, interrupted, kill
+import struck
+import struck_sharded
+from job import COMMAND, Ended, Hung, Job, interrupted
 from judging import Reference, leaks, of_kind, wrong_audit, wrong_bits
-from struck import FORMS
+from kinds import KINDS, LIVE_ONLY, RESTART_ONLY, SCALED, Strike
+from whole_states import whole_states, wrong_states
 
-SCRIPT = Path(__file__).with_name("struck.py")
-EPOCHS, STRIKES = 15, 6  # per run: 960 steps
+EPOCHS, SHARDED_EPOCHS, STRIKES = 15, 3, 6  # per run: 960 steps, and 192 of sharded models, which are slower
+CALM, SHARDED_CALM = 20, 10  # the most steps between two strikes
+HANG_TIMEOUT = 8  # seconds; of sharded runs, in which a suspended worker is noticed only by this
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "leaks", "left behind")
 STRATEGIES = ("forward", "replay", "skip", "restart")
-SCALED = "scaled down and up"
 SETTLED = 3.0  # seconds after the last recovery; then the connections of lost workers are closed
-
-
-@dataclass(frozen=True)
-class Strike:
-    """A failure `steps` steps of the whole world and `delay` seconds after the last one; `ranks` in order of choice."""
-
-    kind: str
-    steps: int
-    delay: float
-    ranks: tuple[int, ...]
-    then: float  # seconds to the second kill, if it has one
-    newcomer: bool  # True if the second kill hits the replacement
 
 
 @dataclass(frozen=True)
@@ -62,15 +56,23 @@ class Plan:
     save_every: int
     spares: int = 0
     strikes: tuple[Strike, ...] = ()
+    workers_after: tuple[int, ...] = ()  # each restart
 
     @property
     def what(self) -> str:
         spares = f", {self.spares} spare" if self.spares else ""
-        return f"{self.strategy}, {self.form}, {self.workers} workers{spares}, a save every {self.save_every}"
+        workers = ", ".join(map(str, (self.workers, *self.workers_after)))
+        return f"{self.strategy}, {self.form}, {workers} workers{spares}, a save every {self.save_every}"
 
     @property
-    def is_scaled(self) -> bool:
-        return any(strike.kind == SCALED for strike in self.strikes)
+    def is_exact(self) -> bool:
+        """True if the run must have the bits of a failure-free run."""
+        scaled = self.workers_after or any(strike.kind == SCALED for strike in self.strikes)
+        return self.strategy in ("replay", "restart") and not scaled
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.form in struck_sharded.FORMS
 
 
 @dataclass
@@ -88,84 +90,39 @@ class Tally:
 
 
 def plans(seed: int, strategies: list[str], forms: list[str], kinds: list[str]) -> Iterator[Plan]:
-    """Yield the runs of `seed`, without end. Only a run that recovers live is scaled."""
+    """Yield the runs of `seed`, without end."""
     for number in itertools.count():
         rng = random.Random(f"{seed} {number}")
         plan = Plan(number, rng.choice(strategies), rng.choice(forms), rng.choice((3, 4)), rng.choice((7, 50, 200)))
-        is_live = plan.strategy != "restart"
-        possible = [kind for kind in kinds if is_live or kind != SCALED]
-        strikes = tuple(_strike(rng, plan.workers, possible) for _ in range(STRIKES))
-        yield replace(plan, spares=rng.choice((0, 1)), strikes=strikes)
+        yield replace(plan, strikes=_strikes(rng, plan, kinds), spares=rng.choice((0, 1)))
 
 
-def _strike(rng: random.Random, workers: int, kinds: list[str]) -> Strike:
+def sharded_plans(seed: int, forms: list[str], kinds: list[str]) -> Iterator[Plan]:
+    """Yield the runs of `seed` with sharded models, without end; a third has other numbers of ranks after restarts."""
+    for number in itertools.count():
+        rng = random.Random(f"{seed} {number} sharded")
+        plan = Plan(number, "restart", rng.choice(forms), rng.choice((4, 6)), rng.choice((5, 20, 50)))
+        worlds = (2, 4, 6) if plan.form.startswith("hsdp") else (2, 3, 4, 5, 6)
+        after = tuple(rng.choice(worlds) for _ in range(2 * STRIKES)) if rng.random() < 1 / 3 else ()
+        yield replace(plan, strikes=_strikes(rng, plan, kinds), spares=rng.choice((0, 0, 1)), workers_after=after)
+
+
+def _strikes(rng: random.Random, plan: Plan, kinds: list[str]) -> tuple[Strike, ...]:
+    other = LIVE_ONLY if plan.strategy == "restart" else RESTART_ONLY
+    possible = [kind for kind in kinds if kind not in other]
+    most, calm = max((plan.workers, *plan.workers_after)), SHARDED_CALM if plan.is_sharded else CALM
+    return tuple(_strike(rng, most, calm, possible) for _ in range(STRIKES))
+
+
+def _strike(rng: random.Random, workers: int, calm: int, kinds: list[str]) -> Strike:
     return Strike(
         kind=rng.choice(kinds),
-        steps=rng.randint(3, 20),
+        steps=rng.randint(3, calm),
         delay=rng.random() * 0.05,
         ranks=tuple(rng.sample(range(workers), workers)),
         then=rng.random() ** 2 * 0.25,
         newcomer=rng.random() < 0.5,
     )
-
-
-def _kill_one(job: Job, strike: Strike) -> int:
-    return _hit(job, strike.ranks[:1])
-
-
-def _kill_first(job: Job, strike: Strike) -> int:
-    return _hit(job, (0,))
-
-
-def _kill_two(job: Job, strike: Strike) -> int:
-    return _hit(job, strike.ranks[:2])
-
-
-def _stop(job: Job, strike: Strike) -> int:
-    return _hit(job, strike.ranks[:1], signal.SIGSTOP)
-
-
-def _kill_in_recovery(job: Job, strike: Strike) -> int:
-    """Kill one worker, and another while the survivors regroup."""
-    first = _hit(job, strike.ranks[:1])
-    time.sleep(strike.then / 5)
-    return first + _hit(job, strike.ranks[1:2])
-
-
-def _kill_at_joining(job: Job, strike: Strike) -> int:
-    """Kill one worker, and after the start of its replacement the replacement or another worker."""
-    old = job.children()
-    first = _hit(job, strike.ranks[:1])
-    job.wait(lambda: bool(job.children() - old))
-    time.sleep(strike.then)
-    if not strike.newcomer:
-        return first + _hit(job, strike.ranks[1:2])
-    return first + sum(kill(pid) for pid in job.children() - old)
-
-
-def _scale(job: Job, strike: Strike) -> int:
-    """Put one worker to sleep for some steps, then wake it."""
-    reached = job.reached()
-    job.command_line("scale", job.out, "--workers", job.workers - 1)
-    job.wait(lambda: any(tail.world == job.workers - 1 and tail.step > reached for tail in job.look()))
-    job.command_line("scale", job.out, "--workers", job.workers)
-    return 1
-
-
-def _hit(job: Job, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> int:
-    pids = job.pids()
-    return sum(kill(pids[rank], number) for rank in ranks if rank in pids)
-
-
-KINDS: dict[str, Callable[[Job, Strike], int]] = {
-    "SIGKILL of one": _kill_one,
-    "SIGKILL of rank 0": _kill_first,
-    "SIGKILL of two at once": _kill_two,
-    "SIGSTOP of one": _stop,
-    "SIGKILL of a second during recovery": _kill_in_recovery,
-    "SIGKILL while a replacement joins": _kill_at_joining,
-    SCALED: _scale,
-}
 
 
 class Bench:
@@ -174,7 +131,7 @@ class Bench:
     def __init__(self, place: Path, limit: float) -> None:
         self._place, self._limit = place, limit
         self._references: dict[tuple[str, str, int], Reference] = {}
-        self._turn = threading.Lock()
+        self._turns: dict[tuple[str, str, int], threading.Lock] = {}
 
     def run(self, plan: Plan) -> Tally:
         """Strike one run as planned, and check it; keep its folder if anything was wrong."""
@@ -204,19 +161,29 @@ class Bench:
         return tally
 
     def _job(self, plan: Plan, name: str) -> Job:
-        folder = self._place / name
+        folder, subject = self._place / name, struck_sharded if plan.is_sharded else struck
         options = ["--workers", plan.workers, "--recovery", plan.strategy, "--save-every", plan.save_every]
         options += ["--max-restarts", 20, "--spares", plan.spares, "--out", folder / "run"]
-        script = [SCRIPT, "--", plan.form, EPOCHS, folder / "control"]
-        return Job(folder, plan.workers, [*COMMAND, "run", *map(str, options + script)], limit=self._limit)
+        if plan.is_sharded:
+            options += ["--hang-timeout", HANG_TIMEOUT]
+        if plan.workers_after:
+            options += ["--workers-after", ",".join(map(str, plan.workers_after))]
+        epochs = SHARDED_EPOCHS if plan.is_sharded else EPOCHS
+        command = [*COMMAND, "run", *options, subject.__file__, "--", plan.form, epochs, folder / "control"]
+        most, changes = max((plan.workers, *plan.workers_after)), bool(plan.workers_after)
+        return Job(folder, most, [*map(str, command)], limit=self._limit, changes=changes)
 
     def _judge(self, job: Job, tally: Tally) -> None:
         plan = tally.plan
-        found = (
-            ("left behind", job.gone()),  # first: no process may run during the other checks
-            ("wrong bits", wrong_bits(job, self._reference(plan), is_exact=_is_exact(plan))),
+        left, reference = [*job.left, *job.gone()], self._reference(plan)  # first: nothing may run during the checks
+        found: list[tuple[str, Iterable[str]]] = [
+            ("left behind", left),
+            ("wrong bits", wrong_bits(job, reference, is_exact=plan.is_exact)),
             ("wrong audits", wrong_audit(job)),
-        )
+        ]
+        if plan.is_sharded:
+            wrong = wrong_states(whole_states(job.notes), reference.whole, is_exact=plan.is_exact)
+            found.append(("wrong bits", itertools.islice(wrong, 3)))
         tally.wrong += [(column, what) for column, problems in found for what in problems]
         regroups = {(event["attempt"], event["number"]): event for event in of_kind(job, "regroup")}
         tally.regroups = len(regroups)
@@ -226,7 +193,7 @@ class Bench:
     def _reference(self, plan: Plan) -> Reference:
         """Return the result of the failure-free run of the same form and number of workers, with any recovery."""
         key = "restart", plan.form, plan.workers
-        with self._turn:
+        with self._turns.setdefault(key, threading.Lock()):
             if key not in self._references:
                 bare = Plan(-1, *key, save_every=50)
                 job = self._job(bare, "-".join(map(str, ("reference", *key))))
@@ -237,11 +204,6 @@ class Bench:
                 self._references[key] = Reference.of(job)
                 shutil.rmtree(job.folder)
             return self._references[key]
-
-
-def _is_exact(plan: Plan) -> bool:
-    """Return True if the run must end with the bits of a failure-free run."""
-    return plan.strategy in ("replay", "restart") and not plan.is_scaled
 
 
 def _deal(job: Job, plan: Plan, tally: Tally) -> None:
@@ -272,7 +234,7 @@ def main() -> None:
     bench, shared = Bench(place, given.limit), _shared_memory()
     began, tallies = time.monotonic(), []
     with suppress(KeyboardInterrupt):  # report the runs that have ended by then
-        for tally in _all(bench, plans(given.seed, given.strategies, given.forms, kinds), given, began):
+        for tally in _all(bench, _planned(given, kinds), given, began):
             tallies.append(tally)
             _tell(tally, sum(len(done.struck) for done in tallies), given.strikes, time.monotonic() - began)
     _report(tallies, given.seed, time.monotonic() - began)
@@ -287,6 +249,12 @@ def main() -> None:
     elif not given.keep:
         shutil.rmtree(place)
     sys.exit(1 if wrong or not tallies else 0)
+
+
+def _planned(given: argparse.Namespace, kinds: list[str]) -> Iterator[Plan]:
+    if given.sharded:
+        return sharded_plans(given.seed, given.forms or list(struck_sharded.FORMS), kinds)
+    return plans(given.seed, given.strategies, given.forms or list(struck.FORMS), kinds)
 
 
 def _shared_memory() -> set[str]:
@@ -337,17 +305,18 @@ def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
     """Print the tables of the README."""
     import torch
 
-    struck = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
-    forms = Counter(tally.plan.form for tally in tallies)
+    hits = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
+    forms = Counter(f"{tally.plan.form} on {tally.plan.workers}" for tally in tallies)
     print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores; seed {seed}")
-    print(f"{struck.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
+    print(f"{hits.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
     print(f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}\n")
-    print(f"| strike | {' | '.join(STRATEGIES)} |\n|---|{'---:|' * len(STRATEGIES)}")
+    strategies = [strategy for strategy in STRATEGIES if any(tally.plan.strategy == strategy for tally in tallies)]
+    print(f"| strike | {' | '.join(strategies)} |\n|---|{'---:|' * len(strategies)}")
     for kind in KINDS:
-        print(f"| {kind} | {' | '.join(str(struck[kind, strategy]) for strategy in STRATEGIES)} |")
+        print(f"| {kind} | {' | '.join(str(hits[kind, strategy]) for strategy in strategies)} |")
     print("\n| | runs | strikes | regroups | restarts | samples declared missing | ", end="")
     print(f"{' | '.join(COLUMNS)} |\n|---|{'---:|' * (5 + len(COLUMNS))}")
-    for strategy in STRATEGIES:
+    for strategy in strategies:
         print(_row(strategy, [tally for tally in tallies if tally.plan.strategy == strategy]))
     print(_row("**all**", tallies))
     print(f"\n{sum(tally.missed for tally in tallies)} more were planned, but found no process left to strike.")
@@ -370,7 +339,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS), help="forms of the training script")
+    parser.add_argument("--sharded", action="store_true", help="strike sharded models, which recover by restart")
+    forms = (*struck.FORMS, *struck_sharded.FORMS)
+    parser.add_argument("--forms", nargs="*", choices=forms, help="forms of the training script (default: all)")
     parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")
     parser.add_argument("--only", type=int, nargs="*", help="only the runs with these numbers")
     parser.add_argument("--keep", help="folder for the runs; only runs with something wrong are kept")

@@ -13,6 +13,7 @@ so that strikes hit a run that is still training. The forms:
 """
 
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,15 @@ SAMPLES, BATCH, WIDTH, CLASSES = 4096, 64, 32, 4
 PAUSE = 0.003
 FORMS = ("plain", "normed", "averaged", "adversarial", "accumulated", "stateful", "sampled", "phased")
 Train = Callable[[Any], torch.Tensor]
+
+
+def raise_on_signal() -> None:
+    """Raise an error wherever the script is when this process gets SIGUSR1."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("struck from outside")
+
+    signal.signal(signal.SIGUSR1, fail)
 
 
 def network(form: str) -> nn.Module:
@@ -99,6 +109,7 @@ def adversarial(run: hf.Run) -> Train:
 def main(form: str, epochs: str, control: str) -> None:
     """Train; all random numbers of the network come from the seed of the run."""
     torch.set_num_threads(1)
+    raise_on_signal()
     run = hf.attach()
     train = adversarial(run) if form == "adversarial" else classifier(run, form)
     generator = torch.Generator().manual_seed(1)
