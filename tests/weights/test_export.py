@@ -217,7 +217,7 @@ def test_the_command_exports_the_model(run: Path, tmp_path: Path, monkeypatch: A
         (["{run}", "--step", "7", "{tmp}/m.pt"], "has no snapshot of step 7: it has [5, 10]"),
         (["{tmp}/empty", "{tmp}/m.pt"], "has no snapshot yet"),
         (["{tmp}/nothing", "{tmp}/m.pt"], "does not exist"),
-        (["{tmp}/two", "{tmp}/m.pt"], "this run protects 2 models: give --only with one of a, b"),
+        (["{tmp}/two", "{tmp}/m.pt"], "this run protects 2 models: give --all, or --only with one of a, b"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(

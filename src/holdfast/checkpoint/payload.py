@@ -98,7 +98,7 @@ def encode(
     plan = layout(tensors, metadata, digests=digests)
     yield plan.header
     for name in plan.spans:
-        yield _memory(tensors[name])
+        yield raw(tensors[name])
 
 
 def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
@@ -130,7 +130,15 @@ def empty(dtype: str, shape: Sequence[int]) -> "torch.Tensor":
     """Return a new tensor with undefined values; `dtype` is a name of the safetensors format."""
     import torch
 
-    return torch.empty(tuple(shape), dtype=getattr(torch, _TORCH[dtype]))
+    return torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """Return torch's dtype for the name of a dtype in the safetensors format."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _TORCH[name])
+    return dtype
 
 
 def is_dtype(name: str) -> bool:
@@ -225,10 +233,9 @@ def _view(data: npt.NDArray[np.uint8], entry: Entry) -> Array:
         return array
     import torch
 
-    dtype = getattr(torch, _TORCH[entry.dtype])
     if not len(part):
-        return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(part.data, dtype=dtype).reshape(entry.shape)
+        return empty(entry.dtype, entry.shape)
+    return torch.frombuffer(part.data, dtype=torch_dtype(entry.dtype)).reshape(entry.shape)
 
 
 def dtype_name(name: str, value: Array) -> str:
@@ -248,7 +255,8 @@ def dtype_name(name: str, value: Array) -> str:
     return code
 
 
-def _memory(value: Array) -> memoryview:
+def raw(value: Array) -> memoryview:
+    """Return the bytes of the values of a tensor or array, in row-major order. They are copied only if they must be."""
     if isinstance(value, np.ndarray):
         native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         return native.reshape(-1).view(np.uint8).data

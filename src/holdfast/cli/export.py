@@ -13,7 +13,8 @@ def export(
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="model.safetensors, model.pt (for weights_only=True), or folder/ (for torch's DCP)."
+            metavar="TO",
+            help="model.safetensors, model.pt (for weights_only=True), or folder/ (for torch's DCP, or see --shard-size).",
         ),
     ],
     step: Annotated[
@@ -25,26 +26,35 @@ def export(
     everything: Annotated[
         bool, typer.Option("--all", help="Export everything passed to run.protect(), for example the optimizer too.")
     ] = False,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Write a Hugging Face model to the folder TO: safetensors files of at most SIZE, such as 5GB, and their index.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite TO if it exists.")] = False,
 ) -> None:
     """Export the weights of a RUN under your model's own keys. Example: holdfast export runs/a model.safetensors"""
     from holdfast.weights.export import export, writer_for
-    from holdfast.weights.load import load_states
-    from holdfast.weights.locate import missing_commit_of
+    from holdfast.weights.load import SavedStates, from_snapshot
+    from holdfast.weights.locate import missing_commit_of, store_of
 
     if only and everything:
         raise BadInput("--only and --all cannot be combined: give one of them.")
-    writer_for(to)  # refuses an unknown format before the snapshot is read
-    loaded = load_states(place, step)
-    for bad in loaded.passed_over:
+    writer_for(to, shard_size)  # refuses an unknown format before the snapshot is read
+
+    def write(saved: SavedStates) -> str:
+        name = " and ".join(saved.states) if everything else only or saved.only_model("give --all, or --only with")
+        state = dict(saved.states) if everything else saved.state(name)
+        export(state, to, force=force, shard_size=shard_size)
+        return name
+
+    name, written, passed_over = from_snapshot(store_of(place), step, write)
+    for bad in passed_over:
         say(f"passed over {bad.name}: {bad.why}")
     if step is None and (lost := missing_commit_of(place)):
         complain(
-            f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {loaded.step}."
+            f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {written}."
         )
-    if not only and not everything and len(loaded.models) != 1:
-        many = f"{len(loaded.models)} models" if loaded.models else "no model"
-        raise BadInput(f"this run protects {many}: give --only with one of {', '.join(loaded.states)}, or --all.")
-    name = " and ".join(loaded.states) if everything else only or loaded.models[0]
-    export(dict(loaded.states) if everything else loaded.state(name), to, force=force)
-    say(f"exported {name} of step {loaded.step} to {to}")
+    say(f"exported {name} of step {written} to {to}")

@@ -1,12 +1,12 @@
-"""Export a state to a file or folder that other programs read: safetensors, torch's own format, or torch's DCP.
+"""Export states to a file or folder that other programs read: safetensors, torch's own format, or torch's DCP.
 
-The target appears complete or not at all. An existing target is replaced only with `force`.
+The target appears complete or not at all. An existing target is replaced only with `force`. Tensors are read from the
+snapshot one at a time, except for a `.pt` file, which torch writes at once.
 """
 
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,31 +15,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint import payload
+from holdfast.checkpoint.sharding import within
 from holdfast.checkpoint.store import TEMPORARY, refusal
 from holdfast.errors import BadInput
 from holdfast.weights.read_foreign import read_torch
+from holdfast.weights.stored_tensor import StoredTensor, map_leaves, read_all
+from holdfast.weights.write_safetensors import parse_size, write_file, write_sharded
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 
 
-def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
+def export(state: Mapping[str, Any], to: str, *, force: bool = False, shard_size: str | None = None) -> None:
     """Write a state_dict, or a dict of state_dicts, to the path `to`; `force` replaces an existing file.
 
     The suffix selects the format: `.safetensors` for one state_dict of tensors; `.pt` or `.pth` for a file that PyTorch
-    loads with `weights_only=True`; and none for a folder for `torch.distributed.checkpoint.load`."""
-    write = writer_for(to)
+    loads with `weights_only=True`; and none for a folder for `torch.distributed.checkpoint.load`. With `shard_size`,
+    such as 5GB, the folder is a Hugging Face model of safetensors files of at most that size."""
+    write = writer_for(to, shard_size)
     with _replacing(Path(to), force=force) as place:
-        write(_plain(state), place)
+        write(map_leaves(state, _as_stored), place)
 
 
-def writer_for(to: str) -> Callable[[Mapping[str, Any], Path], None]:
+def writer_for(to: str, shard_size: str | None = None) -> Callable[[Mapping[str, Any], Path], None]:
     """Return the function that writes the format selected by the suffix of the path `to`; raise BadInput if unknown."""
     suffix = Path(to).suffix
     if to.endswith("/") or not suffix:
-        return _write_folder
+        return _folder_writer(shard_size)
+    if shard_size:
+        raise BadInput(f"--shard-size writes several files, and {to} is one: name a folder/.")
     if suffix in SAFETENSORS:
-        return _write_safetensors
+        return write_file
     if suffix in TORCH:
         return _write_torch
     raise BadInput(
@@ -47,39 +52,30 @@ def writer_for(to: str) -> Callable[[Mapping[str, Any], Path], None]:
     )
 
 
-def _write_safetensors(state: Mapping[str, Any], place: Path) -> None:
-    if others := [str(key) for key, value in state.items() if not isinstance(value, torch.Tensor)]:
-        raise BadInput(
-            f"a safetensors file can hold only tensors, and {', '.join(others[:4])} "
-            f"{'is not one' if len(others) == 1 else 'are not'}: name one model, or write a .pt file or a folder/."
-        )
-    with place.open("wb") as file:
-        for part in payload.encode(dict(state), {"format": "pt"}):
-            file.write(part)
+def _folder_writer(shard_size: str | None) -> Callable[[Mapping[str, Any], Path], None]:
+    if shard_size:
+        size = parse_size(shard_size)
+        return lambda state, folder: write_sharded(state, folder, size)
+    from holdfast.weights.write_dcp import write_folder  # a slow import
+
+    return write_folder
 
 
 def _write_torch(state: Mapping[str, Any], place: Path) -> None:
-    torch.save(state, place)
+    torch.save(map_leaves(read_all(state), lambda _, value: _plain(value)), place)
     read_torch(place, mapped=True)  # verifies that the file loads with weights_only=True
 
 
-def _write_folder(state: Mapping[str, Any], place: Path) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save  # a slow import
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that there is only one process
-        save(dict(state), checkpoint_id=place, no_dist=True)
+def _as_stored(_: str, value: Any) -> Any:
+    tensor = _plain(value)
+    if not isinstance(tensor, torch.Tensor):
+        return value
+    whole = tuple((0, size) for size in tensor.shape)
+    return StoredTensor(tensor.dtype, tuple(tensor.shape), lambda box: tensor[within(box, whole)])
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return torch.as_tensor(value)
-    if isinstance(value, Mapping):
-        plain = type(value)({key: _plain(item) for key, item in value.items()})  # type: ignore[call-arg]
-        if hasattr(value, "__dict__"):
-            vars(plain).update(vars(value))
-        return plain
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
 @contextmanager

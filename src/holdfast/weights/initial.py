@@ -21,8 +21,9 @@ from holdfast.runs.config import WeightsSource
 from holdfast.train.state.protected import Protected, digest, listed, own_keys, without_wrappers
 from holdfast.weights import read_foreign
 from holdfast.weights.export import SAFETENSORS, TORCH
-from holdfast.weights.load import load_states
-from holdfast.weights.locate import looks_like_run
+from holdfast.weights.load import SavedStates, from_snapshot
+from holdfast.weights.locate import looks_like_run, store_of
+from holdfast.weights.stored_tensor import read_all
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +82,19 @@ def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str
 def _read_run(source: WeightsSource, path: Path) -> SourceContent:
     if not looks_like_run(path):
         raise BadInput(f"{path} is neither the folder of a run nor a DCP folder: name one, or a weights file.")
-    loaded = load_states(path, source.step)
-    models = {name: loaded.states[name] for name in loaded.models}
-    others = {name: loaded.state(name) for name in source.take if name not in models}
+
+    def read(saved: SavedStates) -> tuple[dict[str, Any], dict[str, Any]]:
+        others = [name for name in source.take if name not in saved.models]
+        return tuple(read_all({name: saved.state(name) for name in names}) for names in (saved.models, others))
+
+    (models, others), step, _ = from_snapshot(store_of(path), source.step, read)
     if not models:
         raise BadInput(f"the run in {path} protects no model: it has no weights to start from.")
     # A single model has the digest of its weights alone, so that it equals the digest of an exported file.
     content = next(iter(models.values())) if len(models) == 1 else models
     tree = flatten(others).extra["state"] if others else None
     flat = FlatState({**dict(tensors_in(content)), **dict(tensors_in(others, "also"))}, {"state": tree})
-    return SourceContent({**models, **others}, True, digest(flat), loaded.step)
+    return SourceContent({**models, **others}, True, digest(flat), step)
 
 
 def _from_file(path: Path, content: Any) -> SourceContent:

@@ -1,26 +1,30 @@
-"""Load the states of a run as state_dicts, for inference or another program."""
+"""Load the states of a run as state_dicts, or one tensor of them, for inference or another program."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.payload import unflatten
-from holdfast.checkpoint.snapshot import PassedOver, Snapshot
+from holdfast.checkpoint.reader import SnapshotReader
+from holdfast.checkpoint.snapshot import PassedOver
+from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, NoSnapshot
-from holdfast.train.state.protected import is_model, own_keys
+from holdfast.train.state.protected import SHOWN, is_model, own_keys
 from holdfast.train.state.restore import check_of_a_run
 from holdfast.weights.locate import store_of
+from holdfast.weights.stored_tensor import StoredTensor, read_all, tensors_in
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadedStates:
-    """The state_dicts saved by a run, by name; the step of the snapshot; and damaged snapshots that were skipped."""
+class SavedStates:
+    """The state_dicts in a snapshot of a run, by name. Their tensors are not read yet."""
 
     step: int
     states: Mapping[str, Any]
-    passed_over: tuple[PassedOver, ...] = ()
 
     @property
     def models(self) -> list[str]:
@@ -31,37 +35,74 @@ class LoadedStates:
             raise BadInput(f"this run has no state named {name!r}: it protects {', '.join(self.states)}.")
         return self.states[name]
 
+    def only_model(self, advice: str) -> str:
+        """Return the name of the only model; raise BadInput with `advice` if there are several models, or none."""
+        if len(self.models) != 1:
+            many = f"{len(self.models)} models" if self.models else "no model"
+            raise BadInput(f"this run protects {many}: {advice} one of {', '.join(self.states)}.")
+        return self.models[0]
 
-def load(run: str | os.PathLike[str], step: int | None = None, name: str | None = None) -> Any:
+
+def load(
+    run: str | os.PathLike[str], step: int | None = None, name: str | None = None, tensor: str | None = None
+) -> Any:
     """Return the state_dicts that a run saved, by the names passed to `run.protect()`; with `name`, only that one.
 
-    `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Every byte
-    is verified, nothing is unpickled, and the tensors are on the CPU:
+    `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Everything
+    that is read is verified, nothing is unpickled, and the tensors are on the CPU:
 
-        model.load_state_dict(hf.load("runs/a", name="model"))"""
-    loaded = load_states(run, step)
-    return dict(loaded.states) if name is None else loaded.state(name)
+        model.load_state_dict(hf.load("runs/a", name="model"))
+
+    With `tensor`, only one tensor is read and returned: of the state `name`, or else of the only model. The names of
+    nested tensors are joined by slashes:
+
+        hf.load("runs/a", tensor="layers.0.weight")
+        hf.load("runs/a", name="optimizer", tensor="state/0/exp_avg")"""
+
+    def read(saved: SavedStates) -> Any:
+        if tensor is not None:
+            return _tensor(saved, name, tensor).read()
+        return read_all(dict(saved.states) if name is None else saved.state(name))
+
+    return from_snapshot(store_of(run), step, read)[0]
 
 
-def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
-    """Return all state_dicts in the snapshot of `step`, by default in the newest intact snapshot of `run`."""
-    store = store_of(run)
+def from_snapshot(
+    store: Store, step: int | None, read: Callable[[SavedStates], T]
+) -> tuple[T, int, tuple[PassedOver, ...]]:
+    """Return the result of `read`, the step of the snapshot that it was given, and the damaged snapshots passed over.
 
-    def attempt(step: int) -> Snapshot:
-        loaded = snapshot.load(store, step)
-        check_of_a_run(loaded.extra, loaded.manifest)
-        return loaded
-
+    That snapshot is the one of `step`, or else the newest one whose data `read` finds intact."""
     if step is not None:
-        loaded = attempt(step)
-    else:
-        newest, bad = snapshot.search(store, attempt)
-        if newest is None:
-            why = "; ".join(passed_over.why for passed_over in bad.values())
-            raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
-        loaded = replace(newest, passed_over=tuple(bad.values()))
-    states = {
-        name: own_keys(state) if is_model(state) else state
-        for name, state in unflatten(loaded.tensors, loaded.extra).items()
+        return read(open_states(store, step)), step, ()
+    found, bad = snapshot.search(store, lambda step: (read(open_states(store, step)), step))
+    if found is None:
+        why = "; ".join(passed_over.why for passed_over in bad.values())
+        raise NoSnapshot(f"{store} has no verified snapshot ({why or 'it has none'}): train it first.")
+    return *found, tuple(bad.values())
+
+
+def open_states(store: Store, step: int) -> SavedStates:
+    """Return the state_dicts in the snapshot of `step`; raise Corrupt if they are damaged. No tensor is read."""
+    reader = SnapshotReader(store, step)
+    check_of_a_run(reader.extra, reader.manifest)
+    tensors: dict[str, Any] = {
+        name: _stored(reader, name, position) for position, name in enumerate(reader.in_file_order())
     }
-    return LoadedStates(loaded.step, states, loaded.passed_over)
+    states = unflatten(tensors, reader.extra).items()
+    return SavedStates(step, {name: own_keys(state) if is_model(state) else state for name, state in states})
+
+
+def _stored(reader: SnapshotReader, name: str, position: int) -> StoredTensor:
+    tensor = reader.layout[name]
+    return StoredTensor(payload.torch_dtype(tensor.dtype), tensor.shape, lambda box: reader.read(name, box), position)
+
+
+def _tensor(saved: SavedStates, name: str | None, tensor: str) -> StoredTensor:
+    chosen = name or saved.only_model("give name as")
+    tensors = dict(tensors_in(saved.state(chosen)))
+    if tensor not in tensors:
+        rest = len(tensors) - SHOWN
+        names = ", ".join([*tensors][:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+        raise BadInput(f"{chosen} has no tensor named {tensor!r}: it has {names or 'none'}.")
+    return tensors[tensor]

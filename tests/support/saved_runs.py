@@ -1,0 +1,23 @@
+"""Runs with snapshots that several ranks have saved, made without processes."""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint import payload, snapshot
+from holdfast.checkpoint.payload import flatten
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.train.state.shards import divide
+
+
+def saved_by_ranks(out: Path, step: int, states: dict[str, Any], count: int = 2) -> Path:
+    """A run with one more snapshot, in which `count` ranks have each saved a part of every tensor."""
+    (out / "history").mkdir(parents=True, exist_ok=True)
+    flat, store = flatten(states), DirectoryStore(out / "checkpoints")
+    parts = [divide(flat, flat.tensors, rank, count) for rank in range(count)]
+    shards = [
+        snapshot.write_shard(store, step, payload.encode(part.parts, digests=True), rank=rank, count=count)
+        for rank, part in enumerate(parts)
+    ]
+    extra = {**flat.extra, "config": {}, "conditions": {}, "generators": [{}] * count}
+    snapshot.commit(store, snapshot.draft(step, extra, parts[0].layout, world=count), shards)
+    return out
