@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup, distributed_c10d  # type: ignore[attr-defined]  # public
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 HASH_STORE = dist.HashStore()  # type: ignore[attr-defined]  # public
@@ -45,6 +46,7 @@ OTHERS: list[tuple[object, str, str]] = [
     (ProcessGroup, "_get_sequence_number_for_group", "distributed/process_group.py sees use of a group by it"),
     (dist.ProcessGroupGloo, "_set_default_timeout", "distributed/gloo_link.py turns timeouts off with it"),  # type: ignore[attr-defined]
     (torch, "_foreach_copy_", "live/state_transfer.py and checkpoint/device.py copy many tensors with it"),
+    (FSDPModule, "_get_fsdp_state", "train/sharded.py recognises modules that are sharded together by it"),
     (torch.utils._pytree, "tree_flatten", "train/evaluation.py takes nested values apart with it"),
     (random, "_inst", "train/state/rng.py keys Python's generator with it"),
     (np.random.mtrand, "_rand", "train/observe/script_state.py recognises numpy's generator by it"),

@@ -31,7 +31,6 @@ REFUSED = {
     "train_sampling_strategy": "group_by_length",
     "enable_jit_checkpoint": True,
     "optim": "lomo",
-    "fsdp": "full_shard",
     "deepspeed": "ds.json",
     "parallelism_config": object(),
     "accelerator_config": SimpleNamespace(split_batches=True),
@@ -45,6 +44,23 @@ def test_an_option_of_transformers(trainer: Any, option: str, monkeypatch: pytes
     monkeypatch.setattr(trainer.args, option, REFUSED[option])
     named = {"accelerator_config": "split_batches"}.get(option, option)
     with pytest.raises(BadInput, match=rf"^a protected Trainer does not support {named}.*: .*$"):
+        protect(trainer)
+
+
+def test_sharding_of_transformers_that_is_not_fsdp2(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import ParallelismConfig
+
+    from holdfast.trainers.transformers import protect
+
+    monkeypatch.setattr(trainer.args, "fsdp", True)
+    monkeypatch.setattr(trainer.args, "fsdp_plugin_args", {"fsdp_version": 1})
+    with pytest.raises(BadInput, match=r"^a protected Trainer does not support fsdp of version 1: .* 2}\.$"):
+        protect(trainer)
+    monkeypatch.setattr(trainer.args, "fsdp_plugin_args", {"fsdp_version": 2})
+    monkeypatch.setattr(trainer.args, "parallelism_config", ParallelismConfig(dp_shard_size=2, tp_size=2))
+    with pytest.raises(
+        BadInput, match=r"^a protected Trainer does not support parallelism_config: every worker trains"
+    ):
         protect(trainer)
 
 

@@ -44,7 +44,7 @@ class ShardedModels:
         from torch.distributed.fsdp import FSDPModule
 
         self._modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
-        self._reduction = _GradientReduction(len([module for module in self._modules if _has_parameters(module)]))
+        self._reduction = _GradientReduction(_count_reductions(self._modules))
 
     def set_weight(self, factor: float) -> None:
         """Multiply this rank's gradients by `factor` before they are averaged over the ranks."""
@@ -78,13 +78,20 @@ class ShardedModels:
             module.set_custom_reduce_scatter(self._reduction)  # type: ignore[arg-type]
 
 
+def _count_reductions(modules: Iterable[Any]) -> int:
+    """Return the number of reduce-scatters in a backward: one for each call of `fully_shard` with trained parameters.
+
+    Modules that were sharded by one call have one state."""
+    return len({id(module._get_fsdp_state()) for module in modules if _has_parameters(module)})
+
+
 def _has_parameters(module: Any) -> bool:
-    """Return True if an FSDP module shards parameters itself: those that no FSDP module inside it shards."""
+    """Return True if an FSDP module shards trained parameters itself, not only by FSDP modules inside it."""
     from torch.distributed.fsdp import FSDPModule
 
     shards = [child for child in module.modules() if child is not module and isinstance(child, FSDPModule)]
     inner = {id(parameter) for child in shards for parameter in cast(nn.Module, child).parameters()}
-    return any(id(parameter) not in inner for parameter in module.parameters())
+    return any(id(parameter) not in inner for parameter in module.parameters() if parameter.requires_grad)
 
 
 class _GradientReduction:

@@ -81,16 +81,22 @@ class CollateParts:
 class RankNumbers:
     """Numbers that differ between ranks, such as a running loss, saved as part of a snapshot.
 
-    Only rank 0 writes snapshots, so `gather` collects the numbers that `take` returns on every rank, with one small
+    Only rank 0 saves such numbers, so `gather` collects those that `take` returns on every rank, with one small
     all-gather per step. After a resume each rank gets its own numbers back, or the mean if the world size changed.
     """
 
     def __init__(self, rank: int, world_size: int, take: Callable[[], torch.Tensor]) -> None:
         self._rank, self._world_size, self._take = rank, world_size, take
         self._all = torch.zeros(world_size, 0, dtype=torch.float64)
+        self._is_restored = False  # no step was trained since the numbers were restored
 
     def gather(self) -> None:
-        """Collect the numbers of all ranks, such as running losses, with one all-gather."""
+        """Collect the numbers of all ranks, such as running losses, with one all-gather.
+
+        The first call after a restore keeps the restored numbers, which may be those of another number of ranks."""
+        if self._is_restored:
+            self._is_restored = False
+            return
         own = self._take().to(torch.float64)
         if self._world_size == 1 or not dist.is_initialized():
             self._all = own[None].clone()
@@ -104,7 +110,10 @@ class RankNumbers:
         """Return the numbers that the last `gather` collected, such as running losses, with one row per rank."""
         return {"all": self._all}
 
-    def own(self, state: Mapping[str, Any]) -> torch.Tensor:
-        """Return this rank's row of a saved `state`, or the mean of all rows if the world size changed."""
-        rows: torch.Tensor = state["all"]
-        return rows[self._rank] if len(rows) == self._world_size else rows.mean(dim=0)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the numbers of all ranks that were saved."""
+        self._all, self._is_restored = state["all"], True
+
+    def own(self) -> torch.Tensor:
+        """Return this rank's row of the restored numbers, or the mean of all rows if the world size changed."""
+        return self._all[self._rank] if len(self._all) == self._world_size else self._all.mean(dim=0)

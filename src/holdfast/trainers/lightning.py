@@ -211,7 +211,8 @@ class LightningProgress:
             trainer.datamodule.load_state_dict(state["datamodule"])
         trainer.precision_plugin.load_state_dict(state["precision"])
         trainer._logger_connector._callback_metrics.update(state["monitored"])
-        self.sums.restore(state["figures"], self.ranks.own(state["ranks"]))
+        self.ranks.load_state_dict(state["ranks"])
+        self.sums.restore(state["figures"], self.ranks.own())
 
     def restore_loops(self) -> None:
         """Set the loop counters to their restored values, at the first call only."""

@@ -24,6 +24,7 @@ from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
+from holdfast.trainers.accelerate_sharding import enable_sharding, is_sharded, unsupported_sharding
 from holdfast.trainers.adapter import CollateParts, RankNumbers, RunLoader, check_recovery, unsupported
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
@@ -55,6 +56,8 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
             "TrainingArguments(use_cpu=True)."
         )
     check_recovery(run)
+    if is_sharded(trainer):
+        enable_sharding(trainer)
     trainer.__dict__.update(_Protection(trainer, run).methods())
     return trainer
 
@@ -64,10 +67,9 @@ def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
     whole = "every worker must hold the whole model; leave it out"
     if getattr(trainer, "is_deepspeed_enabled", False) or args.deepspeed:
         yield "deepspeed", whole
-    if getattr(trainer, "is_fsdp_enabled", False) or args.fsdp:
-        yield "fsdp", whole
-    if args.parallelism_config is not None or getattr(trainer, "is_distributed_loading_by_transformers", False):
-        yield "parallelism_config", whole
+    yield from unsupported_sharding(trainer)
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
+        yield "a model that transformers shards while it loads", "give fsdp=True, or leave it out"
     if trainer.is_model_parallel:
         yield "a device_map over several devices", whole
     if args.n_gpu > 1:
@@ -99,7 +101,8 @@ class _Protection:
         self._trained = 0  # steps of the first epoch that were trained before this attempt
         self._progress = TransformersProgress(trainer, run)
         self._original: dict[str, Callable[..., Any]] = {}
-        trainer.accelerator.prepare_model = functools.partial(self._replicate, trainer.accelerator.prepare_model)
+        if not is_sharded(trainer):
+            trainer.accelerator.prepare_model = functools.partial(self._replicate, trainer.accelerator.prepare_model)
         trainer.callback_handler.callbacks.insert(0, _Boundary(self._progress, self._trained_epochs, run))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
@@ -223,7 +226,7 @@ class TransformersProgress:
         trainer, state = self._trainer, self._restored
         if state is None:
             return
-        loss, flos = self.ranks.own(state["ranks"])
+        loss, flos = self.ranks.own()
         trainer._tr_loss.fill_(float(loss))
         trainer.current_flos = float(flos)
         trainer._total_loss_scalar = state["total_loss"]
@@ -246,6 +249,7 @@ class TransformersProgress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore saved progress. The running loss and the operation count follow later, when `begin` is called."""
         self._restored = state
+        self.ranks.load_state_dict(state["ranks"])
         self.begun = state["global_step"]
         for name in (*_PROGRESS, "log_history"):
             setattr(self._trainer.state, name, state[name])

@@ -1,0 +1,45 @@
+"""Sharded models: the number of gradient reductions in a backward, by which failures are injected in its course."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from holdfast.train.sharded import ShardedModels
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Two ranks, of which the other one does not exist: its collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def reductions(model: nn.Module) -> list[tuple[int, int]]:
+    """Return what is reported in two backward passes: the reductions that were started so far, and the number of all."""
+    posted: list[tuple[int, int]] = []
+    ShardedModels([model]).watch_backward(lambda works, count: posted.append((len(works), count)))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    return posted
+
+
+def test_modules_that_are_sharded_together_are_reduced_together(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    fully_shard([model[0], model[1]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert reductions(model) == [(0, 2), (1, 2), (2, 2)] * 2
+
+
+def test_frozen_modules_are_not_reduced(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    fully_shard(model[0].requires_grad_(False), mesh=mesh)
+    fully_shard(model[1], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert reductions(model) == [(0, 2), (1, 2), (2, 2)] * 2
