@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
@@ -26,19 +27,23 @@ class Block(nn.Module):
         return x + self.drop(F.gelu(self.inner(self.norm(x))))
 
 
-def main(task: dict[str, Any]) -> None:
-    drop = task.get("dropout", 0.1)
-    torch.manual_seed(0)
-    run = hf.attach(seed=3)
-    mesh = run.device_mesh(replicas=task.get("replicas", 1))
+def sharded_network(mesh: DeviceMesh, dropout: float = 0.1, *, batch_norm: bool = False) -> nn.Module:
     model = nn.Sequential(
-        nn.Linear(5, WIDTH), Block(drop), Block(drop), nn.Linear(WIDTH, 2)
+        nn.Linear(5, WIDTH), Block(dropout), Block(dropout), nn.Linear(WIDTH, 2)
     )  # 2 rows: some ranks have none
-    if task.get("batch_norm"):
+    if batch_norm:
         model.insert(1, nn.BatchNorm1d(WIDTH))  # each rank has its own statistics
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return model
+
+
+def main(task: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    run = hf.attach(seed=3)
+    mesh = run.device_mesh(replicas=task.get("replicas", 1))
+    model = sharded_network(mesh, task.get("dropout", 0.1), batch_norm=task.get("batch_norm", False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_that_does_not_fit_into_memory_is_not_called_damaged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert torch.equal(read_dcp(folder)["weight"], torch.arange(1024.0))
+    assert torch.equal(torch.as_tensor(read_dcp(folder)["weight"].read()), torch.arange(1024.0))
     monkeypatch.setattr("holdfast.memory.available", lambda: 1000)
     with pytest.raises(BadInput, match="needs 4096 bytes of memory and only 1000 are free"):
-        read_dcp(folder)
+        read_dcp(folder)["weight"].read()

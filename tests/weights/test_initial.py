@@ -25,7 +25,8 @@ from holdfast.train.run import Run
 from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
 from holdfast.weights.export import export
-from holdfast.weights.initial import load_initial_weights, match, read_source, resolve
+from holdfast.weights.initial import load_initial_weights, match
+from holdfast.weights.source import resolve
 from supervisor_process import SUPPORT, Start
 from training_script import CLASSES, Task, network, train
 
@@ -231,7 +232,7 @@ def test_what_is_foreign_or_truncated_is_one_line_and_nothing_runs_or_is_made(
     path = foreign(kind, before, tmp_path)
     there = sorted(tmp_path.rglob("*"))
     with pytest.raises((BadInput, Corrupt)) as refused:
-        read_source(WeightsSource(place=str(path)))
+        resolve(WeightsSource(place=str(path)))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == there
@@ -299,4 +300,4 @@ def test_values_of_another_precision_are_cast_as_torch_does() -> None:
 def test_a_store_of_checkpoints_is_no_source_by_itself(tmp_path: Path) -> None:
     DirectoryStore(tmp_path / "store").put("x", [b""])
     with pytest.raises(BadInput, match="neither the folder of a run"):
-        read_source(WeightsSource(place=str(tmp_path / "store")))
+        resolve(WeightsSource(place=str(tmp_path / "store")))

@@ -96,7 +96,10 @@ def run(
     ] = "",
     init_from: Annotated[
         str | None,
-        _initial(help="Start with the weights of another run, a safetensors or torch.save file, or a DCP folder."),
+        _initial(
+            help="Start with the weights of another run, a Hugging Face model, a DCP folder (also of torchtitan or "
+            "accelerate), or a safetensors or torch.save file."
+        ),
     ] = None,
     init_names: Annotated[
         str,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from holdfast.memory import require_room
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WeightsSource:
-    """The source of a run's initial weights: another run, a safetensors or torch.save file, or a DCP folder."""
+    """The source of a run's initial weights: another run, a Hugging Face or DCP folder, or a weights file.
+
+    `table` has digests of the parts of each tensor. Workers have it from their supervisor; it is not stored."""
 
     place: str
     step: int | None = None
     take: tuple[str, ...] = ()  # the objects to load; by default all models
     partial: bool = False  # weights that the source lacks are kept
     digest: str = ""
+    table: Mapping[str, str] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return repr(self.place) + (f" ({self.digest[:8]})" if self.digest else "")
@@ -35,16 +38,17 @@ class WeightsSource:
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "take": list(self.take)}
+        return {**{name: getattr(self, name) for name in _SOURCE}, "take": list(self.take)}
 
     @classmethod
     def from_json(cls, data: Any) -> "WeightsSource":
-        known = isinstance(data, Mapping) and set(data) == {"place", "step", "take", "partial", "digest"}
+        known = isinstance(data, Mapping) and set(data) == set(_SOURCE)
         if not (known and all(isinstance(data[name], str) for name in ("place", "digest"))):
             raise BadInput("its source of weights is damaged")
         return cls(**{**data, "take": tuple(data["take"])})
 
 
+_SOURCE = ("place", "step", "take", "partial", "digest")
 RUN = "run.json"
 _LONGEST = 1 << 20  # bytes that are read of a run.json, which may be a stranger's
 WORKER = 16 << 20  # bytes of memory that each worker needs, though it shares most with its supervisor

@@ -8,7 +8,7 @@ The store is only used in child processes (see `child_call.py`).
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,8 +188,10 @@ def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -
         raise BadInput(f"{out} cannot start from its own weights: name another --out, or leave out --init-from.")
 
     def read() -> JSON:
-        from holdfast.weights.initial import resolve
+        from holdfast.weights.source import resolve
 
-        return resolve(wanted).to_json()
+        source = resolve(wanted)
+        return [source.to_json(), dict(source.table or {})]
 
-    return WeightsSource.from_json(ChildCall(read, wanted.place).result(READ_WITHIN))
+    answer: Any = ChildCall(read, wanted.place).result(READ_WITHIN)
+    return replace(WeightsSource.from_json(answer[0]), table=answer[1])

@@ -156,7 +156,8 @@ class Session:
             if self.config.source and self.restored.step is None:
                 from holdfast.weights.initial import load_initial_weights  # few runs need it
 
-                weights = load_initial_weights(self.config.source, self.protected, reports=self.ranks.rank == 0)
+                rank = self.ranks.rank
+                weights = load_initial_weights(self.config.source, self.protected, rank=rank, reports=rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         self._writer = self._make_writer()
         state = self.protected.divide([replica.ddp for replica in self._replicas], self.ranks.rank, self.ranks.size)

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint.sharding import within
 from holdfast.checkpoint.store import TEMPORARY, refusal
+from holdfast.checkpoint.stored_tensor import map_leaves, of_tensor, read_all
 from holdfast.errors import BadInput
 from holdfast.weights.read_foreign import read_torch
-from holdfast.weights.stored_tensor import StoredTensor, map_leaves, read_all
 from holdfast.weights.write_safetensors import parse_size, write_file, write_sharded
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
@@ -63,15 +62,12 @@ def _folder_writer(shard_size: str | None) -> Callable[[Mapping[str, Any], Path]
 
 def _write_torch(state: Mapping[str, Any], place: Path) -> None:
     torch.save(map_leaves(read_all(state), lambda _, value: _plain(value)), place)
-    read_torch(place, mapped=True)  # verifies that the file loads with weights_only=True
+    read_torch(place)  # verifies that the file loads with weights_only=True
 
 
 def _as_stored(_: str, value: Any) -> Any:
     tensor = _plain(value)
-    if not isinstance(tensor, torch.Tensor):
-        return value
-    whole = tuple((0, size) for size in tensor.shape)
-    return StoredTensor(tensor.dtype, tuple(tensor.shape), lambda box: tensor[within(box, whole)])
+    return of_tensor(tensor) if isinstance(tensor, torch.Tensor) else value
 
 
 def _plain(value: Any) -> Any:

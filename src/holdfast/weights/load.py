@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from holdfast.checkpoint import payload, snapshot
+from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.payload import unflatten
 from holdfast.checkpoint.reader import SnapshotReader
 from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
+from holdfast.checkpoint.stored_tensor import StoredTensor, of_snapshot, read_all, tensors_in
 from holdfast.errors import BadInput, NoSnapshot
 from holdfast.train.state.protected import SHOWN, is_model, own_keys
 from holdfast.train.state.restore import check_of_a_run
 from holdfast.weights.locate import store_of
-from holdfast.weights.stored_tensor import StoredTensor, read_all, tensors_in
 
 T = TypeVar("T")
 
@@ -87,15 +87,10 @@ def open_states(store: Store, step: int) -> SavedStates:
     reader = SnapshotReader(store, step)
     check_of_a_run(reader.extra, reader.manifest)
     tensors: dict[str, Any] = {
-        name: _stored(reader, name, position) for position, name in enumerate(reader.in_file_order())
+        name: of_snapshot(reader, name, position) for position, name in enumerate(reader.in_file_order())
     }
     states = unflatten(tensors, reader.extra).items()
     return SavedStates(step, {name: own_keys(state) if is_model(state) else state for name, state in states})
-
-
-def _stored(reader: SnapshotReader, name: str, position: int) -> StoredTensor:
-    tensor = reader.layout[name]
-    return StoredTensor(payload.torch_dtype(tensor.dtype), tensor.shape, lambda box: reader.read(name, box), position)
 
 
 def _tensor(saved: SavedStates, name: str | None, tensor: str) -> StoredTensor:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.weights.stored_tensor import StoredTensor, map_leaves
+from holdfast.checkpoint.stored_tensor import StoredTensor, map_leaves
 
 
 def write_folder(state: Mapping[str, Any], folder: Path) -> None:

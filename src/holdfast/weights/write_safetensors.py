@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import payload
+from holdfast.checkpoint.stored_tensor import StoredTensor
 from holdfast.errors import BadInput
-from holdfast.weights.stored_tensor import StoredTensor
 
 METADATA = {"format": "pt"}  # transformers asks for it
 

@@ -17,6 +17,7 @@ from holdfast.checkpoint import payload, sharding
 from holdfast.checkpoint.payload import FlatState
 from holdfast.checkpoint.reader import SnapshotReader
 from holdfast.checkpoint.sharding import Box, ShardedTensor, Sharding
+from holdfast.checkpoint.stored_tensor import StoredTensor, of_snapshot
 from holdfast.errors import BadInput
 
 T = TypeVar("T", bound=Array)
@@ -128,22 +129,28 @@ def read_parts(
     state of its shape that does not exist yet is distributed as the parameter is."""
     tensors: dict[str, Array] = {}
     for name in reader.in_file_order():
-        saved, target, parameter = reader.layout[name], held.get(name), parameter_of(name)
-        if _has_shape(target, saved) and payload.dtype_name(name, local(target)) == saved.dtype:
-            with torch.no_grad():
-                target.to_local().copy_(torch.as_tensor(reader.read(name, held_box(target, rank))))
-            tensors[name] = target
-        elif (target is None or is_dtensor(target)) and _has_shape(parameter, saved):
-            part = torch.as_tensor(reader.read(name, held_box(parameter, rank)))
-            is_all = part.nbytes == part.untyped_storage().nbytes()
-            tensors[name] = like(parameter, part if is_all else part.clone())  # else it keeps the rest in memory
-        else:
-            tensors[name] = reader.read(name)
+        tensors[name] = read_as_held(of_snapshot(reader, name), held.get(name), parameter_of(name), rank)
     return tensors
 
 
-def _has_shape(value: object, saved: ShardedTensor) -> "TypeGuard[Any]":
-    return is_dtensor(value) and tuple(value.shape) == saved.shape
+def read_as_held(stored: StoredTensor, target: Any, parameter: Any, rank: int) -> Any:
+    """Read a tensor into `target`, the present tensor of its name, if that is distributed and fits; return it.
+
+    If it does not, and `parameter` has the shape of the stored tensor, return this rank's part, distributed as
+    `parameter` is. Otherwise return the whole tensor."""
+    if _has_shape(target, stored) and local(target).dtype == stored.dtype:
+        with torch.no_grad():
+            local(target).copy_(torch.as_tensor(stored.read_part(held_box(target, rank))))
+        return target
+    if (target is None or is_dtensor(target)) and _has_shape(parameter, stored):
+        part = torch.as_tensor(stored.read_part(held_box(parameter, rank)))
+        is_all = part.nbytes == part.untyped_storage().nbytes()
+        return like(parameter, part if is_all else part.clone())  # else it keeps the rest in memory
+    return stored.read()
+
+
+def _has_shape(value: object, stored: StoredTensor) -> "TypeGuard[Any]":
+    return is_dtensor(value) and tuple(value.shape) == stored.shape
 
 
 def like(parameter: Any, values: torch.Tensor) -> Any:

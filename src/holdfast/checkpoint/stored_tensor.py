@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from holdfast import memory
-from holdfast.checkpoint.sharding import Box
+from holdfast.blocks.division import Array
+from holdfast.checkpoint import payload
+from holdfast.checkpoint.reader import SnapshotReader
+from holdfast.checkpoint.sharding import Box, within
 
-Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
 DEEPEST = 4  # levels of containers that are searched for tensors
 
 
@@ -23,7 +26,7 @@ class StoredTensor:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    read_part: Callable[[Box], Values]
+    read_part: Callable[[Box], Array]
     position: int = 0
 
     @property
@@ -34,7 +37,7 @@ class StoredTensor:
     def nbytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    def read(self) -> Values:
+    def read(self) -> Array:
         """Return the whole tensor."""
         return self.read_part(self.whole)
 
@@ -44,6 +47,18 @@ class StoredTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.asarray(self.read(), dtype)
+
+
+def of_snapshot(reader: SnapshotReader, name: str, position: int = 0) -> StoredTensor:
+    """Return the tensor `name` of a snapshot."""
+    tensor = reader.layout[name]
+    return StoredTensor(payload.torch_dtype(tensor.dtype), tensor.shape, partial(reader.read, name), position)
+
+
+def of_tensor(tensor: torch.Tensor) -> StoredTensor:
+    """Return a tensor in memory as one that is read in parts."""
+    whole = tuple((0, size) for size in tensor.shape)
+    return StoredTensor(tensor.dtype, tuple(tensor.shape), lambda box: tensor.detach()[within(box, whole)])
 
 
 def map_leaves(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
