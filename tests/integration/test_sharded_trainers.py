@@ -10,7 +10,11 @@ import pytest
 from finished_run import different, distance, events, failed_checks
 from supervisor_process import SUPPORT, Start, Supervisor, driving
 
-SCRIPTS = {"transformers": SUPPORT / "fsdp2_trainer_script.py"}
+SCRIPTS = {
+    "transformers": SUPPORT / "fsdp2_trainer_script.py",
+    "lightning": SUPPORT / "fsdp2_lightning_script.py",
+    "fabric": SUPPORT / "fsdp2_fabric_script.py",
+}
 KILLS: list[dict[str, Any]] = [
     {"step": 3, "kind": "kill", "targets": [1], "point": "forward=0.5"},
     {"step": 4, "kind": "kill", "targets": [0], "point": "backward=1"},

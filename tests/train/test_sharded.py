@@ -1,4 +1,4 @@
-"""Sharded models: the number of gradient reductions in a backward, by which failures are injected in its course."""
+"""Sharded models: how many gradient reductions a backward has, and models of which a part is not sharded."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast.train.sharded import ShardedModels
+from holdfast.errors import BadInput
+from holdfast.train.sharded import ShardedModels, check_all_sharded
 
 
 @pytest.fixture
@@ -43,3 +44,9 @@ def test_frozen_modules_are_not_reduced(mesh: DeviceMesh) -> None:
     fully_shard(model[1], mesh=mesh)
     fully_shard(model, mesh=mesh)
     assert reductions(model) == [(0, 2), (1, 2), (2, 2)] * 2
+
+
+def test_a_model_of_which_a_part_is_not_sharded() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(BadInput, match=r"^2 trained parameters are not sharded \(0\.weight; 0\.bias\), so"):
+        check_all_sharded(nn.Sequential(nn.Linear(2, 2), frozen))

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +110,16 @@ def test_an_option_of_lightning(lightning: Any, options: dict[str, Any], named: 
         protect(lightning.Trainer(**QUIET | options))
 
 
+def test_tensor_parallelism_of_lightning(lightning: Any) -> None:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    from holdfast.trainers.lightning import protect
+
+    options = {"strategy": ModelParallelStrategy(), "devices": 2}
+    with pytest.raises(BadInput, match=r"^a protected Trainer does not support tensor parallelism: .*=1\.$"):
+        protect(lightning.Trainer(**QUIET | options))
+
+
 def module(lightning: Any, **attributes: Any) -> Any:
     """A module that is trained by its Trainer, but for some attributes."""
 
@@ -147,12 +156,21 @@ def test_a_module_or_loader_of_lightning(lightning: Any, attributes: dict[str, A
         trainer.fit(module(lightning, **attributes), loader)
 
 
-def test_a_strategy_of_fabric(lightning: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (type("FSDPStrategy", (), {})(), "FSDPStrategy: its state cannot be saved"),
+        (
+            type("ModelParallelStrategy", (), {"_tensor_parallel_size": "auto", "num_processes": 2})(),
+            "tensor parallelism, because workers train different samples",
+        ),
+    ],
+)
+def test_a_strategy_of_fabric(strategy: Any, reason: str) -> None:
     from holdfast.trainers.fabric import attach
 
-    fabric = SimpleNamespace(strategy=type("FSDPStrategy", (), {})(), world_size=1)
-    with pytest.raises(BadInput, match="FSDPStrategy: every worker must hold the whole model"):
-        attach(fabric)
+    with pytest.raises(BadInput, match=f"^a run does not support .*{reason}"):
+        attach(SimpleNamespace(strategy=strategy, world_size=1))
 
 
 def test_more_workers_than_the_trainer_counts(lightning: Any) -> None:

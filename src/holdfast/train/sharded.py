@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
+from holdfast.train.state.protected import listed
+from holdfast.train.state.shards import is_dtensor
 
 SHARD, REPLICATE = "shard", "replicate"
 _reduce_scatter = (
@@ -35,6 +37,16 @@ def make_mesh(ranks: Ranks, replicas: int) -> DeviceMesh:
         return init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=(SHARD,))
     shape = (replicas, ranks.size // replicas)
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+
+
+def check_all_sharded(model: nn.Module) -> None:
+    """Raise BadInput if a trained parameter of `model` is not sharded: nothing would average its gradients."""
+    whole = [name for name, value in model.named_parameters() if value.requires_grad and not is_dtensor(value)]
+    if whole:
+        raise BadInput(
+            f"{len(whole)} trained parameters are not sharded ({listed(whole)}), so the workers would not average their "
+            "gradients: call fully_shard() for every layer, then for the whole model."
+        )
 
 
 class ShardedModels:

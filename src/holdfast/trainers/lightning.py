@@ -24,6 +24,7 @@ from holdfast.train.iterators import Batches
 from holdfast.train.run import Run
 from holdfast.trainers.adapter import CollateParts, RankNumbers, RunLoader, check_recovery, unsupported
 from holdfast.trainers.metrics import RunningSums
+from holdfast.trainers.model_parallel import is_model_parallel, is_tensor_parallel
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
@@ -46,8 +47,10 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
 
 def _unsupported_options(trainer: Any) -> Iterator[tuple[str, str]]:
     strategy = type(trainer.strategy).__name__
-    if strategy not in ("DDPStrategy", "SingleDeviceStrategy"):
-        yield strategy, "every worker must hold the whole model; choose strategy='ddp'"
+    if strategy not in ("DDPStrategy", "SingleDeviceStrategy") and not is_model_parallel(trainer.strategy):
+        yield strategy, "its state cannot be saved; choose 'ddp', or ModelParallelStrategy for a sharded model"
+    if is_tensor_parallel(trainer.strategy):
+        yield "tensor parallelism", "workers train different samples; give ModelParallelStrategy tensor_parallel_size=1"
     if getattr(trainer.strategy, "_start_method", "popen") != "popen":
         yield "strategies that start processes themselves", "holdfast run starts the workers; choose strategy='ddp'"
     if trainer.limit_train_batches != 1.0 or trainer.overfit_batches:
@@ -110,6 +113,10 @@ class _Protection:
             return
         for name, reason in _unsupported_features(trainer.lightning_module, self._root):
             raise unsupported(name, reason)
+        if is_model_parallel(trainer.strategy) and self._run.world_size > 1:
+            from holdfast.train.sharded import check_all_sharded  # a slow import
+
+            check_all_sharded(trainer.lightning_module)
         loader, run_loader = self._loader()
         self._run_loader = run_loader
         self._progress = progress = LightningProgress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
