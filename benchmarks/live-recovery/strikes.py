@@ -1,7 +1,7 @@
 """Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
-With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart`. Some of them
-continue with another number of ranks after every restart.
+With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart` and `replay`.
+Under `restart`, some of them continue with another number of ranks after every restart.
 
 Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
 step, under `replay` and `restart` the bits of a failure-free run (unless the run was scaled meanwhile), a passed audit,
@@ -42,6 +42,7 @@ CALM, SHARDED_CALM = 20, 10  # the most steps between two strikes
 HANG_TIMEOUT = 8  # seconds; of sharded runs, in which a suspended worker is noticed only by this
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "leaks", "left behind")
 STRATEGIES = ("forward", "replay", "skip", "restart")
+SHARDED_STRATEGIES = ("replay", "restart")
 SETTLED = 3.0  # seconds after the last recovery; then the connections of lost workers are closed
 
 
@@ -97,13 +98,15 @@ def plans(seed: int, strategies: list[str], forms: list[str], kinds: list[str]) 
         yield replace(plan, strikes=_strikes(rng, plan, kinds), spares=rng.choice((0, 1)))
 
 
-def sharded_plans(seed: int, forms: list[str], kinds: list[str]) -> Iterator[Plan]:
-    """Yield the runs of `seed` with sharded models, without end; a third has other numbers of ranks after restarts."""
+def sharded_plans(seed: int, strategies: list[str], forms: list[str], kinds: list[str]) -> Iterator[Plan]:
+    """Yield the runs of `seed` with sharded models, without end; some have other numbers of ranks after restarts."""
     for number in itertools.count():
         rng = random.Random(f"{seed} {number} sharded")
-        plan = Plan(number, "restart", rng.choice(forms), rng.choice((4, 6)), rng.choice((5, 20, 50)))
+        strategy = rng.choice([strategy for strategy in strategies if strategy in SHARDED_STRATEGIES])
+        plan = Plan(number, strategy, rng.choice(forms), rng.choice((4, 6)), rng.choice((5, 20, 50)))
         worlds = (2, 4, 6) if plan.form.startswith("hsdp") else (2, 3, 4, 5, 6)
-        after = tuple(rng.choice(worlds) for _ in range(2 * STRIKES)) if rng.random() < 1 / 3 else ()
+        changes = strategy == "restart" and rng.random() < 1 / 3
+        after = tuple(rng.choice(worlds) for _ in range(2 * STRIKES)) if changes else ()
         yield replace(plan, strikes=_strikes(rng, plan, kinds), spares=rng.choice((0, 0, 1)), workers_after=after)
 
 
@@ -253,7 +256,7 @@ def main() -> None:
 
 def _planned(given: argparse.Namespace, kinds: list[str]) -> Iterator[Plan]:
     if given.sharded:
-        return sharded_plans(given.seed, given.forms or list(struck_sharded.FORMS), kinds)
+        return sharded_plans(given.seed, given.strategies, given.forms or list(struck_sharded.FORMS), kinds)
     return plans(given.seed, given.strategies, given.forms or list(struck.FORMS), kinds)
 
 
@@ -339,7 +342,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--sharded", action="store_true", help="strike sharded models, which recover by restart")
+    parser.add_argument("--sharded", action="store_true", help="strike sharded models, under restart and replay")
     forms = (*struck.FORMS, *struck_sharded.FORMS)
     parser.add_argument("--forms", nargs="*", choices=forms, help="forms of the training script (default: all)")
     parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")

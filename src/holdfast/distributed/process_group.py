@@ -186,7 +186,7 @@ _COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "r
 def has_script_collectives() -> bool:
     """Return True if the script itself uses torch.distributed. The first time, also warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
-    own = [group for group in groups if not isinstance(group, ReplacedGroup)]
+    own = [group for group in groups if not getattr(group, "outlives_workers", False)]
     # Every collective on a group increases its sequence number.
     has_used = len(groups) > 1 or any(group._get_sequence_number_for_group() > 0 for group in own)
     if has_used and not progress.here.has_exchanged:
@@ -228,6 +228,8 @@ def leave_default_group() -> None:
 
 class ReplacedGroup(ProcessGroup):
     """A placeholder for torch's default process group after workers were lost: any collective makes the run restart."""
+
+    outlives_workers = True
 
     @property
     def group_name(self) -> Any:

@@ -143,7 +143,7 @@ class LiveRecovery:
             except GroupBroken:
                 self.coordination.leave()
         self.coordination.is_joining = False
-        replace_default_group(self.member, self.size)
+        self._renew_default_group()
         progress.here.phase = Phase.TRAINING
         progress.here.membership = self.coordination.number
         return plan.step
@@ -217,8 +217,11 @@ class LiveRecovery:
                     break
                 except GroupBroken:
                     progress.here.suspected = self.coordination.number
-        replace_default_group(self.member, self.size)
+        self._renew_default_group()
         progress.here.membership = self.coordination.number
+
+    def _renew_default_group(self) -> None:
+        replace_default_group(self.member, self.size)
 
     def _guard_backward(self) -> None:
         """Wrap `torch.autograd.backward` so that it recovers if it fails because of a lost worker."""
@@ -228,12 +231,7 @@ class LiveRecovery:
         def backward(*args: Any, **options: Any) -> None:
             if self._may_accumulate:
                 self._may_accumulate = False  # the first backward of a step decides
-                if self._training.work.is_pending:
-                    raise BadInput(
-                        "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be "
-                        "recovered. With live recovery, step the optimizer in every step; accumulate with "
-                        "run.batches(..., micro_batches=N)."
-                    )
+                self._check_accumulation()
             try:
                 plain(*args, **options)
             except RuntimeError:
@@ -246,6 +244,13 @@ class LiveRecovery:
                         self._complete_backward(group)
 
         torch.autograd.backward = backward
+
+    def _check_accumulation(self) -> None:
+        if self._training.work.is_pending:
+            raise BadInput(
+                "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be recovered. "
+                "With live recovery, step the optimizer in every step; accumulate with run.batches(..., micro_batches=N)."
+            )
 
     def _recover_backward(self, group: RecoverableGroup) -> bool:
         """Recover the backward pass of `group` if a lost worker made it fail; return False for any other error."""

@@ -281,8 +281,9 @@ class Loop:
         """Weight this rank's gradients by its fraction of the samples of `step`, if the ranks' fractions differ."""
         ranks = self.boundary.ranks
         is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
-        if self.boundary.live is None and not is_even:
-            weight = self.plan.share_size(step, ranks.rank, ranks.size) / self.plan.batch(step)
+        if not is_even and (self.boundary.live is None or self.sharded):
+            place = self.boundary.place
+            weight = self.plan.share_size(step, place.rank, ranks.size) / self.plan.batch(step)
             for replica in self.replicas:
                 replica.set_weight(weight)
             if self.sharded:

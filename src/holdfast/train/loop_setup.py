@@ -17,6 +17,7 @@ from holdfast.distributed.ranks import BoundaryGate, Ranks
 from holdfast.events import Order, Plan, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import LossEffects
+from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.orders import pieces
@@ -81,7 +82,7 @@ class LoopSetup:
         phases, protected = self.phases, self.protected
         plan, loads = phases.plan, phases[0].loads
         self._enter_training()
-        sharded = _sharded_models(protected)
+        sharded = _sharded_models(protected, self.live)
         injection = self._make_injection(sharded)
         fingerprint = identity(plan, protected)
         conditions = self._check_conditions(phases)
@@ -264,12 +265,12 @@ class LoopSetup:
 def _no_failure(step: int) -> None: ...
 
 
-def _sharded_models(protected: Protected) -> "ShardedModels | None":
+def _sharded_models(protected: Protected, live: LiveRecovery | None) -> "ShardedModels | None":
     if not protected.is_sharded:
         return None
     from holdfast.train.sharded import ShardedModels  # a slow import
 
-    return ShardedModels(protected.models)
+    return ShardedModels(protected.models, live if isinstance(live, ShardedRecovery) else None)
 
 
 def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions) -> Plan:

@@ -25,6 +25,7 @@ from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
 from holdfast.live.recovery import live_for
+from holdfast.live.sharded.shard_recovery import ShardedRecovery, check_models, sharded_live
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.run_plan import RunPlan
@@ -110,6 +111,11 @@ class Session:
         return self.live is not None and self.live.is_joining
 
     @property
+    def _recovers_replicas(self) -> bool:
+        """True if a lost worker is replaced from a worker with the same weights, so models cannot be sharded."""
+        return self.live is not None and not isinstance(self.live, ShardedRecovery)
+
+    @property
     def _was_stopped(self) -> bool:
         return self.restored.stopped and not self.config.extend
 
@@ -124,13 +130,10 @@ class Session:
 
     def make_mesh(self, replicas: int) -> "DeviceMesh":
         """Return a device mesh over all ranks, with `replicas` groups of ranks that each hold the model."""
-        if self.live:
-            raise BadInput(
-                "a sharded model needs --recovery restart: no other rank has the shard of a lost worker. Leave out "
-                f"--recovery {self.config.recovery}."
-            )
         from holdfast.train.sharded import make_mesh  # a slow import
 
+        if self.live and not isinstance(self.live, ShardedRecovery):
+            self.live = sharded_live(self.live, self.ranks.backend, replicas)
         return make_mesh(self.ranks, replicas)
 
     def _while_summing(self) -> None:
@@ -141,7 +144,7 @@ class Session:
         """Include `things` in every snapshot; restore them from the newest snapshot or the run's initial weights."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")
-        protect_checks.check_sharding(things, is_live=self.live is not None)
+        protect_checks.check_sharding(things, is_live=self._recovers_replicas)
         self.protected = Protected(things)
         if self._is_standby:  # until now nothing was read from the run's folder, or written to it
             await_standby()
@@ -238,11 +241,13 @@ class Session:
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
         """Raise BadInput if a training loop has impossible settings, or its `protected` objects would not resume it."""
-        protect_checks.check_sharding(protected.things, is_live=self.live is not None)  # again: shards may be new
+        protect_checks.check_sharding(protected.things, is_live=self._recovers_replicas)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
         protect_checks.check_schedules(protected)
-        if self.live:
+        if isinstance(self.live, ShardedRecovery):
+            check_models(protected.models)
+        elif self.live:
             protect_checks.check_replicated(protected, self._models)
         least, micro_batches = phase.plan.share_size(0, self.ranks.size), phase.loads.parts
         if not 1 <= micro_batches <= least:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
+from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.train.state.protected import listed
 from holdfast.train.state.shards import is_dtensor
 
@@ -52,11 +53,17 @@ def check_all_sharded(model: nn.Module) -> None:
 class ShardedModels:
     """The models of a script that are sharded with FSDP2. Each of their FSDP modules gathers and reduces on its own."""
 
-    def __init__(self, models: Iterable[nn.Module]) -> None:
+    def __init__(self, models: Iterable[nn.Module], live: ShardedRecovery | None = None) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        self._modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
-        self._reduction = _GradientReduction(_count_reductions(self._modules))
+        self._modules: list[Any] = [
+            module for model in models for module in model.modules() if isinstance(module, FSDPModule)
+        ]
+        reduce_scatter = live.reduce_scatter if live else _reduce_scatter
+        self._reduction = _GradientReduction(_count_reductions(self._modules), reduce_scatter)
+        if live:
+            live.route(self._modules)
+            self._replace_reduction()
 
     def set_weight(self, factor: float) -> None:
         """Multiply this rank's gradients by `factor` before they are averaged over the ranks."""
@@ -87,7 +94,7 @@ class ShardedModels:
 
     def _replace_reduction(self) -> None:
         for module in self._modules:
-            module.set_custom_reduce_scatter(self._reduction)  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(self._reduction)
 
 
 def _count_reductions(modules: Iterable[Any]) -> int:
@@ -109,8 +116,9 @@ def _has_parameters(module: Any) -> bool:
 class _GradientReduction:
     """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and reports what it has started."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, reduce_scatter: Callable[..., Any]) -> None:
         self.factor = 1.0
+        self._reduce_scatter = reduce_scatter
         self.posted: Callable[[Sequence[Any], int], None] | None = None
         self._count = count
         self._works: list[Any] = []
@@ -129,11 +137,11 @@ class _GradientReduction:
         if self.factor != 1.0:
             input_tensor.mul_(self.factor)
         if self.posted is None:
-            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            return self._reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         if len(self._works) in (0, self._count):
             self._works.clear()
             self.posted(self._works, self._count)
-        work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        work = self._reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self._works.append(work or _Done())
         self.posted(self._works, self._count)
         return work

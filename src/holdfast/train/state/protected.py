@@ -89,6 +89,15 @@ class Protected:
         return any(isinstance(thing, PlainState) for thing in self.things.values())
 
     @property
+    def has_values_of_rank(self) -> bool:
+        """True if `own` has values: plain ones are protected, or a sharded model has buffers."""
+        return self.has_plain_values or any(
+            is_dtensor(parameter) and next(model.buffers(), None) is not None
+            for model in self.models
+            for parameter in model.parameters()
+        )
+
+    @property
     def has_values_of_script(self) -> bool:
         """True if plain values (dicts, lists, tensors) or objects of the user's own classes are protected."""
         return self.has_plain_values or bool(self.own_objects)
@@ -221,9 +230,13 @@ class Protected:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Load the state that `capture` returned, bit for bit. The objects do not share memory with `saved`."""
-        for name, thing in self.things.items():
+        self.restore_some({name: saved.get(name) for name in self.things})
+
+    def restore_some(self, saved: Mapping[str, Any]) -> None:
+        """Load the states in `saved`, by name, and keep those of all other objects."""
+        for name, state in saved.items():
             try:
-                _restore(thing, saved[name])
+                _restore(self.things[name], state)
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
                 reason = " ".join(str(error).split())
                 raise BadInput(f"{name} does not load its saved state ({type(error).__name__}: {reason}).") from error

@@ -1,0 +1,284 @@
+"""Live recovery of one rank of a sharded run: a replacement gets the lost shard from its neighbour, and no step is undone.
+
+The survivors notice a loss in a collective, or at a step boundary, and wait there. The replacement gets the lost shard
+from the next rank, which keeps a copy of it (see shadow.py), and everything else from another survivor. It computes the
+interrupted step from the beginning, served by the survivors (see collectives.py), and then all continue. If that is not
+possible, the run restarts from its newest snapshot.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast import progress
+from holdfast.errors import BadInput
+from holdfast.events import Regroup
+from holdfast.live.boundary_marks import BoundaryMarks
+from holdfast.live.rank_values import RankValues
+from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.sharded.collectives import Collectives, Reduce, Ring
+from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
+from holdfast.live.sharded.shadow import OwnShards, Shadow, check_optimizers, neighbours
+from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
+from holdfast.progress import Phase, restart_needed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class ShardedRecovery(LiveRecovery):
+    """One rank's part in the live recovery of sharded models, with `--recovery replay`."""
+
+    collectives: Collectives = field(init=False)
+    _own: OwnShards | None = field(default=None, init=False)
+    _shadow: Shadow | None = field(default=None, init=False)
+    _step: int = field(default=0, init=False)  # the step that this rank trains or reaches next
+    _has_begun: bool = field(default=False, init=False)  # this rank has begun that step
+    _settled: int | None = field(default=None, init=False)  # the last step in which ranks recovered since the boundary
+    _has_reported: bool = field(default=False, init=False)  # how much memory the copies take
+
+    @classmethod
+    def take_over(cls, live: LiveRecovery) -> "ShardedRecovery":
+        """Return the recovery of a sharded run on the connections of `live`, and make torch.distributed use it.
+
+        A spare first waits here until it replaces a lost worker, because its shards depend on its rank."""
+        sharded = cls(live.strategy, live.size, live.coordination, live.link)
+        ring = Ring(live.coordination.await_rank(), live.size)
+        sharded.collectives = Collectives(live.link, ring, sharded.recover_collective)
+        sharded._recorded = live.members
+        replace_default_group_by_mesh(sharded.collectives)
+        return sharded
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.collectives.ring.rank, self.size
+
+    def start(self, hooks: TrainingHooks) -> None:
+        """Enable recovery once the training loop is built, and send a copy of this rank's shards to the next rank."""
+        self._hooks = hooks
+        check_optimizers(hooks.protected)
+        self._marks = BoundaryMarks(hooks.protected)
+        if hooks.protected.has_values_of_rank:
+            self._values = RankValues(self.coordination, hooks.protected)
+        self._own = OwnShards(hooks.protected)
+        if not self.is_joining:
+            self._shadow = Shadow(self._own, self._receive_copy(self._own))
+        for name, optimizer in self._own.optimizers.items():
+            optimizer.register_step_pre_hook(self._step_hook(name))
+
+    def route(self, modules: list[Any]) -> None:
+        """Make the all-gathers of the FSDP `modules` pass through this recovery."""
+        for number, module in enumerate(modules):
+            module.set_custom_all_gather(ModuleGather(self.collectives, number))
+
+    def reduce_scatter(self, output: torch.Tensor, values: torch.Tensor, *, op: Any, **_: Any) -> None:
+        """Reduce the gradients `values` of all ranks, and write this rank's part to `output`."""
+        if self._may_accumulate:
+            self._may_accumulate = False  # the first reduction of a step decides
+            self._check_accumulation()
+        self.collectives.run(Reduce(output, values, op))
+
+    def _receive_copy(self, own: OwnShards) -> Any:
+        copied = None
+        for pairs in neighbours(self.size):
+            for giver, taker in pairs:
+                if self.collectives.ring.rank in (giver, taker):
+                    copied = self._transfer(giver, (taker,), own.capture) or copied
+        return copied
+
+    def _step_hook(self, name: str) -> Any:
+        def before_step(*_: Any) -> None:
+            assert self._shadow is not None
+            self.collectives.run(self._shadow.exchange(name))
+            self._shadow.step(name)
+            self.collectives.end_updates()
+
+        return before_step
+
+    def reach_boundary(self, step: int) -> None:
+        """Before `step`, store this rank's own values for a replacement, and mark the state to detect changes."""
+        assert self._marks is not None
+        self._marks.take(self._buffers)
+        if self._values:
+            self._values.keep(self.member, step)
+
+    @property
+    def _buffers(self) -> set[int]:
+        return {id(buffer) for model in self._training.protected.models for buffer in model.buffers()}
+
+    def begin_step(self, step: int) -> None:
+        """Remember that `step` has begun: its batch is about to be handed to the script."""
+        self._step, self._has_begun = step, True
+
+    def end_step(self, optimizer_steps: int) -> None:
+        """End the current step, in which the script's optimizers made `optimizer_steps` steps."""
+        self._may_accumulate = not optimizer_steps
+        if optimizer_steps and not self._has_reported and self.collectives.ring.rank == 0 and self._shadow:
+            logger.warning(
+                "holdfast: every rank keeps a copy of another rank's shards, which takes about %.1f MB; each step sends "
+                "its gradients once more.",
+                self._shadow.nbytes / 1e6,
+            )
+        self._has_reported = True
+
+    def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
+        """Recover from lost workers between two steps: just before `step`.
+
+        Return False, because the samples stay divided among the same ranks, and the last step in which ranks
+        recovered (None if there is none)."""
+        self._step, self._has_begun = step, False
+        if not self.collectives.is_catching_up:  # its first step began with what others had completed
+            self.collectives.begin_step()
+        while self.coordination.is_outdated:
+            self.recover(None)
+        self.coordination.gate.leave(self)
+        settled, self._settled = self._settled, None
+        return False, settled
+
+    def suspend(self) -> None:
+        """Raise the error that makes the run restart: a sharded model needs all of its ranks."""
+        raise restart_needed(f"a model that is sharded over {self.size} ranks needs all of them")
+
+    def recover_collective(self) -> None:
+        """Recover from a loss that interrupted a collective, which is then carried out again."""
+        if self._hooks is None or self._shadow is None:
+            raise restart_needed("a worker was lost before training began")
+        self.recover(None)
+
+    def _renew_default_group(self) -> None:
+        pass  # the group of a sharded run stays the same
+
+    def _recover_once(self, group: Any, began: float) -> ShardPlan:  # type: ignore[override]
+        if self._hooks is None:
+            raise restart_needed("a worker was lost before training began")
+        membership = self.coordination.next()
+        self.link.hang_up()
+        received = self.coordination.exchange(membership.members, self._report().to_json())
+        reports = {rank: ShardReport.from_json(report) for rank, report in received.items()}
+        self.coordination.connect(self.link, membership.members)
+        self.coordination.members = membership.members
+        plan = make_shard_plan(reports, self.size)
+        if isinstance(plan, str):
+            raise restart_needed(plan)
+        self._apply_shards(plan, reports, began)
+        return plan
+
+    def _report(self) -> ShardReport:
+        if self.is_joining:
+            return ShardReport(step=JOINS)
+        collectives = self.collectives
+        return ShardReport(
+            step=self._step,
+            begun=self._has_begun,
+            collectives=len(collectives.log),
+            optimizer_steps=collectives.optimizer_steps,
+            catches_up=collectives.is_catching_up,
+            members=self._recorded,
+            boundaries=progress.here.boundaries,
+        )
+
+    def _apply_shards(self, plan: ShardPlan, reports: Mapping[int, ShardReport], began: float) -> None:
+        self._record_shards(plan, perf_counter() - began)
+        if plan.lost:
+            self._training.inject(plan.step)
+        self.coordination.gate.wait(self)
+        self._settled = max(self._settled or 0, plan.step)
+        self._hand_over(plan, reports)
+        progress.here.membership = self.coordination.number
+        with progress.during(
+            Phase.TRAINING
+        ):  # the replacement computes, and the supervisor watches it as it does in a step
+            self.collectives.serve(plan.completed, plan.until)
+            if self.collectives.ring.rank in plan.repeating and not self.collectives.repeat_last():
+                raise restart_needed("a replacement computed other values than the worker that it replaces")
+
+    def _record_shards(self, plan: ShardPlan, seconds: float) -> None:
+        self._recorded = self.members
+        self._training.record.append(
+            Regroup(
+                attempt=self._training.attempt,
+                number=self.coordination.number,
+                step=plan.step,
+                strategy=self.strategy,
+                members=self.members,
+                lost=plan.lost,
+                redone=plan.until,
+                seconds=seconds,
+            )
+        )
+        self._training.record.flush()
+
+    def _hand_over(self, plan: ShardPlan, reports: Mapping[int, ShardReport]) -> None:
+        """Send the replacements the shards that they train, those that they copy, and all other state."""
+        own, rank = self._own, self.collectives.ring.rank
+        assert own is not None
+        if rank == plan.giver:
+            self._check_state(own)
+            self._training.record_steps()
+        rest = self._transfer(plan.giver, plan.joining, own.capture_rest)
+        for joining in plan.joining:
+            ring = Ring(joining, self.size)
+            shards = self._transfer(ring.next, (joining,), lambda: self._shadow and self._shadow.capture())
+            copied = self._transfer(ring.previous, (joining,), own.capture)
+            if rank == joining:
+                own.load(shards, rest)
+                self._shadow = Shadow(own, copied)
+                self._take_own_values(plan)
+                giver = reports[plan.giver]
+                progress.here.catch_up(giver.boundaries - giver.begun, 0)
+                self.collectives.begin_step()
+
+    def _check_state(self, own: OwnShards) -> None:
+        assert self._marks is not None
+        if own.have_untrained_changed():
+            raise restart_needed(
+                "sharded parameters that no protected optimizer trains have changed, such as averages of weights, and no "
+                "other rank has those of the lost one"
+            )
+        if self._marks.have_changed(self._buffers):
+            raise restart_needed("protected state had changed since the step began, before its gradients were reduced")
+
+    def _take_own_values(self, plan: ShardPlan) -> None:
+        if self._values and not self._values.restore(self.member, plan.step):
+            raise restart_needed(
+                f"rank {self.member} was lost before the values it protects were known at step {plan.step}"
+            )
+
+
+def sharded_live(live: LiveRecovery, backend: str, replicas: int) -> ShardedRecovery | None:
+    """Return the recovery of a sharded run; None if a lost worker makes the run restart instead.
+
+    `replicas` is the number of copies of the model, among groups of ranks."""
+    if live.strategy != "replay":
+        raise BadInput(
+            f"a sharded model supports --recovery restart and replay, not {live.strategy}: a lost worker's samples can be "
+            "left out, but not its shard."
+        )
+    why = "hybrid sharding" if replicas > 1 else "NCCL" if "nccl" in backend else ""
+    if not why:
+        return ShardedRecovery.take_over(live)
+    progress.here.has_fallen_back = True
+    line = f"--recovery replay of a sharded model does not support {why} yet"
+    if live.is_joining:
+        raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
+    if live.coordination.rank == 0:
+        logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)
+    return None
+
+
+def check_models(models: Iterable[nn.Module]) -> None:
+    """Raise BadInput if a parameter of `models` is not sharded over the run's mesh, so that no copy of it exists."""
+    for model in models:
+        for name, parameter in model.named_parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is None or mesh.ndim != 1 or not isinstance(mesh.get_group(), MeshGroup):
+                where = "not sharded" if mesh is None else "sharded over a mesh of the script's own"
+                raise BadInput(
+                    f"{name} is {where}, so a lost worker's part of it would exist nowhere else: with --recovery replay call "
+                    "fully_shard(..., mesh=run.mesh) for every layer and then for the whole model, or choose --recovery restart."
+                )
