@@ -7,7 +7,7 @@ own, so the copy has the same bits at every step.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.errors import BadInput
+from holdfast.live import state_transfer
 from holdfast.live.sharded.collectives import Ring
 from holdfast.train.state.plain_values import PlainState
 from holdfast.train.state.protected import Protected
@@ -27,8 +28,17 @@ _SCALER_INPUTS = ("grad_scale", "found_inf")  # a gradient scaler sets these on 
 PARAMETERS, MOMENTS = "parameters", "moments"
 
 
-def check_optimizers(protected: Protected) -> None:
-    """Raise BadInput if a protected optimizer does not compute every element of a parameter on its own."""
+def check_copyable(protected: Protected) -> None:
+    """Raise BadInput if a neighbour could not keep a copy of a rank's shards.
+
+    That needs optimizers that compute every element of a parameter on its own, and no distributed tensors elsewhere."""
+    for name, thing in protected.own_objects.items():
+        if _has_dtensors(thing.state_dict()):
+            raise BadInput(
+                f"{name} is a {type(thing).__name__} with distributed tensors, and with --recovery replay only those of models "
+                "and optimizers have a copy on another rank: put them into a module, such as AveragedModel, or choose "
+                "--recovery restart."
+            )
     for name, thing in protected.things.items():
         if isinstance(thing, Optimizer) and type(thing) not in ELEMENTWISE:
             raise BadInput(
@@ -58,15 +68,20 @@ class OwnShards:
             name: thing for name, thing in protected.things.items() if isinstance(thing, Optimizer)
         }
         trained = {id(parameter) for optimizer in self.optimizers.values() for parameter in trained_by(optimizer)}
-        self._untrained = [value for value in self.parameters.values() if id(value) not in trained]
+        # Averages of weights, for example, and frozen parameters.
+        self.untrained = {name: value for name, value in self.parameters.items() if id(value) not in trained}
         self._versions = self._version_of_untrained()
 
     def have_untrained_changed(self) -> bool:
-        """Return True if a sharded parameter that no protected optimizer trains has changed, such as an average."""
+        """Return True if a sharded parameter that no protected optimizer trains has changed since it was last sent."""
         return self._version_of_untrained() != self._versions
 
+    def mark_untrained_sent(self) -> None:
+        """Remember that the next rank has the present values of the parameters that no optimizer trains."""
+        self._versions = self._version_of_untrained()
+
     def _version_of_untrained(self) -> list[int]:
-        return [local(value)._version for value in self._untrained]
+        return [local(value)._version for value in self.untrained.values()]
 
     def capture(self) -> dict[str, Any]:
         """Return the values of all shards and of their optimizer states, without copying them."""
@@ -95,6 +110,7 @@ class OwnShards:
                 state = states[name]["state"].setdefault(number, {})
                 state.update({key: like(parameters[number], value) for key, value in values.items()})
         self._protected.restore_some(states)
+        self.mark_untrained_sent()
 
 
 class Shadow:
@@ -145,9 +161,17 @@ class Shadow:
             tensors += [value for state in mirror.state.values() for value in state.values() if _is_moment(value)]
         return sum(tensor.nbytes for tensor in tensors)
 
-    def exchange(self, name: str) -> "GradientExchange":
+    def exchange_gradients(self, name: str) -> "Exchange":
         """Return the exchange of gradients that precedes a step of the optimizer `name`."""
-        return GradientExchange(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]))
+        pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
+        present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
+        return Exchange([own for own, _ in present], [copied for _, copied in present], _set_gradient)
+
+    def exchange_untrained(self) -> "Exchange":
+        """Return the exchange of the sharded parameters that no protected optimizer trains."""
+        names = list(self._own.untrained)
+        own = [local(self._own.untrained[name]) for name in names]
+        return Exchange(own, [self._parameters[name] for name in names], _set_values)
 
     def step(self, name: str) -> None:
         """Make the step of the optimizer `name` on the copy, with the gradients that the exchange has set."""
@@ -162,14 +186,19 @@ class Shadow:
             parameter.grad = None
 
 
-class GradientExchange:
-    """Each rank sends its final gradients to the next rank. No rank continues before all have received theirs."""
+class Exchange:
+    """Each rank sends `own` to the next rank and receives values for `copies`. All ranks have them before one continues.
 
-    def __init__(self, own: Sequence[Any], mirrored: Sequence[nn.Parameter]) -> None:
-        pairs = [(parameter, copied) for parameter, copied in zip(own, mirrored, strict=True)
-                 if parameter.grad is not None]  # fmt: skip
-        kinds = {local(parameter.grad).dtype for parameter, _ in pairs}
-        self._parts = [_of_kind(pairs, kind) for kind in sorted(kinds, key=str)]
+    `write` is called with each of `copies` and its new values."""
+
+    def __init__(
+        self,
+        own: Sequence[torch.Tensor],
+        copies: Sequence[torch.Tensor],
+        write: Callable[[torch.Tensor, torch.Tensor], object],
+    ) -> None:
+        self._write = write
+        self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
 
     def run(self, link: Link, ring: Ring) -> None:
         works = []
@@ -186,32 +215,34 @@ class GradientExchange:
                     work.wait()
             raise
         for _, incoming, copies in self._parts:
-            _set_gradients(incoming, copies)
+            values = incoming.to(copies[0].device)
+            for copied, new in zip(copies, values.split([copied.numel() for copied in copies]), strict=True):
+                self._write(copied, new.view_as(copied))
 
     def run_again(self, link: Link, ring: Ring) -> bool:
-        raise AssertionError("gradients that were exchanged were used by an optimizer")
+        raise AssertionError("the state has changed since the values were exchanged")
 
-    serve: Any = None  # a step in which an optimizer has stepped is never repeated
+    serve: Any = None  # a step in which the state has changed is never repeated
 
     def release(self) -> None:
         self._parts = []
 
 
 def _of_kind(
-    pairs: Sequence[tuple[Any, nn.Parameter]], kind: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, list[nn.Parameter]]:
-    """Return a buffer with this rank's gradients of dtype `kind`, one to receive into, and the copied parameters."""
-    chosen = [(local(own.grad), copied) for own, copied in pairs if local(own.grad).dtype == kind]
-    outgoing = torch.cat([gradient.detach().reshape(-1) for gradient, _ in chosen]).cpu()
-    copies = [copied for _, copied in chosen]
-    incoming = torch.empty(sum(copied.numel() for copied in copies), dtype=kind)
-    return outgoing, incoming, copies
+    own: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return this rank's values of dtype `kind`, a buffer to receive into, and the copies that the buffer is for."""
+    outgoing = torch.cat([value.detach().reshape(-1) for value in own if value.dtype == kind]).cpu()
+    chosen = [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
+    return outgoing, torch.empty(sum(copied.numel() for copied in chosen), dtype=kind), chosen
 
 
-def _set_gradients(incoming: torch.Tensor, copies: Sequence[nn.Parameter]) -> None:
-    values = incoming.to(copies[0].device)
-    for copied, gradient in zip(copies, values.split([copied.numel() for copied in copies]), strict=True):
-        copied.grad = gradient.view_as(copied)
+def _set_gradient(copied: torch.Tensor, gradient: torch.Tensor) -> None:
+    copied.grad = gradient
+
+
+def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
+    copied.detach().copy_(values)
 
 
 def trained_by(optimizer: Optimizer) -> list[Any]:
@@ -231,10 +262,25 @@ def _is_moment(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim > 0
 
 
+def _has_dtensors(state: Any) -> bool:
+    values = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return is_dtensor(state) or any(map(_has_dtensors, values))
+
+
 def _without_dtensors(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: _without_dtensors(value) for key, value in state.items() if not is_dtensor(value)}
     return state
+
+
+def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
+    """Send this rank's shards to the next rank, and return the copy of the previous rank's."""
+    copied = None
+    for pairs in neighbours(ring.size):
+        for giver, taker in pairs:
+            if ring.rank in (giver, taker):
+                copied = state_transfer.transfer(link, ring.rank, giver, (taker,), own.capture) or copied
+    return Shadow(own, copied)
 
 
 def neighbours(size: int) -> Iterator[list[tuple[int, int]]]:

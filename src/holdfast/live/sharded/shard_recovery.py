@@ -23,7 +23,7 @@ from holdfast.live.rank_values import RankValues
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.sharded.collectives import Collectives, Reduce, Ring
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
-from holdfast.live.sharded.shadow import OwnShards, Shadow, check_optimizers, neighbours
+from holdfast.live.sharded.shadow import OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
 from holdfast.progress import Phase, restart_needed
 
@@ -61,13 +61,13 @@ class ShardedRecovery(LiveRecovery):
     def start(self, hooks: TrainingHooks) -> None:
         """Enable recovery once the training loop is built, and send a copy of this rank's shards to the next rank."""
         self._hooks = hooks
-        check_optimizers(hooks.protected)
+        check_copyable(hooks.protected)
         self._marks = BoundaryMarks(hooks.protected)
         if hooks.protected.has_values_of_rank:
             self._values = RankValues(self.coordination, hooks.protected)
         self._own = OwnShards(hooks.protected)
         if not self.is_joining:
-            self._shadow = Shadow(self._own, self._receive_copy(self._own))
+            self._shadow = exchange_copies(self._own, self.link, self.collectives.ring)
         for name, optimizer in self._own.optimizers.items():
             optimizer.register_step_pre_hook(self._step_hook(name))
 
@@ -83,18 +83,10 @@ class ShardedRecovery(LiveRecovery):
             self._check_accumulation()
         self.collectives.run(Reduce(output, values, op))
 
-    def _receive_copy(self, own: OwnShards) -> Any:
-        copied = None
-        for pairs in neighbours(self.size):
-            for giver, taker in pairs:
-                if self.collectives.ring.rank in (giver, taker):
-                    copied = self._transfer(giver, (taker,), own.capture) or copied
-        return copied
-
     def _step_hook(self, name: str) -> Any:
         def before_step(*_: Any) -> None:
             assert self._shadow is not None
-            self.collectives.run(self._shadow.exchange(name))
+            self.collectives.run(self._shadow.exchange_gradients(name))
             self._shadow.step(name)
             self.collectives.end_updates()
 
@@ -131,6 +123,9 @@ class ShardedRecovery(LiveRecovery):
 
         Return False, because the samples stay divided among the same ranks, and the last step in which ranks
         recovered (None if there is none)."""
+        if self._own and self._shadow and self._own.have_untrained_changed():
+            self.collectives.run(self._shadow.exchange_untrained())
+            self._own.mark_untrained_sent()
         self._step, self._has_begun = step, False
         if not self.collectives.is_catching_up:  # its first step began with what others had completed
             self.collectives.begin_step()
@@ -237,8 +232,8 @@ class ShardedRecovery(LiveRecovery):
         assert self._marks is not None
         if own.have_untrained_changed():
             raise restart_needed(
-                "sharded parameters that no protected optimizer trains have changed, such as averages of weights, and no "
-                "other rank has those of the lost one"
+                "sharded parameters that no protected optimizer trains had changed since the step began, such as averages of "
+                "weights"
             )
         if self._marks.have_changed(self._buffers):
             raise restart_needed("protected state had changed since the step began, before its gradients were reduced")
