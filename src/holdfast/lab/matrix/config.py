@@ -88,7 +88,8 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 class Matrix:
     """The settings of a matrix of runs. Each combination of data set, model and failure schedule is a suite.
 
-    Each suite runs with every variant (recovery method) and seed, and once more for each value in `sweep`."""
+    Each suite runs with every variant (recovery method) and seed. `sweep` lists several values for a setting, and each
+    of these values makes suites of its own."""
 
     steps: int
     batch: int

@@ -94,7 +94,7 @@ class MatrixRunner:
         return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
     def finished(self, planned: PlannedRun) -> MeasuredRun | None:
-        """Return the measurements of a run that completed earlier with the same config, or None."""
+        """Return the stored measurements of `planned` if it was completed before with the config that it has now, else None."""
         run = read_measured(self._record(planned))
         if run is None or run.verdict != "completed" or run.digest != config_digest(self.config(planned)):
             return None

@@ -207,7 +207,7 @@ class ReductionFacts:
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
-    """Return measurements that may explain why the cost of `strategy` differs from that of `baseline`."""
+    """Return measurements that may explain why failures cost more or less under `strategy` than under `baseline`."""
     measured = panel.measurement
     ours, full = measured.costs_of(strategy), measured.costs_of(baseline)
     both = np.isfinite(ours.cost) & np.isfinite(full.cost)

@@ -90,7 +90,9 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost with frequent partial saves, divided by that with full saves of the same total size."""
+    """Return the mean cost of a failure with frequent partial saves, divided by the mean cost with rare full saves.
+
+    Both write the same number of values; `ranking` chooses the blocks of a partial save."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))

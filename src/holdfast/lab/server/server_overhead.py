@@ -53,7 +53,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: server_trials.ExperimentArm, more: server_trials.ExperimentArm) -> ConfidenceInterval:
-        """Return how many iterations earlier the variant `less` reaches the losses of `more`: the mean over the seeds."""
+        """Return how many iterations earlier runs of `less` reach the losses of runs of `more`, as a mean over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
@@ -68,9 +68,10 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier the run with the losses `less` reaches a loss than the run `more`, on average.
+    """Return how many iterations earlier the run with the losses `less` reaches the losses of the run `more`, on average.
 
-    Only losses after the failure in iteration `fails` that are below all earlier ones count. NaN if there are none."""
+    Nodes fail in iteration `fails`. Only the losses of `more` after it count, and only if they are lower than all losses
+    of both runs before it. The result is NaN if no loss counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -168,7 +169,7 @@ def remarks(results: OverheadResults) -> list[str]:
 
 
 def _checkpoint_cost(results: OverheadResults) -> str:
-    """Return a sentence that says why the time of a checkpoint is large beside that of an iteration."""
+    """Return a sentence that says why a checkpoint takes long compared with an iteration."""
     text = f"Checkpoints are too expensive here, where {NODES + server_trials.WORKERS + 1} processes share the cores"
     if full := results.of(FULL_ALONE):
         waits = np.concatenate([trial.columns["checkpoint"][INTERVAL - 1 :: INTERVAL] for trial in full])
@@ -234,7 +235,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of the column `name` over all iterations but the first of each trial."""
+    """Return the median of the column `name` over all iterations of all trials, without the first iteration of each."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

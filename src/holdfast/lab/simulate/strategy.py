@@ -53,7 +53,8 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `saved_at` has the iteration at which each block was last saved. `renew` computes values for blocks never saved."""
+    `saved_at` has the iteration at which each block was last saved. `renew` computes values for blocks that were never
+    saved, with random numbers seeded by `stream`."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
@@ -118,7 +119,7 @@ def lost_count(blocks: int, fraction: Fraction) -> int:
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses, which include those for any smaller `fraction`."""
+    """Return the ids of the blocks that trial `number` loses; a larger `fraction` loses the same blocks and some more."""
     return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 
