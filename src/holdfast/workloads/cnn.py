@@ -54,7 +54,9 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """A small convolutional network trained by Adam; a block is a whole array ("layer") or one row ("shard")."""
+    """A small convolutional network trained by Adam.
+
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
 
     data: LabeledData
     architecture: Architecture
@@ -91,7 +93,7 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration with seed `stream`; return their numbers, one row per batch."""
+        """Draw the images of an iteration with the random seed `stream`; return their indices, with a row for each batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
@@ -233,6 +235,8 @@ SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
 
 
 def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
-    """Return the workload for `dataset`; a block is a whole weight or bias ("layer") or a row of one ("shard")."""
+    """Return the workload for `dataset`, whose files are in the folder `data` if given.
+
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
     architecture, batches, evaluated, criterion = SETTINGS[dataset]
     return ConvolutionalNetwork(load(dataset, data), architecture, partition, batches, evaluated, criterion)

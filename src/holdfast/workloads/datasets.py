@@ -23,7 +23,7 @@ from holdfast.workloads.fetch import DataFile, Folder, obtain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabeledData:
-    """Samples in rows, with features in [0, 1], and the class of each sample."""
+    """A data set: `x` has the samples in rows, with features in [0, 1], and `y` the class of each sample."""
 
     name: str
     x: NDArray[np.float32]

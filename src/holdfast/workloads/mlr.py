@@ -34,7 +34,9 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch, and the features it needs (`pulls`); the last of both is for the loss."""
+    """A worker's slice of each batch, and the features that it needs for the slice (`pulls`).
+
+    The last entry of both lists is for the loss."""
 
     batches: list[_Batch]
     pulls: list[Ids]

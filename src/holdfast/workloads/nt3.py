@@ -67,7 +67,9 @@ class NT3(nn.Module):
 def generated(
     genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
 ) -> tuple[Expression, Expression]:
-    """Generate training and test samples; a fraction `different` of the genes differs by `effect` between classes."""
+    """Generate `train` training samples and `test` test samples of gene expression.
+
+    The fraction `different` of the genes differs between the classes, by `effect` standard deviations."""
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)

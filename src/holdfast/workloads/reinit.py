@@ -20,7 +20,9 @@ class Reinitializable(Protocol):
         """Summarize a node's surviving blocks `ids` with values `held`; the summaries of all nodes are then added."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`; `summary` is the sum of `survivors` over all nodes."""
+        """Return new values for the lost blocks `ids`; `summary` is the sum of `survivors` over all nodes.
+
+        `iteration` and the run's seed `stream` seed the random numbers."""
 
 
 def has_rule(workload: Workload) -> bool:
@@ -38,7 +40,9 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values for the blocks `ids`, computed from those blocks of the state `live` that are not `lost`."""
+    """Return new values for the blocks `ids`, computed from the blocks of the state `live` that are not in `lost`.
+
+    `iteration` and the run's seed `stream` seed the random numbers."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})
