@@ -33,7 +33,7 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """Costs measured in a parameter-server run: seconds per iteration, full save and failure, and convergence rate."""
+    """Costs measured in a parameter-server run: seconds of an iteration, a full save and a failure, and rate of convergence."""
 
     workload: str
     nodes: int
@@ -90,7 +90,9 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, by recovery strategy, the expected cost of losing the fraction `lost` of blocks every `mtbf` seconds."""
+    """Return the expected cost of one failure for each recovery strategy, by the name of the strategy.
+
+    A failure loses the fraction `lost` of the blocks, and one is expected every `mtbf` seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0

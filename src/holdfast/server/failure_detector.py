@@ -71,7 +71,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Return False if this process's raylet (Ray's daemon on this machine) has exited or is stopped."""
+    """Return True unless the raylet of this process (Ray's daemon on this machine) has exited or is stopped."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

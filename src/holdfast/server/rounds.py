@@ -147,7 +147,7 @@ class StaleRounds:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> tuple[int, dict[int, WorkerRound]]:
-        """Train until every part of the data has finished one more iteration; return its number and results by part.
+        """Train until every part of the data has finished one more iteration; return that iteration and its results by part.
 
         `parts` returns each worker's parts of the data. `recover` is called with lost nodes and workers. No iteration
         after `until` is begun."""

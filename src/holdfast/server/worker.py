@@ -44,7 +44,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon a round because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
+    """An error that abandons a round, because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -52,7 +52,7 @@ class _BrokenOff(Exception):
 
 
 class _Routes(NamedTuple):
-    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and the places of their values."""
+    """The nodes that hold the blocks of `layout`: for each node, its number, its blocks, and the array rows of their values."""
 
     layout: BlockLayout
     nodes: list[tuple[int, Ids, Places]]
@@ -83,7 +83,7 @@ class Worker:
         self._routes.clear()
 
     def compute(self, when: RoundId, parts: Sequence[int]) -> WorkerRound:
-        """For each of its `parts` of the training data, pull blocks, compute an update and push it, in round `when`."""
+        """Pull blocks, compute an update and push it in round `when`, for each of the `parts` of the training data."""
         return self._do_rounds([(when, part) for part in parts], "push")
 
     def advance(self, iteration: int, part: int) -> WorkerRound:
