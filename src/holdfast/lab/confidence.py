@@ -67,7 +67,7 @@ def finite(costs: Floats) -> Floats:
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return `costs` and `others`, the costs of two strategies by trial, without the trials that failed to converge in either."""
+    """Return `costs` and `others`, two strategies' costs by trial, for the trials that converged under both strategies."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 

@@ -81,7 +81,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
 
 
 def combine(pages: Sequence[Page]) -> Page:
-    """Return one page with the content of several result pages; each item is labelled with the title of its page."""
+    """Return one page with the content of several result pages; their tables, figures and remarks are labelled."""
     if len(pages) == 1:
         return pages[0]
     versions = {one.facts["Environment"].split(",")[0] for one in pages}

@@ -132,7 +132,7 @@ def bound(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
 
 
 def noise(losses: Sequence[float]) -> float:
-    """Estimate by how many iterations random noise shifts the moment at which the loss reaches a given value."""
+    """Estimate how many iterations earlier or later the loss reaches a given value because of random noise."""
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
         return 0.0

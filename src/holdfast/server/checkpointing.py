@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """An error that means that nodes did not answer and count as lost; `missing` has the reason for each node."""
+    """An exception that says that nodes did not answer and count as lost; `missing` has the reason for each node."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -101,7 +101,7 @@ class CheckpointCoordinator:
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
         """Wait until the save in progress is committed, and return it; return None if no save is in progress.
 
-        `without` names lost nodes, for which the save does not wait, with the reasons."""
+        `without` has lost nodes, with the reasons; the save does not wait for them."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})

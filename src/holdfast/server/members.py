@@ -96,7 +96,7 @@ PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer h
 
 
 class ServerMembers:
-    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost ones."""
+    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost nodes and workers."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}

@@ -189,7 +189,7 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, lost_node: int) -> tuple[PartitionMap, bool]:
-    """Assign each of `count` blocks to the node that holds it, by `held`; other blocks go to the lost node `lost_node`.
+    """Assign each of `count` blocks to the node that holds it in `held`; other blocks go to the lost node `lost_node`.
 
     Return the assignment, numbered `version`, and True if there are blocks that no node holds."""
     owners = np.full(count, lost_node, np.int32)

@@ -56,7 +56,7 @@ class RankingRange(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """A node's blocks that may be saved: their number, total size and range in the ranking, and a list of them if few."""
+    """A node's blocks that may be saved: number, total size and range in the ranking, and a list of them if they are few."""
 
     values: int
     candidates: int
@@ -67,7 +67,7 @@ class Survey(NamedTuple):
 
 
 class CandidateBlocks(NamedTuple):
-    """Blocks of a node that may be saved, with their sizes and the three keys by which they are ranked."""
+    """Blocks of a node that may be saved, with their sizes and the three keys of their ranking."""
 
     first: Codes
     saved_at: Ids

@@ -44,7 +44,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """An error that abandons a round, because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
+    """An exception that abandons a round, because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)

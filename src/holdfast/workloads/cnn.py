@@ -1,6 +1,6 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-The loss is that of a fixed set of images under the mean of the parameters over the iteration's batches: the loss of the
+The loss is computed on fixed images, with the mean of the parameters over the iteration's batches: the loss of the
 parameters themselves varies by 10 % between batches, more than a failure costs. Every row of a parameter counts its own
 steps for Adam's bias correction, because a restored row gets its count back with its moments.
 """

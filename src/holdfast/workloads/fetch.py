@@ -47,7 +47,7 @@ class DataFile:
 
 
 class _Refused(Exception):
-    """An error that means that one server did not deliver the file; another server may be tried."""
+    """An exception that says that one server did not deliver the file; another server may be tried."""
 
 
 def obtain(file: DataFile, data: Folder = None) -> Path:

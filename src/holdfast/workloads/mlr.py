@@ -23,7 +23,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch: their classes `y`, and in `x` only those `features` that are not zero in all samples."""
+    """Some samples of a batch: their classes `y` and their `features`, without the features that are zero in all of them."""
 
     features: Ids
     x: npt.NDArray[np.float32]

@@ -116,7 +116,7 @@ def history_of(config: "RunConfig", out: Path) -> Sequence[Event]:
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """Return two failures, each of which kills a random worker at a random step."""
+    """Return two kills of random workers at random steps: one early in the run, and one late."""
     rng, kills = np.random.default_rng((seed, 1)), []
     for steps in (EARLIER, LATER):
         step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))

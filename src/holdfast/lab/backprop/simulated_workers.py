@@ -4,8 +4,8 @@ All replicas are equal before a step, so one model represents all of them. Each 
 the samples, and its own buffers.
 
 Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
-layer is updated as soon as its gradients are summed, and a failure leaves a model of which only the upper layers have
-moved. `lossy_gradient` decides which gradients a failed step uses, as in a real run.
+layer is updated as soon as its gradients are summed, and after a failure only the upper layers of the model have moved.
+ `lossy_gradient` decides which gradients a failed step uses, as in a real run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -29,7 +29,7 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """The factor c by which a run's distance from the optimum shrinks per iteration; it lies between `low` and `high`."""
+    """The factor c by which a run's distance from the optimum shrinks per iteration; c lies between `low` and `high`."""
 
     proved: bool  # the run satisfies the assumptions of Theorem 3.2; otherwise c was fitted
     low: float
@@ -90,7 +90,9 @@ class PerturbedTrials:
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return each trial's total perturbation (Δ in Theorem 3.2 of the SCAR paper) over the start's distance to the optimum."""
+        """Return the total perturbation of each trial, in units of the initial distance from the optimum.
+
+        Theorem 3.2 of the SCAR paper calls the total perturbation Δ."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:

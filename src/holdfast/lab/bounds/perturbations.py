@@ -153,7 +153,9 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train a model until it converges, then on to `BEYOND` times as many iterations, whose result stands for the optimum."""
+    """Train a model without perturbations until it converges, and return this run with an approximate optimum.
+
+    The state after `BEYOND` times as many iterations stands for the optimum, which is unknown."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length
@@ -164,7 +166,7 @@ def reference(options: Options, meter: Meter) -> Reference:
 
 
 def run_bound(options: Options, meter: Meter) -> Result:
-    """Run the experiment mlr-bound: measure the cost of random perturbations and of adversarial ones of equal size."""
+    """Run the experiment mlr-bound: measure the cost of random and of equally large adversarial perturbations."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)

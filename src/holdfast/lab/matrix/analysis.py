@@ -1,6 +1,6 @@
 """Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
-The gates are those of the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
+The gates come from the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
 gate is left out of every mean. Confidence intervals resample the seeds of each suite, with all variants (recovery
 methods) of one seed together, because they began with the same weights.
 """
@@ -185,7 +185,9 @@ class Analysis:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return how far losses and models under `variant` are from the runs of `suite` without failures, averaged over seeds."""
+        """Return how much the losses and models of `suite` under `variant` differ from its runs without failures.
+
+        The differences are means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

@@ -147,7 +147,9 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distance between the models of two runs at each step with intact snapshots of both; None if there is none."""
+    """Return the distance between the models of two runs for each step with intact snapshots of both runs.
+
+    The result is None if there is no such step."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)

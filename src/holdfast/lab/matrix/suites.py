@@ -114,7 +114,7 @@ def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return a digest of a run's config and the version of holdfast, without the paths at which the run is stored."""
+    """Return a digest of a run's config and the version of holdfast; the paths of the run do not affect the digest."""
     fields: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
     data = fields["args"].index("--data") + 1
     args = [Path(word).name if place == data else word for place, word in enumerate(fields["args"])]

@@ -76,7 +76,7 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on how the models and data differ from those of the SCAR paper; none for the user's own model."""
+    """Return notes on how the models and data differ from the SCAR paper's; there are none for the user's own model."""
     if options.workload is not None:
         return []
     return quick_notes(options.panels) if options.quick else panel_notes(options.panels)

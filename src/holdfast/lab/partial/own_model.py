@@ -91,7 +91,7 @@ def compare(
     policies: Sequence[str | Path] = (),
     out: str | Path | None = None,
 ) -> Comparison:
-    """Simulate failures of a model, and compare their costs with full and partial checkpoints and recoveries.
+    """Simulate failures of a model, and compare their costs under full and partial checkpoints and recoveries.
 
     Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
     the additional iterations until it converges. All strategies write the same number of values: the whole state

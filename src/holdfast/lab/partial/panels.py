@@ -25,7 +25,7 @@ class Panel:
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on how the models and data sets called `names` (all if empty) differ from those of the SCAR paper."""
+    """Return notes on how the models and data sets called `names` (all if empty) differ from the SCAR paper's."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen(names, PANELS, "panel") if panel.name in NOTES]
 
 

@@ -70,8 +70,8 @@ class OverheadResults:
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """Return how many iterations earlier the run with the losses `less` reaches the losses of the run `more`, on average.
 
-    Nodes fail in iteration `fails`. Only the losses of `more` after it count, and only if they are lower than all losses
-    of both runs before it. The result is NaN if no loss counts."""
+    Nodes fail in iteration `fails`. Only the losses of `more` after this failure count, and only if they are lower
+    than all losses of both runs before it. The result is NaN if no loss counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -235,7 +235,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of the column `name` over all iterations of all trials, without the first iteration of each."""
+    """Return the median of the column `name` over all iterations; the first iteration of each trial is left out."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

@@ -158,9 +158,9 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 class _Lanes:
     """The running trials, whose arrays are stacked so that one call trains all of them; each trial has one slot (lane).
 
-    The loss of a trial is computed in every iteration. Only for a `steady` workload, whose loss falls ever more slowly,
-    the next iteration at which to compute the loss is predicted from its slope. If the loss met the criterion before
-    that iteration, the trial runs again with its loss computed in every iteration."""
+    The loss of a trial is computed in every iteration. Only if the workload is `steady`, so that its loss falls ever more
+    slowly, some iterations are skipped: how many is predicted from the slope of the loss. If the loss met the criterion
+    in a skipped iteration, the trial runs again with its loss computed in every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]

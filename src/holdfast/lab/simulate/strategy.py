@@ -2,7 +2,7 @@
 
 A block is a part of the model's state that is saved or lost as a whole. Trials with the same number fail at the same
 step, lose blocks in the same order, and draw the same random numbers afterwards, so they can be compared. A checkpoint
-is kept as the iteration at which each block was last saved; the values are in the trajectory.
+is kept as the iteration of each block's last save; the values are in the trajectory.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ all lost blocks, the lost blocks that were never saved, the next iteration and t
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Return an array whose entry [k, b] is the last iteration up to k at which `policy` saved block b."""
+    """Simulate the saves of `policy`; return an array whose entry [k, b] is the newest save of block b up to iteration k."""
     saved = {name: value.copy() for name, value in states[0].items()}
     zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
@@ -53,7 +53,7 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `saved_at` has the iteration at which each block was last saved. `renew` computes values for blocks that were never
+    `saved_at` has the iteration of each block's last save. `renew` computes values for blocks that were never
     saved, with random numbers seeded by `stream`."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
@@ -119,7 +119,7 @@ def lost_count(blocks: int, fraction: Fraction) -> int:
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses; a larger `fraction` loses the same blocks and some more."""
+    """Return the ids of the blocks that trial `number` loses; a larger `fraction` loses the same blocks and additional blocks."""
     return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 

@@ -76,7 +76,7 @@ class Ownership:
     def close(self, *, keep_all: bool) -> None:
         """Begin a new `Tenure` (a period in which blocks keep their owners), if a block has changed its owner.
 
-        The new period replaces the last one if the model was not updated in the last one, unless `keep_all` is True."""
+        If the model was not updated in the period before, the new period replaces it, unless `keep_all` is True."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
