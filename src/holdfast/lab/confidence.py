@@ -26,7 +26,9 @@ class ConfidenceInterval(NamedTuple):
 
 
 def ends_text(low: float, high: float, spec: str = ".2f") -> str:
-    """Return an interval as text, such as "0.54 to 1.01", or "interval unknown" if an end is NaN. `spec` formats both ends."""
+    """Return an interval as text, such as "0.54 to 1.01", or "interval unknown" if an end is NaN.
+
+    `spec` formats both ends."""
     return "interval unknown" if np.isnan(low) or np.isnan(high) else f"{low:{spec}} to {high:{spec}}"
 
 
@@ -53,7 +55,8 @@ def _quantile(count: int) -> float:
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
     """Return the median of all values in `rounds` with a bootstrap interval; each row is one round of measurements.
 
-    Whole rows are resampled, because the values of one round correlate. With fewer than `FEWEST` rows, the ends are NaN."""
+    Whole rows are resampled, because the values of one round correlate. With fewer than `FEWEST` rows, the ends are
+    NaN."""
     if len(rounds) < FEWEST:
         return ConfidenceInterval(float(np.median(rounds)), float("nan"), float("nan"))
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -67,7 +70,7 @@ def finite(costs: Floats) -> Floats:
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return `costs` and `others`, two strategies' costs by trial, for the trials that converged under both strategies."""
+    """Return `costs` and `others`, two strategies' costs by trial, for the trials that converged under both of them."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 

@@ -126,7 +126,9 @@ class Options:
             raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
 
     def open_log(self, name: str, code: str) -> TrialLog:
-        """Open the log of trials called `name` in the result folder; `code` is a digest of the code that runs the trials."""
+        """Open the log of trials called `name` in the result folder.
+
+        `code` is a digest of the code that runs the trials."""
         self.logs.append(TrialLog(self.out / "trials" / f"{name}.jsonl", code))
         return self.logs[-1]
 
@@ -143,7 +145,7 @@ class Options:
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)
 
     def trial_count(self, full: int, quick: int) -> int:
-        """Return the number of trials from `--trials`; without that option, `quick` for a quick run, otherwise `full`."""
+        """Return the value of `--trials`; without this option, return `quick` for a quick run, otherwise `full`."""
         return self.trials or (quick if self.quick else full)
 
 

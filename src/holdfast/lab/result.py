@@ -39,7 +39,9 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim, worded as `claim`, that `estimate` is in the range `expected`; `source` says who made the claim."""
+        """Return a claim, worded as `claim`, that `estimate` is in the range `expected`.
+
+        `source` says who made the claim."""
         return cls(id, claim, source, expected, estimate.value, (estimate.low, estimate.high))
 
     @property
@@ -136,7 +138,9 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the `holdfast` command with `arguments` as reports show it; absolute paths are shortened to hide user names."""
+    """Return the `holdfast` command with `arguments` as reports show it.
+
+    Absolute paths are shortened to hide user names."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 

@@ -153,7 +153,7 @@ def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _read(folder: Path) -> tuple[Result, Row]:
-    """Read `result.json` in `folder`; return the result, and a description of the machine and packages that measured it."""
+    """Read `result.json` in `folder`; return the result, and the machine and packages that measured it."""
     path = folder / RESULT
     try:
         data = json.loads(path.read_text())

@@ -33,7 +33,9 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """Costs measured in a parameter-server run: seconds of an iteration, a full save and a failure, and rate of convergence."""
+    """Measurements of a parameter-server run: the seconds of an iteration, a full save and a failure; and its rate.
+
+    The rate is the factor by which the distance from the optimum shrinks per iteration."""
 
     workload: str
     nodes: int

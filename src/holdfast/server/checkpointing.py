@@ -88,7 +88,7 @@ class CheckpointCoordinator:
         return SelectedBlocks(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Let nodes write their buffered blocks (`size` bytes in all) in the background, as the save after iteration `step`."""
+        """Let nodes write their buffered blocks (`size` bytes in all) in the background, as the save of iteration `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}

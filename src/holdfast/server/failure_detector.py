@@ -1,7 +1,8 @@
-"""Detect members that are lost because they no longer answer heartbeats. The caller sends the heartbeats and provides the time.
+"""Detect members that are lost because they no longer answer heartbeats.
 
-Ray reports a killed process at once, but not a process that hangs, and a machine that is cut off only after 15 s or more. A
-process without its raylet still answers small calls for a while, so a member that is asked also checks its raylet.
+The caller sends the heartbeats and provides the time. Ray reports a killed process at once, but not a process that
+hangs, and a machine that is cut off only after 15 s or more. A process without its raylet still answers small calls for
+a while, so a member that is asked also checks its raylet.
 """
 
 import os

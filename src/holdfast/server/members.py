@@ -180,7 +180,8 @@ class ServerMembers:
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
         """Return all lost nodes and workers, with the reasons.
 
-        They are the actors of `kind` ("node" or "worker") in `missing`, and all actors that do not answer heartbeats."""
+        They are the actors of `kind` ("node" or "worker") in `missing`, and all actors that do not answer
+        heartbeats."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

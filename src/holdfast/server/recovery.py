@@ -51,7 +51,7 @@ class ServerRecovery:
 
     @property
     def parts(self) -> dict[int, tuple[int, ...]]:
-        """The parts of the training data by worker: each worker has its own part, and a fair share of lost workers' parts."""
+        """The parts of the training data by worker: the worker's own part, and a fair share of lost workers' parts."""
         there = sorted(self._members.workers)
         everything = range(self._settings.workers)
         of = {worker: [part for part in everything if part == worker] for worker in there}

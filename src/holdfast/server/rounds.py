@@ -147,10 +147,10 @@ class StaleRounds:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> tuple[int, dict[int, WorkerRound]]:
-        """Train until every part of the data has finished one more iteration; return that iteration and its results by part.
+        """Train until every part of the data has finished one more iteration.
 
-        `parts` returns each worker's parts of the data. `recover` is called with lost nodes and workers. No iteration
-        after `until` is begun."""
+        Return the number of this iteration, and the results by part. `parts` returns each worker's parts of the data. `recover` is called
+        with lost nodes and workers. No iteration after `until` is begun."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1

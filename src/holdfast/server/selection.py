@@ -56,7 +56,7 @@ class RankingRange(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """A node's blocks that may be saved: number, total size and range in the ranking, and a list of them if they are few."""
+    """A summary of the blocks that a node may save. It lists the blocks themselves only if they are few."""
 
     values: int
     candidates: int
@@ -97,7 +97,9 @@ class Candidates:
         return len(self._ids), total_distance(self._info)
 
     def survey(self, above: float, few: int) -> Survey:
-        """Summarize the blocks that have changed by more than `above`; if there are at most `few`, the summary lists them."""
+        """Summarize the blocks that have changed by more than `above`.
+
+        If there are at most `few`, the summary lists them."""
         where = self._above(above)
         numbers = [self._numbers(level, where) for level in range(3)]
         found, sizes = len(numbers[0]), self._info.sizes
@@ -106,7 +108,7 @@ class Candidates:
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
 
     def histogram(self, above: float, span: RankingRange, bins: int) -> tuple[Ids, Ids]:
-        """Return the number and the size of the blocks that changed by more than `above`, for each of `bins` bins of `span`."""
+        """Return the number and size of the blocks that changed by more than `above`, in each of `bins` bins of `span`."""
         where = self._inside(above, span)
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
         which = shifted.view(np.int64)
@@ -182,7 +184,7 @@ def _narrowed(where: Where, wanted: npt.NDArray[np.bool_]) -> Where:
 
 
 class Selection(NamedTuple):
-    """The decision which blocks to save (`verdict`), and the budget that remains for the next save, in array elements."""
+    """The decision which blocks to save (`verdict`), and the budget that is left for later, in array elements."""
 
     verdict: SaveUpTo
     credit: Fraction

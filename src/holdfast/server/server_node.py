@@ -39,7 +39,7 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has copied for a save, their size, and how much its other blocks changed since their saves."""
+    """The blocks that a node copied for a save, their size, and how much its other blocks changed since their saves."""
 
     blocks: Samples
     bytes: int
@@ -125,7 +125,9 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply an update for round `when` from part `part` of the data at once; return the number of changed blocks."""
+        """Apply an update for round `when` from part `part` of the data at once.
+
+        Return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)

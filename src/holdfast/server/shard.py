@@ -21,7 +21,7 @@ MEASURED = ("priority", "relative", "threshold")  # policies that look at how fa
 
 
 class BlocksMoved(Exception):
-    """An exception of a node that lacks the requested blocks, or that knows a newer block assignment than the caller."""
+    """An exception of a node that lacks the requested blocks, or knows a newer block assignment than the caller."""
 
 
 class HeldBlocks(NamedTuple):

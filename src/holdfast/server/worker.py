@@ -44,7 +44,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """An exception that abandons a round, because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
+    """An exception that abandons a round: `nodes` are lost or, if `nodes` is empty, blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -52,7 +52,7 @@ class _BrokenOff(Exception):
 
 
 class _Routes(NamedTuple):
-    """The nodes that hold the blocks of `layout`: for each node, its number, its blocks, and the array rows of their values."""
+    """The nodes that hold the blocks of `layout`: the number of each node, its blocks, and their rows in the arrays."""
 
     layout: BlockLayout
     nodes: list[tuple[int, Ids, Places]]

@@ -93,7 +93,9 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration with the random seed `stream`; return their indices, with a row for each batch."""
+        """Draw the images of an iteration with the random seed `stream`.
+
+        Return their indices, with a row for each batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)

@@ -23,7 +23,7 @@ class LossAt:
             raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
     def evaluate(self, workload: Workload) -> float:
-        """Train `workload` for `self.iteration` iterations, and return a number just above the loss that it then has."""
+        """Train `workload` for `self.iteration` iterations, and return a number just above its loss at the end."""
         stack = stacked([workload.start(0)] * workload.lanes)
         with threadpool_limits(1):  # the number of threads would show in the last bits
             for iteration in range(self.iteration):

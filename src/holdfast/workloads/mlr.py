@@ -23,7 +23,7 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch: their classes `y` and their `features`, without the features that are zero in all of them."""
+    """Some samples of a batch: their classes `y`, and in `x` the `features` that at least one sample has."""
 
     features: Ids
     x: npt.NDArray[np.float32]

@@ -84,7 +84,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without failures, and once per recovery method with two workers killed; return the costs."""
+    """Run each workload once without failures, and once per recovery method with two kills; return the costs."""
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
     kills, observed = scheduled_kills(options.seed), ObservedRuns([], {}, {})
@@ -156,7 +156,7 @@ def _killed_cases(name: str, costs: RunCosts, price: Price, history: Sequence[Ev
 
 
 def strategies(interval: int) -> dict[str, Strategy]:
-    """Return the checkpoint and recovery strategies to test, by name; `interval` is the number of steps between saves."""
+    """Return the checkpoint and recovery strategies to test, by name; `interval` is the steps between two saves."""
     whole = Policy(ranking="full", interval=interval)
     part = Policy(ranking="priority", interval=interval, fraction=Fraction(1, interval))
     return {

@@ -21,7 +21,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of a mini-batch by each kind of failure, and the slowdown that a performance model predicts."""
+    """The measured slowdown of a mini-batch by each kind of failure, and the predictions of the performance model."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices
@@ -58,7 +58,7 @@ class PanelResults:
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return each trial's relative change of accuracy, without its sign, as a mean over all failures under `strategy`.
+        """Return each trial's mean absolute change of accuracy, relative to no failure, over all failures under `strategy`.
 
         Only failures in the given `phases` of training count: "early", "middle" or "late"."""
         cells = _cells(strategy)
@@ -72,13 +72,13 @@ class PanelResults:
         return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return the work that a restart from a checkpoint repeats, divided by the work that a failure costs under `strategy`."""
+        """Return the work that a restart from a checkpoint repeats, divided by the work that `strategy` repeats."""
         repeated = self.panel.epoch / 2  # on average, with a checkpoint in every epoch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
-        """Return the phase and the failure with the largest mean change of accuracy under `strategy`, and that change."""
+        """Return the phase and the failure whose mean change of accuracy is largest under `strategy`, and the change."""
         distances = {
             (phase, cell): confidence.mean(np.abs(self.deviation(phase, cell)))
             for phase in PHASES

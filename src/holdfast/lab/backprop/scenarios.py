@@ -35,7 +35,9 @@ class FailureCase:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure to simulate, or None if this case has no failure; `order` lists the workers, survivors first."""
+        """Return the failure to simulate, or None if this case has no failure.
+
+        `order` lists the workers, survivors first."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -77,7 +79,9 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Train trial `number` and return its accuracies; call `report` with a key and the accuracy after each failure."""
+        """Train trial `number` and return its accuracies.
+
+        Call `report` with a key and the accuracy after each failure."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device

@@ -5,7 +5,7 @@ the samples, and its own buffers.
 
 Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
 layer is updated as soon as its gradients are summed, and after a failure only the upper layers of the model have moved.
- `lossy_gradient` decides which gradients a failed step uses, as in a real run.
+`lossy_gradient` decides which gradients a failed step uses, as in a real run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -191,7 +191,9 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Step the optimizer with the weighted sum of the workers' gradients; a parameter with weight None does not change."""
+    """Step the optimizer with the weighted sum of the workers' gradients.
+
+    A parameter with weight None does not change."""
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:

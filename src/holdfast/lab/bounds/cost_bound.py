@@ -29,7 +29,9 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """The factor c by which a run's distance from the optimum shrinks per iteration; c lies between `low` and `high`."""
+    """The factor c by which a run's distance from the optimum shrinks per iteration.
+
+    The true c lies between `low` and `high`."""
 
     proved: bool  # the run satisfies the assumptions of Theorem 3.2; otherwise c was fitted
     low: float
@@ -127,7 +129,8 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
     """Return a sentence that says how many trials would exceed the bound as the SCAR paper prints it.
 
-    The printed bound contains `start`, the distance between the start and the optimum; ours contains `rate.distance`."""
+    The printed bound contains `start`, the distance between the start and the optimum; ours contains
+    `rate.distance`."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)

@@ -125,7 +125,7 @@ def wins(suites: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a recovery matrix, and statistics over the suites whose runs all pass the validity checks."""
+    """The measured runs of a recovery matrix, and statistics over the suites whose runs pass all validity checks."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -153,7 +153,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over the runs of the recovery method `variant` in `suites` (None: all valid suites)."""
+        """Return the mean of `metric` over all runs of the recovery method `variant` in `suites` (None: valid suites)."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan

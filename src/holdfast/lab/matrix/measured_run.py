@@ -95,7 +95,9 @@ def read_measured(path: Path) -> MeasuredRun | None:
 
 
 def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
-    """Return the measurements of the run in `folder`, which ended with `verdict`; `digest` identifies the run's config."""
+    """Return the measurements of the run in `folder`, which ended with `verdict`.
+
+    `digest` identifies the run's config."""
     events = read_history(folder).events
     run = MeasuredRun(
         suite=planned.suite.name,

@@ -94,7 +94,9 @@ class MatrixRunner:
         return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
     def finished(self, planned: PlannedRun) -> MeasuredRun | None:
-        """Return the measurements of `planned` by an earlier execution; None if it did not complete or its config has changed."""
+        """Return the measurements of an earlier execution of `planned`.
+
+        Return None if there is none that completed, or if the config of the run has changed since."""
         run = read_measured(self._record(planned))
         if run is None or run.verdict != "completed" or run.digest != config_digest(self.config(planned)):
             return None

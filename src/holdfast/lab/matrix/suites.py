@@ -58,7 +58,7 @@ class PlannedRun:
 
 
 def all_suites(matrix: Matrix) -> list[Suite]:
-    """Return every combination of data set, model, failure schedule and swept settings, in the order of the matrix file."""
+    """Return every combination of data set, model, failure schedule and swept settings, in the order of the file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -69,7 +69,8 @@ def all_suites(matrix: Matrix) -> list[Suite]:
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
     """Yield all runs of the suites `chosen`.
 
-    Runs that are compared with each other come one after another, because the speed of a machine may change over time."""
+    Runs that are compared with each other come one after another, because the speed of a machine may change over
+    time."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
@@ -85,7 +86,9 @@ def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of the planned run `unit`; `checkpoints` is a path or URL for snapshots (None: in the run's folder)."""
+    """Return the config of the planned run `unit`.
+
+    `checkpoints` is a path or URL for snapshots (None: in the run's folder)."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),

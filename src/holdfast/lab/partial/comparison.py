@@ -27,7 +27,7 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The trials of one strategy: the iterations that each failure cost, their upper bound, and the perturbation's size."""
+    """The trials of one strategy: the cost of each failure in iterations, its upper bound, and the perturbation."""
 
     cost: Floats  # fractional; infinite for a trial that did not converge
     whole: Floats  # in whole iterations, as the paper counts
@@ -41,7 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of failures by strategy. Trial i needs `lengths[i]` iterations without a failure, and fails after `steps[i]`."""
+    """The costs of failures by strategy.
+
+    Trial i needs `lengths[i]` iterations without a failure, and fails after `steps[i]`."""
 
     lengths: Ids
     steps: Ids

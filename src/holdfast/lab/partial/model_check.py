@@ -188,7 +188,7 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
 
 
 def _run(workload: Workload, progress: Progress = lambda done: None) -> Iterator[Stack]:
-    """Yield the state before the first iteration of a run without failures, and then after each iteration, without end."""
+    """Yield the state of a run without failures before the first iteration and after each iteration, without end."""
     stack = _filled(workload, workload.start(0))
     for iteration in count():
         yield stack

@@ -53,7 +53,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: server_trials.ExperimentArm, more: server_trials.ExperimentArm) -> ConfidenceInterval:
-        """Return how many iterations earlier runs of `less` reach the losses of runs of `more`, as a mean over the seeds."""
+        """Return how many iterations earlier runs of `less` reach the losses of runs of `more`: the mean over seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
@@ -68,7 +68,7 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier the run with the losses `less` reaches the losses of the run `more`, on average.
+    """Return how many iterations earlier, on average, the run with losses `less` reaches the losses `more` of another run.
 
     Nodes fail in iteration `fails`. Only the losses of `more` after this failure count, and only if they are lower
     than all losses of both runs before it. The result is NaN if no loss counts."""

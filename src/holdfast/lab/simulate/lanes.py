@@ -119,8 +119,8 @@ def run_lanes(
 ) -> Floats:
     """Run the trials, several at a time, and return the number of iterations that each needs to converge.
 
-    `begin` computes the start of a trial. `done` is called with the index of a trial and its number of iterations, which
-    is infinite if the trial does not converge within `limit` iterations."""
+    `begin` computes the start of a trial. `done` is called with the index of a trial and its number of iterations,
+    which is infinite if the trial does not converge within `limit` iterations."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -158,9 +158,9 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 class _Lanes:
     """The running trials, whose arrays are stacked so that one call trains all of them; each trial has one slot (lane).
 
-    The loss of a trial is computed in every iteration. Only if the workload is `steady`, so that its loss falls ever more
-    slowly, some iterations are skipped: how many is predicted from the slope of the loss. If the loss met the criterion
-    in a skipped iteration, the trial runs again with its loss computed in every iteration."""
+    The loss of a trial is computed in every iteration. Only if the workload is `steady`, so that its loss falls ever
+    more slowly, some iterations are skipped: how many is predicted from the slope of the loss. If the loss met the
+    criterion in a skipped iteration, the trial runs again with its loss computed in every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
@@ -185,7 +185,9 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Train all running trials for one iteration, and call `finish` for each trial that converges or reaches `limit`."""
+        """Train all running trials for one iteration.
+
+        Call `finish` for each trial that converges or reaches `limit`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1

@@ -26,7 +26,7 @@ Report: TypeAlias = Callable[..., None]
 def map_in_processes(
     work: Callable[[Item, Report], Outcome], items: Sequence[Item], *, jobs: int, on_report: Report
 ) -> list[Outcome]:
-    """Call `work(item, report)` for each item in up to `jobs` processes, and return the outcomes in the order of the items.
+    """Call `work(item, report)` for each item in up to `jobs` processes; return the outcomes in the order of the items.
 
     When `work` calls `report`, `on_report` is called in this process with the same arguments."""
     if jobs == 1 or len(items) == 1:

@@ -25,7 +25,9 @@ all lost blocks, the lost blocks that were never saved, the next iteration and t
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Simulate the saves of `policy`; return an array whose entry [k, b] is the newest save of block b up to iteration k."""
+    """Simulate the saves of `policy`, and return an array with the newest save of each block after each iteration.
+
+    Entry [k, b] is the iteration of the newest save of block b, as of iteration k."""
     saved = {name: value.copy() for name, value in states[0].items()}
     zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
@@ -119,7 +121,9 @@ def lost_count(blocks: int, fraction: Fraction) -> int:
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses; a larger `fraction` loses the same blocks and additional blocks."""
+    """Return the ids of the blocks that trial `number` loses.
+
+    A larger `fraction` loses the same blocks and additional blocks."""
     return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 

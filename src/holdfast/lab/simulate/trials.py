@@ -103,7 +103,8 @@ class Trials:
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
         """Return the failure of trial `number`, which happens at a random step of `run`.
 
-        If `self.early` is above 1, odd trials fail before step `self.early`. `runs` has the checkpoints of `run` for each workload; if None, they are computed up to the failure."""
+        If `self.early` is above 1, odd trials fail before step `self.early`. `runs` has the checkpoints of `run` for
+        each workload; if None, they are computed up to the failure."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))

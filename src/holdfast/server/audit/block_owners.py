@@ -102,7 +102,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if `total` equals all sets of blocks in `always` together with any choice of the sets in `perhaps`."""
+    """Return True if `total` equals all block sets in `always` together with some, all or no sets in `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

@@ -54,7 +54,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes chose blocks for every due save, and that the chosen blocks were saved unless their node was lost."""
+    """Check that nodes chose blocks for every due save, and saved the chosen blocks unless the node was lost."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
