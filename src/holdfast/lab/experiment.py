@@ -26,7 +26,7 @@ Named = TypeVar("Named")
 def chosen(names: Sequence[str], known: Mapping[str, Named], noun: str) -> list[Named]:
     """Return the values of `known` whose keys are in `names`, or all values if `names` is empty.
 
-    An unknown name raises BadInput, whose message calls it by `noun`, such as "panel"."""
+    An unknown name raises BadInput. `noun` says in its message what the names are, such as "panel"."""
     if unknown := [name for name in names if name not in known]:
         raise BadInput(f"there is no {noun} {unknown[0]!r}; choose among {', '.join(known)}.")
     return [value for name, value in known.items() if not names or name in names]

@@ -53,8 +53,8 @@ class Claim:
     def resolved(self) -> bool:
         """True if the confidence interval is entirely inside or entirely outside the expected range.
 
-        It is also True if the measured value is infinite, NaN, or has no interval because it has no noise. It is False
-        if the value is finite and an end of its interval is unknown (NaN)."""
+        It is also True if the measured value is infinite or NaN, or has no interval because it has no noise. It is
+        False if the value is finite and an end of its interval is unknown (NaN)."""
         if self.interval is None or not math.isfinite(self.measured):
             return True
         low, high = self.interval
@@ -146,7 +146,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def write_json(result: Result, out: Path) -> None:
-    """Write `result.json` below `out` with one line per row, so that `diff` can compare two results."""
+    """Write `result.json` below `out` with one line for each data row, so that `diff` can compare two results."""
     data = result.to_json()
     rows = ",\n".join("  " + json.dumps(row) for row in data.pop("rows"))
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]

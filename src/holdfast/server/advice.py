@@ -33,9 +33,9 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """Measurements of a parameter-server run: the seconds of an iteration, a full save and a failure; and its rate.
+    """Measurements of a parameter-server run that decide what a failure costs.
 
-    The rate is the factor by which the distance from the optimum shrinks per iteration."""
+    They include the seconds of an iteration, a full save and an outage, and the rate of convergence."""
 
     workload: str
     nodes: int

@@ -88,7 +88,7 @@ class CheckpointCoordinator:
         return SelectedBlocks(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Let nodes write their buffered blocks (`size` bytes in all) in the background, as the save of iteration `step`."""
+        """Let nodes write their buffered blocks (`size` bytes in all) in the background, for the save of `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
@@ -101,7 +101,7 @@ class CheckpointCoordinator:
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
         """Wait until the save in progress is committed, and return it; return None if no save is in progress.
 
-        `without` has lost nodes, with the reasons; the save does not wait for them."""
+        `without` has lost nodes, with the reasons; the save does not wait for these nodes."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})

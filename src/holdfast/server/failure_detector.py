@@ -36,7 +36,7 @@ class FailureDetector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """End the longer deadline that `member` had as a new process: it must now answer within the normal one."""
+        """End the longer deadline that `member` had as a new process; from now on the normal deadline holds."""
         if member in self._heard:
             self._settled.add(member)
 

@@ -108,7 +108,7 @@ class Candidates:
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
 
     def histogram(self, above: float, span: RankingRange, bins: int) -> tuple[Ids, Ids]:
-        """Return the number and size of the blocks that changed by more than `above`, in each of `bins` bins of `span`."""
+        """Return the number and size of blocks that changed by more than `above`, in each of `bins` bins of `span`."""
         where = self._inside(above, span)
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
         which = shifted.view(np.int64)

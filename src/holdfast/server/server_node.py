@@ -105,7 +105,7 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer an update from part `part` of the data until round `when` ends; return how many blocks it changes."""
+        """Buffer an update from part `part` of the data until round `when` ends; return how many blocks will change."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting

@@ -36,7 +36,7 @@ class HeldBlocks(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
-    """Return blocks loaded from a save; `version` is the number of the next update round for them."""
+    """Return blocks loaded from a save; `version` is the number of the next update round for these blocks."""
     copies = {name: array.copy() for name, array in values.items()}
     return HeldBlocks(ids, values, np.full(len(ids), version), copies, saved_at, {})
 

@@ -30,7 +30,9 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """A worker's result for a round: seconds per phase, loss for each part of the data, and lost nodes if it failed."""
+    """A worker's result for a round: the seconds of each phase, and the measured loss of each part of the data.
+
+    `broken` is None if the round succeeded. Otherwise it has the lost nodes, and is empty if blocks have moved."""
 
     pull: float = 0.0
     compute: float = 0.0

@@ -40,7 +40,9 @@ class DividedWorkload(Workload, Protocol):
         """The number of rounds (updates of the model) in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """Return the part of the training data for worker `worker` of `workers`; called in the worker's process."""
+        """Return the part of the training data for worker `worker` of `workers`.
+
+        This method is called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
         """Return the sorted ids of the blocks that a worker needs in round `round` for `part`, its part of the data.

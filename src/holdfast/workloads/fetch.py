@@ -67,7 +67,9 @@ def obtain(file: DataFile, data: Folder = None) -> Path:
 
 
 def data_folder(data: Folder) -> Path | None:
-    """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset; raise BadInput if it does not exist."""
+    """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset.
+
+    Raise BadInput if the folder does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:
         return None

@@ -84,7 +84,9 @@ def generated(
 
 
 def tables(data: Path | None) -> tuple[Expression, Expression] | None:
-    """Return CANDLE's own training and test tables from the data folder or its subfolder `nt3`; None if absent."""
+    """Return CANDLE's own training and test tables from the data folder or its subfolder `nt3`.
+
+    Return None if the tables are absent."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "nt3", folder]
     for place in places:

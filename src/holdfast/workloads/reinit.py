@@ -30,7 +30,7 @@ def has_rule(workload: Workload) -> bool:
 
 
 def rule_of(workload: Workload) -> Reinitializable:
-    """Return `workload` if it is `Reinitializable`, otherwise raise BadInput."""
+    """Return `workload` if it can compute new values for lost blocks, otherwise raise BadInput."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "

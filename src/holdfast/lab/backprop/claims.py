@@ -58,7 +58,7 @@ class PanelResults:
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return each trial's mean absolute change of accuracy, relative to no failure, over all failures under `strategy`.
+        """Return each trial's mean absolute change of accuracy by failures under `strategy`, relative to no failure.
 
         Only failures in the given `phases` of training count: "early", "middle" or "late"."""
         cells = _cells(strategy)
@@ -78,7 +78,7 @@ class PanelResults:
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
-        """Return the phase and the failure whose mean change of accuracy is largest under `strategy`, and the change."""
+        """Return the phase and the failure with the largest mean change of accuracy under `strategy`, with the mean."""
         distances = {
             (phase, cell): confidence.mean(np.abs(self.deviation(phase, cell)))
             for phase in PHASES

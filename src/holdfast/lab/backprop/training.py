@@ -166,7 +166,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Measure single operations in seconds, and the time to load a snapshot and train `REPLAYED` mini-batches."""
+    """Measure the seconds of single operations, and the time to load a snapshot and train `REPLAYED` mini-batches."""
     device = training.device
 
     def train_one() -> None:

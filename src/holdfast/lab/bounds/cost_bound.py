@@ -78,7 +78,7 @@ def _distance(workload: Workload, one: Arrays, other: Arrays) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Training runs whose weights were perturbed, and how many additional iterations each needed to converge."""
+    """Training runs whose weights were perturbed, and how many additional iterations each run needed to converge."""
 
     kind: str
     sizes: Floats  # norms, as (trials, perturbations of a trial)

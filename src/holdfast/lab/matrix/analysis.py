@@ -153,7 +153,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over all runs of the recovery method `variant` in `suites` (None: valid suites)."""
+        """Return the mean of `metric` under the recovery method `variant`, over `suites` (None: all valid suites)."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
@@ -172,7 +172,9 @@ class Analysis:
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return (axis, value, suites with this value) for every axis, such as the model, that has several values."""
+        """Return the suites with each value of each axis, such as the model, as (axis, value, suites).
+
+        Axes with only one value are left out."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
@@ -181,7 +183,7 @@ class Analysis:
         ]
 
     def values(self, axis: str) -> list[str]:
-        """Return the distinct values of the suites on `axis`; on the axis "model", for example, the model names."""
+        """Return the distinct values of the suites on `axis`, such as the model names on the axis "model"."""
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":

@@ -56,7 +56,7 @@ class Measurement:
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
-        """Return the measured costs of `strategy` or of an equivalent strategy."""
+        """Return the measured costs of `strategy`, or of a measured strategy with the same effect."""
         return self.strategies[strategy.canonical]
 
 

@@ -171,7 +171,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train up to `limit` iterations; return problems, and the number of iterations to convergence or None."""
+    """Train up to `limit` iterations; return problems, and the iterations to convergence (None: not reached)."""
     losses, run = list[float](), (float(np.asarray(workload.loss(stack))[0]) for stack in _run(workload, progress))
     for loss in islice(run, limit + 1):
         losses.append(loss)

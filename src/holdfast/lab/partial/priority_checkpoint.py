@@ -32,7 +32,9 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves blocks by `ranking` every `fraction * interval` steps and restores lost blocks."""
+    """Return a strategy that saves the fraction `fraction` of the blocks every `fraction * interval` steps.
+
+    `ranking` chooses the blocks of a save. After a failure, only lost blocks are restored."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 

@@ -68,7 +68,7 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier, on average, the run with losses `less` reaches the losses `more` of another run.
+    """Return how many iterations earlier, on average, a run with losses `less` reaches the losses `more` of another.
 
     Nodes fail in iteration `fails`. Only the losses of `more` after this failure count, and only if they are lower
     than all losses of both runs before it. The result is NaN if no loss counts."""
@@ -82,7 +82,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint time of an iteration, divided by the median of its other time."""
+    """Return the median checkpoint time of an iteration, divided by the median of all other time of an iteration."""
     checkpoint, seconds = (trial.columns[name][1:] for name in ("checkpoint", "seconds"))
     return float(np.median(checkpoint) / np.median(seconds - checkpoint))
 
@@ -129,7 +129,9 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return claims about a topic model: how much earlier SCAR reaches a loss, and what checkpoints cost."""
+    """Return claims about a topic model: how much earlier SCAR reaches a loss, and what its checkpoints cost.
+
+    SCAR saves and restores only a part of the model at a time."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"

@@ -79,7 +79,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks to lose."""
+    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks to be lost."""
 
     policy: Policy
     recovery: str
@@ -87,7 +87,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The strategy that stands for all strategies with the same effect as this one."""
+        """The representative of all strategies with the same effect, such as full recovery if all blocks are lost."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)

@@ -119,7 +119,9 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of what determines a trial's result: its start, the workload, and the run's `losses`."""
+        """Return a digest of everything that determines the result of a trial.
+
+        This is the workload, the start of the trial, and `losses`, the losses of the run without the failure."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())

@@ -94,7 +94,7 @@ def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
 
 
 def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
-    """Return block numbers as an array, or None if a number is repeated or not below `count`."""
+    """Return the block ids `blocks` as an array, or None if an id is repeated, negative, or not below `count`."""
     ids = np.asarray(blocks, np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) < len(ids)):
         return None
