@@ -28,7 +28,7 @@ def audit(
         ),
     ] = None,
 ) -> None:
-    """Check in its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
+    """Check from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 

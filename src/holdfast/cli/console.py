@@ -27,7 +27,9 @@ Module = Annotated[
 
 
 def missing_separator_hint(argv: Sequence[str], option: str | None) -> str:
-    """Return advice to put `--` before `option` in `argv`, if it seems to be an argument of the script, or else ""."""
+    """Return advice to put `--` before `option` in the command line `argv`, or "" if the advice does not apply.
+
+    It applies if `option` follows the name of the user's script, and so seems to be an argument of the script."""
     index = next((i for i, word in enumerate(argv) if option and word.partition("=")[0] == option), None)
     if index is None or argv[:1] != ["run"] or not any(word.endswith(".py") for word in argv[1:index]):
         return ""

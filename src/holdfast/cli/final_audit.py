@@ -16,7 +16,7 @@ AUDIT_FAILED = 3  # the exit status of `holdfast run` for a run that was complet
 
 
 class FinalAudit(NamedTuple):
-    """The lines that `holdfast run` prints about the audit of a completed run, and its exit status."""
+    """The lines that `holdfast run` prints about the audit of a completed run, and the exit status of the command."""
 
     lines: tuple[str, ...]
     exit_code: int = 0

@@ -50,7 +50,7 @@ def logs(
 
 
 class _Printer:
-    """Prints new lines of logs, each block under a title that says which worker printed it."""
+    """A printer of new log lines; a title above each block of lines says which worker printed them."""
 
     def __init__(self, tail: int | None) -> None:
         self._tail = tail  # of the logs that exist at first

@@ -38,7 +38,7 @@ def report(
 
 
 def page_of(paths: Sequence[Path], command: str, now: datetime | None = None, *, live: bool = False) -> "Page":
-    """Return a report page on the runs or lab results at `paths`; other folders are searched for them.
+    """Return a report page on the runs or lab results at `paths`; any other folder is searched for runs and results.
 
     The page shows `command` and the time `now`, and reloads itself if `live`. A run that still trains is not audited.
     """

@@ -26,7 +26,9 @@ class ConfidenceInterval(NamedTuple):
 
 
 def ends_text(low: float, high: float, spec: str = ".2f") -> str:
-    """Return the ends of an interval, each formatted by `spec`, as text: "0.54 to 1.01", or "interval unknown"."""
+    """Return an interval as text, such as "0.54 to 1.01", or "interval unknown" if an end is NaN.
+
+    `spec` formats both ends."""
     return "interval unknown" if np.isnan(low) or np.isnan(high) else f"{low:{spec}} to {high:{spec}}"
 
 
@@ -36,7 +38,7 @@ _UNKNOWN = ConfidenceInterval(float("nan"), float("nan"), float("nan"))
 def mean(values: Floats) -> ConfidenceInterval:
     """Return the mean of `values` with a 95 % interval by Student's t.
 
-    The interval is NaN for a single value, and for fewer than `FEWEST` equal values."""
+    The ends are NaN for a single value, and for fewer than `FEWEST` values that are all equal."""
     if not len(values):
         return _UNKNOWN
     center, count = float(values.mean()), len(values)
@@ -53,7 +55,8 @@ def _quantile(count: int) -> float:
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
     """Return the median of all values in `rounds` with a bootstrap interval; each row is one round of measurements.
 
-    Whole rows are resampled, because the values of one round correlate. With few rows, the interval is NaN."""
+    Whole rows are resampled, because the values of one round correlate. With fewer than `FEWEST` rows, the ends are
+    NaN."""
     if len(rounds) < FEWEST:
         return ConfidenceInterval(float(np.median(rounds)), float("nan"), float("nan"))
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -62,12 +65,12 @@ def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
 
 
 def finite(costs: Floats) -> Floats:
-    """Return the costs of the trials that converged; a trial that did not has an infinite cost."""
+    """Return the costs of the trials that converged; a trial that did not converge has an infinite cost."""
     return costs[np.isfinite(costs)]
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the costs of two strategies, given by trial, only for the trials that converged under both."""
+    """Return `costs` and `others`, two strategies' costs by trial, for the trials that converged under both of them."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 
@@ -75,7 +78,7 @@ def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
     """Return the fraction by which the mean of `costs` is below the mean of `baseline`, with a bootstrap interval.
 
-    Entry i of both arrays must be of the same failure: pairs of entries are resampled."""
+    Entry i of both arrays must be the cost of the same failure, because pairs of entries are resampled."""
     if not baseline.any():
         return _UNKNOWN
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]
@@ -88,7 +91,9 @@ def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInter
 
 
 def _percentiles(count: int) -> tuple[float, float]:
-    """Return the percentiles of bootstrap means that bound a 95 % interval; those for few values are further apart."""
+    """Return the two percentiles of bootstrap means that bound a 95 % interval.
+
+    They are 2.5 and 97.5 for many values, and further apart if `count`, the number of values, is small."""
     if count > len(_STUDENT) + 1:
         return 2.5, 97.5
     tail = 100 * NormalDist().cdf(-_quantile(count) * (count / (count - 1)) ** 0.5)

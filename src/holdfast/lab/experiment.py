@@ -26,7 +26,7 @@ Named = TypeVar("Named")
 def chosen(names: Sequence[str], known: Mapping[str, Named], noun: str) -> list[Named]:
     """Return the values of `known` whose keys are in `names`, or all values if `names` is empty.
 
-    An unknown name raises BadInput, with `noun` as the kind of thing that is missing."""
+    An unknown name raises BadInput. `noun` says in its message what the names are, such as "panel"."""
     if unknown := [name for name in names if name not in known]:
         raise BadInput(f"there is no {noun} {unknown[0]!r}; choose among {', '.join(known)}.")
     return [value for name, value in known.items() if not names or name in names]
@@ -126,7 +126,9 @@ class Options:
             raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
 
     def open_log(self, name: str, code: str) -> TrialLog:
-        """Open the log of trials called `name` in the result folder; `code` is a digest of the code that runs them."""
+        """Open the log of trials called `name` in the result folder.
+
+        `code` is a digest of the code that runs the trials."""
         self.logs.append(TrialLog(self.out / "trials" / f"{name}.jsonl", code))
         return self.logs[-1]
 
@@ -135,13 +137,15 @@ class Options:
         return self.jobs if self.cluster is None else self.cluster.jobs
 
     def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
-        """Call `work` on each item in parallel and return the outcomes; reports from `work` go to `on_report`."""
+        """Call `work(item, report)` for each item in parallel, and return the outcomes in the order of the items.
+
+        When `work` calls `report`, `on_report` is called in this process with the same arguments."""
         if self.cluster is not None:
             return self.cluster(work, items, on_report)
         return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)
 
     def trial_count(self, full: int, quick: int) -> int:
-        """Return the number of trials that the user chose, by default `full`, or `quick` for a quick run."""
+        """Return the value of `--trials`; without this option, return `quick` for a quick run, otherwise `full`."""
         return self.trials or (quick if self.quick else full)
 
 
@@ -159,7 +163,7 @@ class Experiment:
     run: Callable[[Options, Meter], Result]
 
     def measure(self, options: Options, meter: Meter) -> Result:
-        """Run the experiment, and add remarks to its result on the trials that were reused from earlier runs."""
+        """Run the experiment and return its result, with remarks on the trials that were reused from earlier runs."""
         return with_reuse(self.run(options, meter), options)
 
 

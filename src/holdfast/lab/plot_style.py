@@ -43,7 +43,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def legend(figure: "Figure", places: Sequence["Axes"]) -> None:
-    """Draw one legend below all axes in `places`, with each label once."""
+    """Draw one legend for all axes in `places` at the bottom of the figure, in which each label appears once."""
     handles = {
         label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -26,7 +26,7 @@ Expected = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that a measured value lies in an expected range, and its source."""
+    """A claim of an experiment: its statement, who made it, the range it expects, and the measured value."""
 
     id: str
     claim: str
@@ -39,7 +39,9 @@ class Claim:
     def of_estimate(
         cls, id: str, claim: str, source: str, expected: Expected, estimate: "ConfidenceInterval"
     ) -> "Claim":
-        """Return a claim, worded as `claim`, that `estimate` is in the range `expected`; `source` says who made it."""
+        """Return a claim, worded as `claim`, that `estimate` is in the range `expected`.
+
+        `source` says who made the claim."""
         return cls(id, claim, source, expected, estimate.value, (estimate.low, estimate.high))
 
     @property
@@ -51,7 +53,8 @@ class Claim:
     def resolved(self) -> bool:
         """True if the confidence interval is entirely inside or entirely outside the expected range.
 
-        Also True if the value has no noise, is infinite or NaN; False for a finite value with an unknown interval."""
+        It is also True if the measured value is infinite or NaN, or has no interval because it has no noise. It is
+        False if the value is finite and an end of its interval is unknown (NaN)."""
         if self.interval is None or not math.isfinite(self.measured):
             return True
         low, high = self.interval
@@ -135,13 +138,15 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the `holdfast` command to show in reports; absolute paths are shortened to hide user names."""
+    """Return the `holdfast` command with `arguments` as reports show it.
+
+    Absolute paths are shortened to hide user names."""
     shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
     return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 
 
 def write_json(result: Result, out: Path) -> None:
-    """Write `result.json` below `out` with one line per row, so that `diff` can compare two results."""
+    """Write `result.json` below `out` with one line for each data row, so that `diff` can compare two results."""
     data = result.to_json()
     rows = ",\n".join("  " + json.dumps(row) for row in data.pop("rows"))
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]

@@ -81,7 +81,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
 
 
 def combine(pages: Sequence[Page]) -> Page:
-    """Return one page with the content of several result pages, whose titles begin with the name of their result."""
+    """Return one page with the content of several result pages; their tables, figures and remarks are labelled."""
     if len(pages) == 1:
         return pages[0]
     versions = {one.facts["Environment"].split(",")[0] for one in pages}
@@ -153,7 +153,7 @@ def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _read(folder: Path) -> tuple[Result, Row]:
-    """Read `result.json` in `folder`; return the result and the packages and machine that measured it."""
+    """Read `result.json` in `folder`; return the result, and the machine and packages that measured it."""
     path = folder / RESULT
     try:
         data = json.loads(path.read_text())

@@ -11,9 +11,10 @@ from holdfast.supervise.verdict import RunVerdict
 
 
 def execute(config: RunConfig, folder: Path, log: Path) -> RunVerdict:
-    """Train as `config` says, in the run folder `folder`, and append the supervisor's output to the file `log`.
+    """Train as `config` says, in the run folder `folder`, and return how the run ended.
 
-    Raise KeyboardInterrupt if a signal asked this process to stop."""
+    The supervisor's output is appended to the file `log`. Raise KeyboardInterrupt if a signal asked this process to
+    stop."""
     with log.open("a") as output:
         verdict = supervise(config, folder, console=Console(file=output, width=160))
     # The signal asked to stop the experiment, not one run. A run that was about to end anyway is completed in spite of it.

@@ -33,7 +33,9 @@ FEW = 4  # iterations needed for an estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """Costs measured in a parameter-server run: seconds per iteration, full save and failure, and convergence rate."""
+    """Measurements of a parameter-server run that decide what a failure costs.
+
+    They include the seconds of an iteration, a full save and an outage, and the rate of convergence."""
 
     workload: str
     nodes: int
@@ -90,7 +92,9 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """Return, by recovery strategy, the expected cost of losing the fraction `lost` of blocks every `mtbf` seconds."""
+    """Return the expected cost of one failure for each recovery strategy, by the name of the strategy.
+
+    A failure loses the fraction `lost` of the blocks, and one is expected every `mtbf` seconds."""
     prices = {}
     outage = costs.outage or OUTAGE
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
@@ -130,7 +134,7 @@ def bound(age: Floats | float, lost: float, convergence_rate: float) -> Floats:
 
 
 def noise(losses: Sequence[float]) -> float:
-    """Estimate by how many iterations random noise shifts the moment at which the loss reaches a given value."""
+    """Estimate how many iterations earlier or later the loss reaches a given value because of random noise."""
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
         return 0.0

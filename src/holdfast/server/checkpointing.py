@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """Raised if nodes did not answer and count as lost; `missing` has the reason for each node."""
+    """An exception that says that nodes did not answer and count as lost; `missing` has the reason for each node."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -44,7 +44,9 @@ class ServerSave(NamedTuple):
 
 
 class SelectedBlocks(NamedTuple):
-    """The blocks chosen for a save, their size, the lost nodes, and how much each node's other blocks have changed."""
+    """The blocks chosen for a save, their size in bytes, and the nodes that were lost meanwhile.
+
+    `distances` says for each node how much its other blocks have changed since they were saved."""
 
     blocks: Samples
     bytes: int
@@ -86,7 +88,7 @@ class CheckpointCoordinator:
         return SelectedBlocks(blocks, size, distances, answers.missing)
 
     def write(self, step: int, size: int) -> None:
-        """Let nodes write their buffered blocks (`size` bytes in all) in the background, as the save after `step`."""
+        """Let nodes write their buffered blocks (`size` bytes in all) in the background, for the save of `step`."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
@@ -97,7 +99,9 @@ class CheckpointCoordinator:
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save in progress is committed, but not for lost nodes (`without`); return it, or None."""
+        """Wait until the save in progress is committed, and return it; return None if no save is in progress.
+
+        `without` has lost nodes, with the reasons; the save does not wait for these nodes."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})

@@ -43,7 +43,9 @@ class LocalRay:
         return None
 
     def await_end(self, seconds: float) -> None:
-        """Wait up to `seconds` for each of these Ray processes to end; kill those that do not, with their children."""
+        """Wait up to `seconds` for each of these Ray processes to end.
+
+        Kill a process that does not end, and its children."""
         for process in [process for group in self._processes.values() for process in group]:
             try:
                 process.wait(seconds)

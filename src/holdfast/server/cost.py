@@ -143,7 +143,9 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, convergence_rate: float) -> float:
-    """Estimate how far the initial model was from the optimum, from the change by each restore; infinite if unknown."""
+    """Estimate how far the initial model was from the optimum; infinite if unknown.
+
+    The estimate follows from how far each restore moved the model, at the given rate of convergence."""
     sizes = units = 0.0  # squares, summed
     for outage in run.failures:
         if outage.size is not None and outage.ages:
@@ -166,7 +168,7 @@ def prediction(run: Served) -> float | None:
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """Return how many iterations later than `reference` a run converged; None if one of the two measured no loss."""
+    """Return how many iterations later `run` converged than `reference`; None if one of these runs measured no loss."""
     lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
         other = f"--reference is a run of {reference.workload}, not of {run.workload}"

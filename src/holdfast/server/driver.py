@@ -175,7 +175,9 @@ class _Driver:
                 waiting[self._make(*member)] = member
 
     def _wait(self, calls: list[Any], seconds: float) -> list[Any]:
-        """Wait up to `seconds` until one of the Ray `calls` ends; return ended ones. Raise WorkerLost if Ray stops."""
+        """Wait up to `seconds` until one of the Ray `calls` ends; return the ended calls.
+
+        Raise WorkerLost if Ray stops."""
         deadline = time.monotonic() + seconds
         while True:
             left = max(0.0, deadline - time.monotonic())

@@ -1,7 +1,8 @@
-"""Detect members that are lost because they no longer answer heartbeats. The caller sends these and provides the time.
+"""Detect members that are lost because they no longer answer heartbeats.
 
-Ray reports a killed process at once, but not one that hangs, and a machine that is cut off only after 15 s or more. A
-process without its raylet still answers small calls for a while, so a member that is asked also checks its raylet.
+The caller sends the heartbeats and provides the time. Ray reports a killed process at once, but not a process that
+hangs, and a machine that is cut off only after 15 s or more. A process without its raylet still answers small calls for
+a while, so a member that is asked also checks its raylet.
 """
 
 import os
@@ -35,7 +36,7 @@ class FailureDetector(Generic[Member]):
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """End the longer deadline that `member` had as a new process: it must now answer within the normal one."""
+        """End the longer deadline that `member` had as a new process; from now on the normal deadline holds."""
         if member in self._heard:
             self._settled.add(member)
 
@@ -71,7 +72,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Return False if this process's raylet (Ray's daemon on this machine) has exited or is stopped."""
+    """Return True unless the raylet of this process (Ray's daemon on this machine) has exited or is stopped."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

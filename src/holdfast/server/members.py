@@ -96,7 +96,7 @@ PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer h
 
 
 class ServerMembers:
-    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost ones."""
+    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost nodes and workers."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}
@@ -133,7 +133,9 @@ class ServerMembers:
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> RemoteResults:
-        """Call `method` of nodes or workers (`kind`) with the `arguments` for each; wait up to `patience` seconds."""
+        """Call `method` of several nodes or workers, and wait up to `patience` seconds for their results.
+
+        `kind` is "node" or "worker", and `arguments` has the arguments of each call by the number of the actor."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -141,7 +143,9 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> RemoteResults:
-        """Wait up to `patience` seconds for `calls` to nodes or workers (`kind`); lost or slow ones are missing."""
+        """Wait up to `patience` seconds for the results of `calls`, which are keyed by the number of the called actor.
+
+        `kind` is "node" or "worker". An actor that is lost or too slow is listed as missing in the result."""
 
         def given_up() -> dict[int, str]:
             return {who.number: why for who, why in self.look().items() if who.kind == kind}
@@ -174,7 +178,10 @@ class ServerMembers:
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Return all lost nodes and workers with reasons: those `missing` (of one `kind`) and those that are silent."""
+        """Return all lost nodes and workers, with the reasons.
+
+        They are the actors of `kind` ("node" or "worker") in `missing`, and all actors that do not answer
+        heartbeats."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:

@@ -51,7 +51,7 @@ class ServerRecovery:
 
     @property
     def parts(self) -> dict[int, tuple[int, ...]]:
-        """For each worker, its parts of the training data: its own, and a fair share of those of lost workers."""
+        """The parts of the training data by worker: the worker's own part, and a fair share of lost workers' parts."""
         there = sorted(self._members.workers)
         everything = range(self._settings.workers)
         of = {worker: [part for part in everything if part == worker] for worker in there}
@@ -183,15 +183,15 @@ class ServerRecovery:
 
 
 def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> PartitionMap:
-    """Return a random assignment of `count` blocks to `nodes`, as a partition map of this version."""
+    """Return a random assignment of `count` blocks to `nodes`, as a partition map with the number `version`."""
     drawn = PartitionMap.random(count, nodes, np.random.default_rng((seed, 0)))
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
 def gathered_map(count: int, held: Mapping[int, Ids], version: int, lost_node: int) -> tuple[PartitionMap, bool]:
-    """Assign each of `count` blocks to the node that has it in `held`, and blocks on no node to the lost `lost_node`.
+    """Assign each of `count` blocks to the node that holds it in `held`; other blocks go to the lost node `lost_node`.
 
-    Return the assignment, numbered `version`, and True if there are blocks on no node."""
+    Return the assignment, numbered `version`, and True if there are blocks that no node holds."""
     owners = np.full(count, lost_node, np.int32)
     for node in sorted(held):
         owners[held[node]] = node

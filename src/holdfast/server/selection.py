@@ -33,7 +33,9 @@ _SIGN = np.uint64(1 << 63)
 
 
 class RankingRange(NamedTuple):
-    """A range of ranking keys, which are tuples: they begin with `prefix`, then with a number from `low` to `high`."""
+    """A range of ranking keys, which are tuples of numbers.
+
+    The keys in the range begin with the numbers `prefix`, followed by a number from `low` to `high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -54,7 +56,7 @@ class RankingRange(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """A node's blocks that may be saved: their number, total size and ranking range, and a list if they are few."""
+    """A summary of the blocks that a node may save. It lists the blocks themselves only if they are few."""
 
     values: int
     candidates: int
@@ -65,7 +67,7 @@ class Survey(NamedTuple):
 
 
 class CandidateBlocks(NamedTuple):
-    """Blocks of a node that may be saved, with their sizes and the three keys by which they are ranked."""
+    """Blocks of a node that may be saved, with their sizes and the three keys of their ranking."""
 
     first: Codes
     saved_at: Ids
@@ -95,7 +97,9 @@ class Candidates:
         return len(self._ids), total_distance(self._info)
 
     def survey(self, above: float, few: int) -> Survey:
-        """Summarize the blocks that have changed by more than `above`; they are listed if there are at most `few`."""
+        """Summarize the blocks that have changed by more than `above`.
+
+        If there are at most `few`, the summary lists them."""
         where = self._above(above)
         numbers = [self._numbers(level, where) for level in range(3)]
         found, sizes = len(numbers[0]), self._info.sizes
@@ -104,7 +108,7 @@ class Candidates:
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), lowest, highest, blocks)
 
     def histogram(self, above: float, span: RankingRange, bins: int) -> tuple[Ids, Ids]:
-        """Return number and size of the blocks that changed by more than `above`, in each of `bins` bins of `span`."""
+        """Return the number and size of blocks that changed by more than `above`, in each of `bins` bins of `span`."""
         where = self._inside(above, span)
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
         which = shifted.view(np.int64)
@@ -180,7 +184,7 @@ def _narrowed(where: Where, wanted: npt.NDArray[np.bool_]) -> Where:
 
 
 class Selection(NamedTuple):
-    """The decision which blocks to save, and the part of the budget that remains, in array elements."""
+    """The decision which blocks to save (`verdict`), and the budget that is left for later, in array elements."""
 
     verdict: SaveUpTo
     credit: Fraction

@@ -39,7 +39,7 @@ Method = TypeVar("Method")
 
 
 class BufferedSave(NamedTuple):
-    """The blocks that a node has copied for a save, their size, and how much its other blocks have changed."""
+    """The blocks that a node copied for a save, their size, and how much its other blocks changed since their saves."""
 
     blocks: Samples
     bytes: int
@@ -105,7 +105,7 @@ class ServerNode:
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Buffer an update from part `part` of the data until round `when` ends; return how many blocks it changes."""
+        """Buffer an update from part `part` of the data until round `when` ends; return how many blocks will change."""
         waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
@@ -125,7 +125,9 @@ class ServerNode:
 
     @_exclusive
     def apply(self, map_version: int, when: RoundId, part: int, push: Push) -> int:
-        """Apply an update from part `part` of the data and round `when` now; return the number of changed blocks."""
+        """Apply an update for round `when` from part `part` of the data at once.
+
+        Return the number of changed blocks."""
         changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)

@@ -21,7 +21,7 @@ MEASURED = ("priority", "relative", "threshold")  # policies that look at how fa
 
 
 class BlocksMoved(Exception):
-    """Raised if a node does not hold the requested blocks, or knows a newer block assignment than the caller."""
+    """An exception of a node that lacks the requested blocks, or knows a newer block assignment than the caller."""
 
 
 class HeldBlocks(NamedTuple):
@@ -36,7 +36,7 @@ class HeldBlocks(NamedTuple):
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> HeldBlocks:
-    """Return blocks loaded from a save; `version` is the number of the next update round for them."""
+    """Return blocks loaded from a save; `version` is the number of the next update round for these blocks."""
     copies = {name: array.copy() for name, array in values.items()}
     return HeldBlocks(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
@@ -117,7 +117,7 @@ class Shard:
     def adopt(self, holding: HeldBlocks, map_version: int) -> None:
         """Add the blocks `holding` to this node, as assigned by version `map_version` of the table of block owners.
 
-        A block that the node already got by this version, or a newer one, is not replaced."""
+        A block that the node has received with this version or a newer version is not replaced."""
         self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
         news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)
@@ -151,7 +151,7 @@ class Shard:
         return self._workload.norm(self._layout.blocks, self._values, self._cache if others is None else others)
 
     def block_info(self, ranking: str) -> BlockInfo:
-        """Return the properties of this node's blocks that the policy `ranking` needs; unneeded ones are 0."""
+        """Return the properties of this node's blocks that the policy `ranking` needs; all other properties are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if is_file(ranking) or ranking in MEASURED else nothing
         zeros = {name: np.zeros_like(array) for name, array in self._values.items()}

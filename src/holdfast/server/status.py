@@ -28,7 +28,9 @@ class ServerOutcome(NamedTuple):
 
 
 class JoinRequest:
-    """A file in the run's folder by which the user requests more server nodes for a running training."""
+    """A file in the run's folder that requests more server nodes.
+
+    `holdfast serve join` writes it, and the driver reads it."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / "join"

@@ -30,7 +30,9 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """A worker's result for a round: seconds per phase, loss for each part of the data, and lost nodes if it failed."""
+    """A worker's result for a round: the seconds of each phase, and the measured loss of each part of the data.
+
+    `broken` is None if the round succeeded. Otherwise it has the lost nodes, and is empty if blocks have moved."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -44,7 +46,7 @@ THREADS = {"health": 1}
 
 
 class _BrokenOff(Exception):
-    """Raised to abandon a round because `nodes` are lost or, if `nodes` is empty, because blocks have moved."""
+    """An exception that abandons a round: `nodes` are lost or, if `nodes` is empty, blocks have moved."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
         super().__init__(nodes)
@@ -52,7 +54,7 @@ class _BrokenOff(Exception):
 
 
 class _Routes(NamedTuple):
-    """The nodes that hold the blocks of `layout`: for each, its number, its blocks, and the places of their values."""
+    """The nodes that hold the blocks of `layout`: the number of each node, its blocks, and their rows in the arrays."""
 
     layout: BlockLayout
     nodes: list[tuple[int, Ids, Places]]
@@ -83,7 +85,7 @@ class Worker:
         self._routes.clear()
 
     def compute(self, when: RoundId, parts: Sequence[int]) -> WorkerRound:
-        """For each of its `parts` of the training data, pull blocks, compute an update and push it, in round `when`."""
+        """Pull blocks, compute an update and push it in round `when`, for each of the `parts` of the training data."""
         return self._do_rounds([(when, part) for part in parts], "push")
 
     def advance(self, iteration: int, part: int) -> WorkerRound:

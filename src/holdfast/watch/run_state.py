@@ -100,7 +100,7 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The number of steps in the newest snapshot, from which the run would resume after a failure."""
+        """The number of steps trained before the newest snapshot, from which the run would resume after a failure."""
         return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property

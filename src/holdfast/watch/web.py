@@ -129,9 +129,10 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _is_for_this_machine(self) -> bool:
-        """Return True if the request names this machine.
+        """Return True if the host that the request names is this machine.
 
-        A foreign page whose name is made to resolve to 127.0.0.1 (DNS rebinding) could otherwise read the answer."""
+        Otherwise a foreign web page could read the answer, if its own host name resolved to 127.0.0.1 (DNS
+        rebinding)."""
         hosts = self.headers.get_all("Host") or [LOOPBACK]  # only browsers can be deceived, and they send one
         return all(re.sub(r":[0-9]*$", "", host.strip().lower()) in HOSTS for host in hosts)
 

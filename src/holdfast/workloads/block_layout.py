@@ -35,7 +35,7 @@ class BlockLayout:
         return len(self.ids)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return the index of each of the blocks `ids` in this layout, or -1 for blocks that the layout lacks."""
+        """Return the index of each of the blocks `ids` in this layout, or -1 for a block that is not in the layout."""
         positions = np.searchsorted(self.ids, ids)
         present = positions < len(self)
         present[present] = self.ids[positions[present]] == np.asarray(ids)[present]

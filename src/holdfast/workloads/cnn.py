@@ -1,6 +1,6 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-The loss is that of a fixed set of images under the mean of the parameters over the iteration's batches: the loss of the
+The loss is computed on fixed images, with the mean of the parameters over the iteration's batches: the loss of the
 parameters themselves varies by 10 % between batches, more than a failure costs. Every row of a parameter counts its own
 steps for Adam's bias correction, because a restored row gets its count back with its moments.
 """
@@ -54,7 +54,9 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork(DividedDefaults):
-    """A small convolutional network trained by Adam; a block is a whole array ("layer") or one row ("shard")."""
+    """A small convolutional network trained by Adam.
+
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
 
     data: LabeledData
     architecture: Architecture
@@ -91,7 +93,9 @@ class ConvolutionalNetwork(DividedDefaults):
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """Draw the images of an iteration with seed `stream`; return their numbers, one row per batch."""
+        """Draw the images of an iteration with the random seed `stream`.
+
+        Return their indices, with a row for each batch."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
@@ -233,6 +237,8 @@ SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
 
 
 def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
-    """Return the workload for `dataset`; a block is a whole weight or bias ("layer") or a row of one ("shard")."""
+    """Return the workload for `dataset`, whose files are in the folder `data` if given.
+
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
     architecture, batches, evaluated, criterion = SETTINGS[dataset]
     return ConvolutionalNetwork(load(dataset, data), architecture, partition, batches, evaluated, criterion)

@@ -23,7 +23,7 @@ class LossAt:
             raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
     def evaluate(self, workload: Workload) -> float:
-        """Train `workload` and return its criterion: a number just above the loss that it has after `iteration`."""
+        """Train `workload` for `self.iteration` iterations, and return a number just above its loss at the end."""
         stack = stacked([workload.start(0)] * workload.lanes)
         with threadpool_limits(1):  # the number of threads would show in the last bits
             for iteration in range(self.iteration):
@@ -62,5 +62,5 @@ class EvaluatedCriterion(Wrapper):
 
 
 def with_number(workload: Any) -> Any:
-    """Return `workload`, wrapped if its criterion is a `LossAt`, so that the criterion becomes a number."""
+    """Return `workload`; if its criterion is a `LossAt`, return a wrapper of it that has a number as criterion."""
     return EvaluatedCriterion(workload) if isinstance(workload.criterion, LossAt) else workload

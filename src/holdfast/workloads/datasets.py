@@ -23,7 +23,7 @@ from holdfast.workloads.fetch import DataFile, Folder, obtain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabeledData:
-    """Samples in rows, with features in [0, 1], and the class of each sample."""
+    """A data set: `x` has the samples in rows, with features in [0, 1], and `y` the class of each sample."""
 
     name: str
     x: NDArray[np.float32]
@@ -74,7 +74,9 @@ def _mnist(data: Folder) -> LabeledData:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Return a file of MNIST's IDX format as an array with `dimensions` axes; raise Corrupt if it is no such file."""
+    """Return the file `path`, in MNIST's IDX format, as an array with `dimensions` axes.
+
+    Raise Corrupt if the file has another format."""
     with unpacked(path) as stream:
         content = stream.read()
     start = 4 + 4 * dimensions

@@ -40,15 +40,19 @@ class DividedWorkload(Workload, Protocol):
         """The number of rounds (updates of the model) in an iteration, such as one for each batch."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """Return the part of the training data for worker `worker` of `workers`; called in the worker's process."""
+        """Return the part of the training data for worker `worker` of `workers`.
+
+        This method is called in the worker's process."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Return the sorted ids of the blocks that a worker needs for `part`, its part of the data, in `round`.
+        """Return the sorted ids of the blocks that a worker needs in round `round` for `part`, its part of the data.
 
         If `round` equals `rounds`, return the blocks needed to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Return a summary, such as counts, of a node's blocks `ids` (values `held`); workers get all nodes' sum."""
+        """Return a summary, such as counts, of the blocks `ids` of a server node, whose values are `held`.
+
+        Every worker receives the sum of the summaries of all nodes."""
 
     def compute(self, part: Any, when: RoundId, pulled: Arrays, summed: Arrays) -> Push:
         """Return a worker's update for the round `when`, computed from `part`, its part of the training data.
@@ -62,7 +66,7 @@ class DividedWorkload(Workload, Protocol):
         """Return a worker's loss on `part` of the data, from the blocks `pulled` and all nodes' summaries `summed`."""
 
     def total(self, measures: Sequence[float]) -> float:
-        """Combine the losses of all workers, in order, into the total loss."""
+        """Combine `measures`, the losses of all workers in the order of their numbers, into the total loss."""
 
 
 class DividedDefaults:
@@ -76,12 +80,14 @@ class DividedDefaults:
 
 
 def share(length: int, worker: int, workers: int) -> slice:
-    """Return the slice of `length` items that belongs to one worker; the slices differ by at most one item."""
+    """Return the slice of `length` items for worker `worker` of `workers`; slice lengths differ by at most one."""
     return slice(length * worker // workers, length * (worker + 1) // workers)
 
 
 def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slice:
-    """Return the slice of items that belongs to one worker; all slices have about the same total weight."""
+    """Return the slice of items for worker `worker` of `workers`; all slices have about the same total weight.
+
+    `weights` has the weight of each item."""
     ends = np.cumsum(weights)
     targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
     cuts = np.searchsorted(ends - weights / 2, targets)  # an item belongs to the worker in whose range its middle lies
@@ -90,5 +96,7 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a contiguous, writable array; numba would compile its functions again for read-only arrays."""
+    """Return `array`, or a copy of it if it is not contiguous and writable.
+
+    Numba would compile its functions again for read-only arrays."""
     return np.require(array, requirements=["C", "W"])

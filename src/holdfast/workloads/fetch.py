@@ -47,7 +47,7 @@ class DataFile:
 
 
 class _Refused(Exception):
-    """Raised if a server did not deliver the file; another server may be tried."""
+    """An exception that says that one server did not deliver the file; another server may be tried."""
 
 
 def obtain(file: DataFile, data: Folder = None) -> Path:
@@ -67,7 +67,9 @@ def obtain(file: DataFile, data: Folder = None) -> Path:
 
 
 def data_folder(data: Folder) -> Path | None:
-    """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset; raise BadInput if it does not exist."""
+    """Return the folder `data` or $HOLDFAST_DATA, or None if both are unset.
+
+    Raise BadInput if the folder does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:
         return None
@@ -157,7 +159,9 @@ WORTH = 1 << 20  # bytes; a smaller file is not worth caching
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """Return the arrays that `make` reads from the file `source`; cached until it or the module file `code` changes."""
+    """Return the arrays that `make` reads from the file `source`, or the cached result of an earlier call.
+
+    The cache is used until `source` changes, or `code`, the file of the module that defines `make`."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
     digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in (source, code))

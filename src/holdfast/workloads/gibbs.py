@@ -108,7 +108,7 @@ def _open(state, document, share, reciprocal, first, last, width):  # type: igno
 
 @njit(cache=True, inline="always")
 def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
-    """Add the token at index `at` to the topic counts of `width` Markov chains (`sign` 1), or remove it (-1)."""
+    """Add the token at index `at` to the topic counts of `width` Markov chains, or remove it if `sign` is -1."""
     topics, counts, totals = state
     for lane in range(width):
         k = np.uint64(topics[at + lane]) * width + lane

@@ -29,7 +29,7 @@ def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 class _Part(NamedTuple):
-    """A worker's documents, and a slice of the vocabulary for which it computes its part of the loss."""
+    """A worker's documents, and the slice of the vocabulary that the worker covers when the loss is computed."""
 
     worker: int
     documents: Ids

@@ -129,7 +129,7 @@ class MatrixFactorization(DividedDefaults):
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """For L and R, the weight of distances in `norm`: the norm of the other matrix divided by √factors."""
+        """The weights of distances in `norm`: for L the norm of R, for R the norm of L, each divided by √factors."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}

@@ -23,7 +23,9 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 
 
 class _Chunk(NamedTuple):
-    """Some samples of a batch: their classes `y`, and in `x` only those `features` that are not zero in all samples."""
+    """Some samples of a batch: their classes `y`, and the values `x` of their `features`.
+
+    `features` leaves out every feature that is zero in all of these samples."""
 
     features: Ids
     x: npt.NDArray[np.float32]
@@ -34,7 +36,9 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """A worker's slice of each batch, and the features it needs (`pulls`); the last of both is for the loss."""
+    """A worker's slice of each batch, and the features that it needs for the slice (`pulls`).
+
+    The last entry of `batches` and of `pulls` is for the loss."""
 
     batches: list[_Batch]
     pulls: list[Ids]

@@ -67,7 +67,9 @@ class NT3(nn.Module):
 def generated(
     genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
 ) -> tuple[Expression, Expression]:
-    """Generate training and test samples; a fraction `different` of the genes differs by `effect` between classes."""
+    """Generate `train` training samples and `test` test samples of gene expression.
+
+    The fraction `different` of the genes differs between the classes, by `effect` standard deviations."""
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)
@@ -82,7 +84,9 @@ def generated(
 
 
 def tables(data: Path | None) -> tuple[Expression, Expression] | None:
-    """Return CANDLE's own training and test tables from the data folder or its subfolder `nt3`; None if absent."""
+    """Return CANDLE's own training and test tables from the data folder or its subfolder `nt3`.
+
+    Return None if the tables are absent."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "nt3", folder]
     for place in places:

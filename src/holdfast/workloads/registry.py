@@ -39,7 +39,7 @@ WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each 
 
 
 def load_workload(name: str, data: Path | None = None) -> DividedWorkload:
-    """Return the parameter-server workload called `name`, or the one that the Python file `name` defines."""
+    """Return the parameter-server workload called `name`, or the workload that the Python file `name` defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if not name.endswith(".py") and not Path(name).is_file():
@@ -54,7 +54,7 @@ def load_workload(name: str, data: Path | None = None) -> DividedWorkload:
 
 
 def load_for_lab(name: str, data: Path | None = None) -> Workload:
-    """Return the workload called `name` for simulations, or the one that the Python file `name` defines."""
+    """Return the workload called `name` for simulations, or the workload that the Python file `name` defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if name.endswith(".py") or Path(name).is_file():
@@ -63,7 +63,9 @@ def load_for_lab(name: str, data: Path | None = None) -> Workload:
 
 
 def as_workload(model: Any, whose: str) -> Workload:
-    """Return `model` as a workload; raise BadInput if it lacks an attribute. The error calls the model `whose`."""
+    """Return `model` as a workload; raise BadInput if it lacks an attribute that a workload needs.
+
+    The message calls the model by `whose`, such as "the model of cnn.py"."""
     asked = ASKED if _has(model, "step") and not _has(model, "advance") else _asked(Workload)
     if lacks := [name for name in asked if not _has(model, name)]:
         hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"

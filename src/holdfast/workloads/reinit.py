@@ -20,7 +20,9 @@ class Reinitializable(Protocol):
         """Summarize a node's surviving blocks `ids` with values `held`; the summaries of all nodes are then added."""
 
     def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
-        """Return new values for the lost blocks `ids`; `summary` is the sum of `survivors` over all nodes."""
+        """Return new values for the lost blocks `ids`; `summary` is the sum of `survivors` over all nodes.
+
+        `iteration` and the run's seed `stream` seed the random numbers."""
 
 
 def has_rule(workload: Workload) -> bool:
@@ -28,7 +30,7 @@ def has_rule(workload: Workload) -> bool:
 
 
 def rule_of(workload: Workload) -> Reinitializable:
-    """Return `workload` if it is `Reinitializable`, otherwise raise BadInput."""
+    """Return `workload` if it can compute new values for lost blocks, otherwise raise BadInput."""
     if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved. Use --restore partial, or give the model the "
@@ -38,7 +40,9 @@ def rule_of(workload: Workload) -> Reinitializable:
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
-    """Return new values for the blocks `ids`, computed from those blocks of the state `live` that are not `lost`."""
+    """Return new values for the blocks `ids`, computed from the blocks of the state `live` that are not in `lost`.
+
+    `iteration` and the run's seed `stream` seed the random numbers."""
     rule, blocks = rule_of(workload), workload.blocks
     left = np.setdiff1d(np.arange(len(blocks)), lost)
     summary = rule.survivors(left, {name: np.asarray(value) for name, value in blocks.pack(live, left).items()})

@@ -90,7 +90,9 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """Return for each group of tokens the L1 distance between its topic counts by the assignments `one` and `other`."""
+    """Return for each group of tokens the L1 distance between its topic counts under two assignments of topics.
+
+    Group g has the tokens `groups[g]:groups[g+1]`; `one` and `other` have the topic of each token."""
     differs = np.zeros(256, np.int64)  # one for each value of a byte
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):

@@ -88,6 +88,6 @@ def advance_each(step: Callable[[Arrays, int, int], Arrays], stack: Stack, clock
 
 
 def loss_of_each(loss: Callable[[Arrays], float], stack: Stack) -> Floats:
-    """Return the loss of each run in `stack`; `loss` takes one state."""
+    """Return the loss of each run in `stack`, computed by calling `loss` with the state of one run after the other."""
     lanes = next(iter(stack.values())).shape[-1]
     return np.array([loss(unstacked(stack, lane)) for lane in range(lanes)])

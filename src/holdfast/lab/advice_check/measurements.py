@@ -84,7 +84,7 @@ class ObservedRuns:
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """Run each workload once without failures, and once per recovery method with two workers killed."""
+    """Run each workload once without failures, and once per recovery method with two kills; return the costs."""
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
     kills, observed = scheduled_kills(options.seed), ObservedRuns([], {}, {})
@@ -116,7 +116,7 @@ def history_of(config: "RunConfig", out: Path) -> Sequence[Event]:
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """Return two failures, each of which kills a random worker at a random step."""
+    """Return two kills of random workers at random steps: one early in the run, and one late."""
     rng, kills = np.random.default_rng((seed, 1)), []
     for steps in (EARLIER, LATER):
         step, point, rank = int(rng.integers(*steps)), str(rng.choice(POINTS)), int(rng.integers(1, WORKERS))
@@ -156,7 +156,7 @@ def _killed_cases(name: str, costs: RunCosts, price: Price, history: Sequence[Ev
 
 
 def strategies(interval: int) -> dict[str, Strategy]:
-    """Return the checkpoint and recovery strategies to test, by name; `interval` is the steps between saves."""
+    """Return the checkpoint and recovery strategies to test, by name; `interval` is the steps between two saves."""
     whole = Policy(ranking="full", interval=interval)
     part = Policy(ranking="priority", interval=interval, fraction=Fraction(1, interval))
     return {
@@ -247,10 +247,10 @@ def _useful_share(
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """Measure the goodput of real runs at each save interval, as two sweeps with different definitions of goodput.
+    """Measure real runs at several save intervals, and return two sweeps, which define goodput differently.
 
-    The first sweep divides the usual time of the steps by the duration of the run. The second uses the measured time of
-    the steps instead, which varies less on a shared machine."""
+    The first sweep divides the time that the steps take in a run without failures by the duration of the measured run.
+    The second divides the time that the steps took in the measured run, which varies less on a shared machine."""
     mtbf, every = intervals_to_sweep(costs)
     steps = round(FAILURES * mtbf / costs.step.value)
     progress = meter(f"{name}: save intervals", REPEATS * len(every))

@@ -21,7 +21,7 @@ TOLERANCE = 0.05  # ratios of times agree if they differ by less than this
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """The measured slowdown of a mini-batch by each kind of failure, and that predicted by a performance model."""
+    """The measured slowdown of a mini-batch by each kind of failure, and the predictions of the performance model."""
 
     slowdown: dict[FailureCase, Floats]
     prices: Prices
@@ -46,31 +46,39 @@ class PanelResults:
         return f"{self.panel.name}, quick on {self.data}" if self.quick else self.panel.name
 
     def accuracy(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's accuracy after failure `cell` in `phase`; `when` is "immediately" or "an epoch later"."""
+        """Return each trial's test accuracy after the failure `cell`, in the order of the trials.
+
+        `phase` is "early", "middle" or "late" in training; `when` is "immediately" or "an epoch later"."""
         return np.array([outcome.accuracy[phase, cell, when] for outcome in self.outcomes])
 
     def deviation(self, phase: str, cell: FailureCase, when: str = NOW) -> Floats:
-        """Return each trial's relative change of accuracy by failure `cell` in `phase`; `when` is as in `accuracy`."""
+        """Return each trial's relative change of test accuracy by the failure `cell`, such as -0.1 for 10 % less.
+
+        `phase` is "early", "middle" or "late" in training; `when` is "immediately" or "an epoch later"."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
     def distances(self, strategy: str, phases: Sequence[str] = PHASES) -> Floats:
-        """Return each trial's mean absolute change of accuracy, over all failures that `strategy` handles in `phases`."""
+        """Return each trial's mean absolute change of accuracy by failures under `strategy`, relative to no failure.
+
+        Only failures in the given `phases` of training count: "early", "middle" or "late"."""
         cells = _cells(strategy)
         return np.asarray(np.mean([np.abs(self.deviation(phase, cell)) for phase in phases for cell in cells], axis=0))
 
     def median_slowdown(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
-        """Return the median slowdown of a mini-batch that fails at the fraction `point` of backward (None: any)."""
+        """Return the median slowdown of a mini-batch that fails during backward, under `strategy`.
+
+        Only failures at the fraction `point` of backward count, or all failures if `point` is None."""
         cells = [cell for cell in _cells(strategy) if point in (None, cell.point)]
         return confidence.median(np.stack([self.times.slowdown[cell] for cell in cells], axis=1))
 
     def restart_cost_ratio(self, strategy: str) -> ConfidenceInterval:
-        """Return how many times more mini-batches a restart from a checkpoint repeats than `strategy` does."""
+        """Return the work that a restart from a checkpoint repeats, divided by the work that `strategy` repeats."""
         repeated = self.panel.epoch / 2  # on average, with a checkpoint in every epoch
         value, low, high = (max(slowdown - 1, LEAST) for slowdown in self.median_slowdown(strategy, POINTS[-1]))
         return ConfidenceInterval(repeated / value, repeated / high, repeated / low)
 
     def worst(self, strategy: str) -> tuple[str, FailureCase, ConfidenceInterval]:
-        """Return the phase and failure in which accuracy changes most under `strategy`, and the mean change."""
+        """Return the phase and the failure with the largest mean change of accuracy under `strategy`, with the mean."""
         distances = {
             (phase, cell): confidence.mean(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
@@ -85,7 +93,7 @@ def _cells(strategy: str) -> list[FailureCase]:
 
 
 def claims(results: PanelResults) -> list[Claim]:
-    """Return claims about one network, from the lossy-recovery paper and our own, each with its measured value."""
+    """Return the lossy-recovery paper's claims and our own about one network, each with its measured value."""
 
     def claim(ident: str, text: str, source: str, expected: Expected, estimate: ConfidenceInterval) -> Claim:
         ident, text = f"{results.panel.name}-{ident}", f"{results.label}: {text}"

@@ -44,5 +44,6 @@ def immediate_rollback(prices: Prices) -> Overhead:
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
     """Return the slowdown of a mini-batch that fails at the fraction `point` of its backward pass and runs again.
 
-    `forward`, `backward` and `update` are the seconds of its parts. A slowdown of 2 means twice the time."""
+    `forward`, `backward` and `update` are the seconds that these parts of a mini-batch take. A slowdown of 2 means
+    twice the time."""
     return 1 + (forward + point * (backward + update)) / (forward + backward + update)

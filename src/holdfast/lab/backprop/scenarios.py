@@ -35,7 +35,9 @@ class FailureCase:
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """Return the failure to simulate, or None for no failure; `order` lists the workers, survivors first."""
+        """Return the failure to simulate, or None if this case has no failure.
+
+        `order` lists the workers, survivors first."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -68,7 +70,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """The experiment on one network: a call runs the trial of a given number. `known` caches measured accuracies."""
+    """The experiment on one network. Calling it with a number runs that trial; `known` caches measured accuracies."""
 
     panel: str
     quick: bool
@@ -77,7 +79,9 @@ class Scenarios:
     known: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, number: int, report: Report) -> TrialOutcome:
-        """Train trial `number` and return its accuracies; call `report` with the accuracy after each failure."""
+        """Train trial `number` and return its accuracies.
+
+        Call `report` with a key and the accuracy after each failure."""
         import torch
 
         from holdfast.lab.backprop.training import Training, default_device
@@ -102,7 +106,9 @@ class Scenarios:
     def _phase(
         self, training: "Training", failing: int, order: list[int], report: Report
     ) -> dict[tuple[FailureCase, str], float]:
-        """Return accuracies by kind of failure in mini-batch `failing`; `order` lists the workers, survivors first."""
+        """Simulate every kind of failure in mini-batch `failing`, and return the accuracies after each of them.
+
+        `order` lists the workers, survivors first."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, compute_gradients, train_minibatch

@@ -4,8 +4,8 @@ All replicas are equal before a step, so one model represents all of them. Each 
 the samples, and its own buffers.
 
 Backward computes gradients from the last layer to the first. If the optimizer steps inside backward (`inside`), each
-layer is updated as soon as its gradients are summed, and a failure leaves a model of which only the upper layers have
-moved. `lossy_gradient` decides which gradients a failed step uses, as in a real run.
+layer is updated as soon as its gradients are summed, and after a failure only the upper layers of the model have moved.
+`lossy_gradient` decides which gradients a failed step uses, as in a real run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -58,7 +58,9 @@ class Interruption:
 def compute_gradients(
     model: nn.Module, shares: Sequence[Share], loss: Loss, wanted: Collection[str] | None = None
 ) -> list[WorkerGradients]:
-    """Return the gradients of every worker, for all parameters or only those in `wanted`. The model does not change."""
+    """Return the gradients of every simulated worker, for the parameters named in `wanted` (None: all parameters).
+
+    `shares` has the samples of each worker. The model does not change."""
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -105,8 +107,8 @@ def layers_of(model: nn.Module) -> Layers:
 def completed_parameters(order: Layers, point: float) -> frozenset[str]:
     """Return the names of the parameters whose gradients were complete when the backward pass failed at `point`.
 
-    `point` is the fraction of the parameters, rounded down to whole layers. The backward pass goes from the last layer
-    in `order` to the first."""
+    `point` is a fraction of all parameters, and is rounded down to whole layers. The backward pass goes from the last
+    layer in `order` to the first."""
     allowed = round(point * sum(map(len, order)), 6)  # 6: a product such as 0.7 x 10 must not fall short of 7
     done: list[str] = []
     for layer in reversed(order):
@@ -189,7 +191,9 @@ def _step(
     *,
     inside: bool,
 ) -> None:
-    """Step the optimizer with the weighted sum of the workers' gradients; parameters of weight None do not change."""
+    """Step the optimizer with the weighted sum of the workers' gradients.
+
+    A parameter with weight None does not change."""
     parameters = dict(model.named_parameters())
     optimizer.zero_grad(set_to_none=True)
     for names in reversed(order) if inside else [_flat(order)]:

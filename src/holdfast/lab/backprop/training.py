@@ -120,7 +120,9 @@ class Training:
 
 
 def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure `rounds` times how much each kind of failure slows down a mini-batch, and how long a restart takes."""
+    """Measure `rounds` times how much each kind of failure slows down a mini-batch, and how long a restart takes.
+
+    Snapshots are saved to a temporary folder below `scratch`."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
     training = Training(task, 0, default_device())
     shares = training.shares(0)
@@ -164,7 +166,7 @@ def _predictions(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """Measure single operations in seconds, and the time to load a snapshot and train `REPLAYED` mini-batches."""
+    """Measure the seconds of single operations, and the time to load a snapshot and train `REPLAYED` mini-batches."""
     device = training.device
 
     def train_one() -> None:

@@ -29,7 +29,9 @@ FAR = (1.5, 2.0, 3.0)  # times the run's length, of the iterates that take the o
 
 @dataclass(frozen=True, slots=True)
 class Contraction(Rate):
-    """The rate c of a run's linear convergence, with an uncertainty from `low` to `high`."""
+    """The factor c by which a run's distance from the optimum shrinks per iteration.
+
+    The true c lies between `low` and `high`."""
 
     proved: bool  # the run satisfies the assumptions of Theorem 3.2; otherwise c was fitted
     low: float
@@ -46,7 +48,7 @@ class Contraction(Rate):
 
 
 def contraction(workload: Workload, run: Trajectory) -> Contraction:
-    """Estimate the rate of convergence of a workload from a run without perturbations."""
+    """Estimate the rate of convergence of a workload from `run`, a run without perturbations."""
     pairs = zip(run.states[1:], run.states[:-1], strict=True)
     steps = np.array([_distance(workload, after, before) for after, before in pairs])
     worst = float(np.max(steps[1:] / steps[:-1])) if len(steps) > 1 and steps.all() else 1.0
@@ -76,7 +78,7 @@ def _distance(workload: Workload, one: Arrays, other: Arrays) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Training runs whose weights were perturbed, and how many additional iterations each needed to converge."""
+    """Training runs whose weights were perturbed, and how many additional iterations each run needed to converge."""
 
     kind: str
     sizes: Floats  # norms, as (trials, perturbations of a trial)
@@ -84,11 +86,15 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Return for each trial the most additional iterations that Theorem 3.2 of the SCAR paper allows."""
+        """Return for each trial the most additional iterations that Theorem 3.2 of the SCAR paper allows.
+
+        `rate` is the rate of convergence of the run without perturbations."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Return each trial's total perturbation (Δ in Theorem 3.2 of the SCAR paper), divided by the initial distance."""
+        """Return the total perturbation of each trial, in units of the initial distance from the optimum.
+
+        Theorem 3.2 of the SCAR paper calls the total perturbation Δ."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
@@ -109,7 +115,9 @@ class PerturbedTrials:
 
 
 def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """Return the claim that at least the fraction `at_least` of the trials cost no more than their bound."""
+    """Return the claim that at least the fraction `at_least` of the trials cost at most their bound plus one iteration.
+
+    `source` says who made the claim, such as "Theorem 3.2, figure 5"."""
     strictly = float(np.mean(trials.costs <= trials.bounds(rate)))
     words = (
         f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, rounded up to a whole "
@@ -119,7 +127,10 @@ def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: flo
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """Return a sentence on how many trials exceed the SCAR paper's bound, which has the initial distance `start`."""
+    """Return a sentence that says how many trials would exceed the bound as the SCAR paper prints it.
+
+    The printed bound contains `start`, the distance between the start and the optimum; ours contains
+    `rate.distance`."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)
@@ -131,7 +142,7 @@ def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: fl
 
 
 def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
-    """Draw each group's costs as points and its bound as a line, over the size of the perturbation."""
+    """Draw a plot for each group: costs as points, the bound as a line, both over the size of the perturbation."""
     drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         size = group.aggregate(rate)

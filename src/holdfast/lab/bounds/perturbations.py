@@ -121,7 +121,9 @@ class Reference:
     def trials(
         self, kind: str, deltas: Sequence[Floats], sizes: Floats, options: Options, progress: Progress
     ) -> PerturbedTrials:
-        """Run a trial for each of `deltas`, which are added to the weights at `MLR_STEP` and have the norms `sizes`."""
+        """Run a trial for each delta: add it to the weights at iteration `MLR_STEP`, and train to convergence.
+
+        `sizes` has the norms of `deltas`, and `kind` names the trials in tables and figures."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, MLR_STEP) for delta in deltas]
         limit, done = 20 * self.run.length, per_trial(progress)
         counts = iterations_to_criterion(
@@ -151,7 +153,9 @@ class Reference:
 
 
 def reference(options: Options, meter: Meter) -> Reference:
-    """Train until convergence, then `BEYOND` times as long to approximate the optimum; return the run and the optimum."""
+    """Train a model without perturbations until it converges, and return this run with an approximate optimum.
+
+    The state after `BEYOND` times as many iterations stands for the optimum, which is unknown."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length
@@ -162,7 +166,7 @@ def reference(options: Options, meter: Meter) -> Reference:
 
 
 def run_bound(options: Options, meter: Meter) -> Result:
-    """Run the experiment mlr-bound: measure the cost of random and adversarial perturbations of the same sizes."""
+    """Run the experiment mlr-bound: measure the cost of random and of equally large adversarial perturbations."""
     trials = options.trial_count(full=100, quick=50)
     base = reference(options, meter)
     rng = np.random.default_rng(options.seed)

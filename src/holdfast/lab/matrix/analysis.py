@@ -1,6 +1,6 @@
 """Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
-The gates are those of the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
+The gates come from the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
 gate is left out of every mean. Confidence intervals resample the seeds of each suite, with all variants (recovery
 methods) of one seed together, because they began with the same weights.
 """
@@ -81,9 +81,10 @@ def _listed(strikes: Sequence[Struck]) -> str:
 
 
 def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """Return `statistic` of the suites with a 95 % bootstrap interval over the random seeds.
+    """Return the value of `statistic` for the given suites, with a 95 % bootstrap interval over the random seeds.
 
-    The array of a suite has a row for each seed. The interval is NaN if a suite has only one seed."""
+    The array of a suite has a row for each seed and a column for each compared recovery method. The interval is NaN if
+    a suite has only one seed."""
     value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
@@ -94,29 +95,37 @@ def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """Return for each row (seed) the fraction by which column 0 exceeds column 1, averaged over the arrays `suites`."""
+    """Return for each row the fraction by which column 0 exceeds column 1, as a mean over `suites`.
+
+    The array of a suite has a row for each bootstrap draw and a column for each of two recovery methods."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """Return for each row (seed) column 0 minus column 1, averaged over the arrays `suites`."""
+    """Return for each row the difference of column 0 minus column 1, as a mean over `suites`.
+
+    The array of a suite has a row for each bootstrap draw and a column for each of two recovery methods."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """Return for each row (seed) the fraction by which the mean of column 0 over `suites` is below that of column 1."""
+    """Return for each row the fraction by which column 0 is below column 1, after averaging both over `suites`.
+
+    The array of a suite has a row for each bootstrap draw and a column for each of two recovery methods."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def wins(suites: Sequence[Floats]) -> Floats:
-    """Return for each row (seed) the fraction of the arrays `suites` in which column 0 exceeds column 1."""
+    """Return for each row the fraction of the `suites` in which column 0 exceeds column 1.
+
+    The array of a suite has a row for each bootstrap draw and a column for each of two recovery methods."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The measured runs of a matrix experiment, and statistics over those suites whose runs all pass the checks."""
+    """The measured runs of a recovery matrix, and statistics over the suites whose runs pass all validity checks."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -144,7 +153,7 @@ class Analysis:
         return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """Return the mean of `metric` over the runs of a recovery method (`variant`) in `suites` (None: all valid)."""
+        """Return the mean of `metric` under the recovery method `variant`, over `suites` (None: all valid suites)."""
         chosen = self.counted if suites is None else suites
         values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
@@ -155,13 +164,17 @@ class Analysis:
     def paired(
         self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """Compare the variants `first` and `second` by `metric`; return `statistic` with its confidence interval."""
+        """Compare the recovery methods `first` and `second` by `metric` in `suites` (None: all valid suites).
+
+        Return the value of `statistic`, such as `gain`, with its confidence interval."""
         chosen = self.counted if suites is None else suites
         columns = [[[metric(run) for run in self.runs(suite, name)] for name in (first, second)] for suite in chosen]
         return bootstrap_interval([np.array(values).T for values in columns], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Return (axis, value, suites with this value) for every axis, such as the model, that has several values."""
+        """Return the suites with each value of each axis, such as the model, as (axis, value, suites).
+
+        Axes with only one value are left out."""
         axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
@@ -170,11 +183,13 @@ class Analysis:
         ]
 
     def values(self, axis: str) -> list[str]:
-        """Return the distinct values of the suites on `axis`; on the axis "model", for example, the model names."""
+        """Return the distinct values of the suites on `axis`, such as the model names on the axis "model"."""
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
 
     def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
-        """Return how far the runs of `variant` in `suite` are from those without failures, as means over the seeds."""
+        """Return how much the losses and models of `suite` under `variant` differ from its runs without failures.
+
+        The differences are means over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 

@@ -48,8 +48,9 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """Return the line number of a TOML key, of a value in the key's list, or of the table's header if `key` is empty.
+    """Return the number of the line with `key` in the given table of the TOML file `text`.
 
+    If `value` is given, it is searched in the list of the key; without a key, the header of the table is searched.
     `nth` selects a table in an array of tables. The result is 0 if nothing is found."""
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -88,7 +89,8 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 class Matrix:
     """The settings of a matrix of runs. Each combination of data set, model and failure schedule is a suite.
 
-    Each suite runs with every variant (recovery method) and seed, and once more for each value in `sweep`."""
+    Each suite runs with every variant (recovery method) and seed. `sweep` lists several values for a setting, and each
+    of these values makes suites of its own."""
 
     steps: int
     batch: int

@@ -95,7 +95,9 @@ def read_measured(path: Path) -> MeasuredRun | None:
 
 
 def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
-    """Return the measurements of the run in `folder`; `digest` identifies its config."""
+    """Return the measurements of the run in `folder`, which ended with `verdict`.
+
+    `digest` identifies the run's config."""
     events = read_history(folder).events
     run = MeasuredRun(
         suite=planned.suite.name,
@@ -147,7 +149,9 @@ def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """Return the distances between the models of two runs, at every step at which both have an intact snapshot."""
+    """Return the distance between the models of two runs for each step with intact snapshots of both runs.
+
+    The result is None if there is no such step."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda step: _distance(folder, reference, step), steps)
@@ -155,7 +159,9 @@ def distances(folder: Path, reference: Path) -> Distances | None:
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """Return `step`, the distance between two runs' models at `step`, and the norm of the reference model."""
+    """Return `step`, the distance between two runs' models at `step`, and the norm of the reference model.
+
+    The result is None if a snapshot is missing or damaged."""
     try:
         one, other = _model(folder, step), _model(reference, step)
     except HoldfastError:

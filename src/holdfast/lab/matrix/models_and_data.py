@@ -31,7 +31,9 @@ class PreparedData:
 
 
 def prepare_dataset(name: str, data: Path | None, folder: Path) -> PreparedData:
-    """Load the data set `name`, built in or from the folder `data`, and store its arrays below `folder`."""
+    """Store the arrays of the data set `name` below `folder`, unless they are there already.
+
+    `data` is the folder with the user's data sets; built-in data sets do not need it."""
     place = folder / name
     try:
         if not (place / "y.npy").is_file():

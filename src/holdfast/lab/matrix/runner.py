@@ -94,7 +94,9 @@ class MatrixRunner:
         return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
     def finished(self, planned: PlannedRun) -> MeasuredRun | None:
-        """Return the measurements of a run that completed earlier with the same config, or None."""
+        """Return the measurements of an earlier execution of `planned`.
+
+        Return None if there is none that completed, or if the config of the run has changed since."""
         run = read_measured(self._record(planned))
         if run is None or run.verdict != "completed" or run.digest != config_digest(self.config(planned)):
             return None
@@ -148,7 +150,7 @@ class MatrixRunner:
         return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
     def _distances(self, planned: PlannedRun) -> Distances | None:
-        """Return the distances between a run's models and those of the run without failures; None if unknown.
+        """Return the distances between the models of a run and of the same run without failures; None if unknown.
 
         A child process compares them, because storage clients start threads, and a process with threads cannot fork
         safely."""

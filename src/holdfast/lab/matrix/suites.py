@@ -58,7 +58,7 @@ class PlannedRun:
 
 
 def all_suites(matrix: Matrix) -> list[Suite]:
-    """Return every combination of data set, model and failure schedule in a matrix, in the order of its file."""
+    """Return every combination of data set, model, failure schedule and swept settings, in the order of the file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -67,7 +67,10 @@ def all_suites(matrix: Matrix) -> list[Suite]:
 
 
 def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
-    """Yield all runs of the suites `chosen`; runs to be compared follow each other, as a machine's speed may change."""
+    """Yield all runs of the suites `chosen`.
+
+    Runs that are compared with each other come one after another, because the speed of a machine may change over
+    time."""
     for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
@@ -83,7 +86,9 @@ def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """Return the config of the planned run `unit`; `checkpoints` is the path or URL for its snapshots, if given."""
+    """Return the config of the planned run `unit`.
+
+    `checkpoints` is a path or URL for snapshots (None: in the run's folder)."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),
@@ -112,7 +117,7 @@ def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return a digest of a run's config and the holdfast version, which does not depend on where the run is stored."""
+    """Return a digest of a run's config and the version of holdfast; the paths of the run do not affect the digest."""
     fields: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
     data = fields["args"].index("--data") + 1
     args = [Path(word).name if place == data else word for place, word in enumerate(fields["args"])]

@@ -30,7 +30,7 @@ METRICS: dict[str, Metric] = {
 
 
 def tables(analysis: Analysis) -> list[ResultTable]:
-    """Return all tables for which the needed runs exist, the most important first."""
+    """Return all tables whose runs exist, the most important table first."""
     makers: list[Callable[[Analysis], ResultTable | None]] = [aggregate, per_suite, sliced, complete]
     makers += [stalls, wall_clock, divergences, rejected]
     return [table for make in makers if (table := make(analysis)) is not None and table.rows]

@@ -27,7 +27,7 @@ LIMIT = 10  # a trial that takes this many times as long as the run with seed 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """For each trial of a strategy, the cost of its failure in iterations, the cost's bound and the perturbation."""
+    """The trials of one strategy: the cost of each failure in iterations, its upper bound, and the perturbation."""
 
     cost: Floats  # fractional; infinite for a trial that did not converge
     whole: Floats  # in whole iterations, as the paper counts
@@ -41,7 +41,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """The costs of failures by strategy; trial i fails after `steps[i]` of the `lengths[i]` iterations it needs."""
+    """The costs of failures by strategy.
+
+    Trial i needs `lengths[i]` iterations without a failure, and fails after `steps[i]`."""
 
     lengths: Ids
     steps: Ids
@@ -54,7 +56,7 @@ class Measurement:
         return float(self.lengths.mean())
 
     def costs_of(self, strategy: Strategy) -> Costs:
-        """Return the measured costs of `strategy` or of an equivalent strategy."""
+        """Return the measured costs of `strategy`, or of a measured strategy with the same effect."""
         return self.strategies[strategy.canonical]
 
 
@@ -68,7 +70,7 @@ def measure(
     meter: Meter,
     early: int = 1,
 ) -> list[Measurement]:
-    """Simulate the same failures with every strategy, and return a measurement for each of `workloads`.
+    """Simulate the same failures with every strategy, and return a measurement for each workload.
 
     The workloads train alike and differ only in their blocks (parts of the state). `name` labels the progress. Trials
     in the log file `log` are not run again. With `early` above 1, every second failure happens before step `early`."""
@@ -110,9 +112,9 @@ def _measured(
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """Return which fraction of the squared change over `interval` iterations is in the blocks that changed most.
+    """Return the fraction of the state's squared change over `interval` iterations that is in the most changed blocks.
 
-    These blocks hold 1/`interval` of all values. If the result is near 1, priority checkpoints help."""
+    These blocks hold 1/`interval` of all values. If the fraction is near 1, it helps to save these blocks first."""
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):
         moved = np.square(workload.norm(workload.blocks, after, before))
@@ -149,7 +151,8 @@ def compare_strategies(
 ) -> list[PanelComparison]:
     """Measure strategies on the chosen models and data sets, or on the user's own workload.
 
-    Cost reductions are relative to `baseline`. `early` is as in `measure`."""
+    Cost reductions are relative to `baseline`. If `early` is above 1, every second failure happens before step
+    `early`."""
     folder = prepare(options.out)
     is_quick = options.quick and options.workload is None
     chosen = distinct_panels(options.panels, quick=is_quick)

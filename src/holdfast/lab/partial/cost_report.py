@@ -76,7 +76,7 @@ def cost_result(
 
 
 def departures(options: Options) -> list[str]:
-    """Return notes on how the models and data differ from those of the SCAR paper; none for the user's own model."""
+    """Return notes on how the models and data differ from the SCAR paper's; there are none for the user's own model."""
     if options.workload is not None:
         return []
     return quick_notes(options.panels) if options.quick else panel_notes(options.panels)
@@ -207,7 +207,7 @@ class ReductionFacts:
 
 
 def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
-    """Return measurements that may explain why the cost of `strategy` differs from that of `baseline`."""
+    """Return measurements that may explain why failures cost more or less under `strategy` than under `baseline`."""
     measured = panel.measurement
     ours, full = measured.costs_of(strategy), measured.costs_of(baseline)
     both = np.isfinite(ours.cost) & np.isfinite(full.cost)

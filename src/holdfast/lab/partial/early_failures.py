@@ -33,7 +33,7 @@ FOUND_ON = "mf-movielens"  # the panel on which initial values cost more than st
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A recovery strategy and a checkpoint schedule, in which each regular save holds `fraction` of the blocks."""
+    """A recovery strategy and a checkpoint schedule; each regular save holds the fraction `fraction` of the blocks."""
 
     name: str
     recovery: str
@@ -73,12 +73,14 @@ class Split:
         return mean(finite(self._costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        """Return how many iterations `approach` saves relative to `against`, as a mean over the trials in `mask`."""
+        """Return how many iterations `approach` saves relative to `against`: the mean over the trials in `mask`."""
         ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
         return mean(theirs - ours)
 
     def both_costs(self, approach: Approach) -> tuple[float, ...]:
-        """Return the mean cost of early failures with the ends of its interval, then the same for later failures."""
+        """Return the mean cost of early and of later failures under `approach`, each with the ends of its interval.
+
+        Early failures happen before the first full checkpoint."""
         return (*self.cost(approach, self.early), *self.cost(approach, ~self.early))
 
     def rows(self) -> list[Row]:

@@ -39,9 +39,10 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Check that failures of `workload` (an object, or a file that defines one) can be simulated.
+    """Check that failures of a workload can be simulated, and return its problems and a summary.
 
-    The run must converge within `limit` iterations. `data` is the folder with the workload's data."""
+    `workload` is an object, or a file that defines one; `data` is the folder with its data. The workload must converge
+    within `limit` iterations, and `progress` is called after each iteration."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:
@@ -170,7 +171,7 @@ def _streams(workload: Workload) -> Iterator[str]:
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train up to `limit` iterations; return problems, and the number of iterations to convergence or None."""
+    """Train up to `limit` iterations; return problems, and the iterations to convergence (None: not reached)."""
     losses, run = list[float](), (float(np.asarray(workload.loss(stack))[0]) for stack in _run(workload, progress))
     for loss in islice(run, limit + 1):
         losses.append(loss)
@@ -187,7 +188,7 @@ def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[s
 
 
 def _run(workload: Workload, progress: Progress = lambda done: None) -> Iterator[Stack]:
-    """Yield the states of a run without failures, endlessly, beginning before the first iteration."""
+    """Yield the state of a run without failures before the first iteration and after each iteration, without end."""
     stack = _filled(workload, workload.start(0))
     for iteration in count():
         yield stack
@@ -196,7 +197,9 @@ def _run(workload: Workload, progress: Progress = lambda done: None) -> Iterator
 
 
 def _convergence(workload: Workload, losses: Sequence[float], later: Sequence[float]) -> Iterator[str]:
-    """Yield the problems of a run that meets its criterion at the last of `losses`; the losses `later` come after."""
+    """Yield the problems of a run that meets its criterion with the last of `losses`.
+
+    `later` has the losses of the iterations after that."""
     length = len(losses) - 1
     if length < 2:
         yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"

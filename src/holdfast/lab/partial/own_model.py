@@ -91,12 +91,13 @@ def compare(
     policies: Sequence[str | Path] = (),
     out: str | Path | None = None,
 ) -> Comparison:
-    """Simulate failures of a model, and compare their costs with full and partial checkpoints and recoveries.
+    """Simulate failures of a model, and compare their costs under full and partial checkpoints and recoveries.
 
     Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
-    the additional iterations until it converges. All strategies write the same number of values: a full checkpoint
-    every `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if
-    given. `policies` are Python files with policies of your own, which are compared with the others.
+    the additional iterations until it converges. All strategies write the same number of values: the whole state
+    every `interval` iterations, or a part of it more often. `on="ray"` runs trials on a Ray cluster, at `address` if
+    given. `policies` are Python files with checkpoint policies of your own, which are compared with the built-in ones.
+    The report is written to `out`, by default the folder `results/comparison`.
     """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:

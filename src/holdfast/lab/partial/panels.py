@@ -25,18 +25,20 @@ class Panel:
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Return notes on how the models and data sets called `names` (all if empty) differ from those of the SCAR paper."""
+    """Return notes on how the models and data sets called `names` (all if empty) differ from the SCAR paper's."""
     return [f"{panel.name}: {NOTES[panel.name]}" for panel in chosen(names, PANELS, "panel") if panel.name in NOTES]
 
 
 def distinct_panels(names: Sequence[str], *, quick: bool) -> list[Panel]:
-    """Return the panels (models with data sets) called `names`; if `quick`, only one of those with the same small data."""
+    """Return the panels (models with data sets) called `names`, or all panels if `names` is empty.
+
+    If `quick`, only the first of the panels with the same small data is returned."""
     panels = chosen(names, PANELS, "panel")
     return list({panel.small: panel for panel in reversed(panels)}.values())[::-1] if quick else panels
 
 
 def quick_notes(names: Sequence[str]) -> list[str]:
-    """Return a note that lists the chosen panels (models with data sets) that a quick run leaves out as duplicates."""
+    """Return a note on the panels among `names` that a quick run leaves out because their small data are duplicates."""
     kept = distinct_panels(names, quick=True)
     left_out = [panel.name for panel in chosen(names, PANELS, "panel") if panel not in kept]
     return [f"Left out, because their small data is that of another panel: {', '.join(left_out)}."] if left_out else []

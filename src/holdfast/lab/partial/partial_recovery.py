@@ -1,4 +1,4 @@
-"""Figures 7 and C.1 of the SCAR paper: after a failure, restore all blocks, or only the lost ones."""
+"""Figures 7 and C.1 of the SCAR paper: after a failure, restore all blocks, or only the lost blocks."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -32,7 +32,9 @@ IN_PAPER = "Yellow: where the paper's reductions would put priority at the highe
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Return a strategy that saves blocks by `ranking` every `fraction * interval` steps and restores lost blocks."""
+    """Return a strategy that saves the fraction `fraction` of the blocks every `fraction * interval` steps.
+
+    `ranking` chooses the blocks of a save. After a failure, only lost blocks are restored."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 
@@ -90,7 +92,9 @@ def _reduction(panel: PanelComparison, interval: int) -> Claim:
 
 
 def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """Return the mean cost with frequent partial saves, divided by that with full saves of the same total size."""
+    """Return the mean cost of a failure with frequent partial saves, divided by the mean cost with rare full saves.
+
+    Both write the same number of values; `ranking` chooses the blocks of a partial save."""
     costs_of = panel.measurement.costs_of
     often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))

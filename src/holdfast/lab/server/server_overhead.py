@@ -53,7 +53,7 @@ class OverheadResults:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def sooner(self, less: server_trials.ExperimentArm, more: server_trials.ExperimentArm) -> ConfidenceInterval:
-        """Return how many iterations earlier the variant `less` reaches the losses of `more`: the mean over the seeds."""
+        """Return how many iterations earlier runs of `less` reach the losses of runs of `more`: the mean over seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
         return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else mean(counts)
@@ -68,9 +68,10 @@ class OverheadResults:
 
 
 def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
-    """Return how many iterations earlier the run with the losses `less` reaches a loss than the run `more`, on average.
+    """Return how many iterations earlier, on average, a run with losses `less` reaches the losses `more` of another.
 
-    Only losses after the failure in iteration `fails` that are below all earlier ones count. NaN if there are none."""
+    Nodes fail in iteration `fails`. Only the losses of `more` after this failure count, and only if they are lower
+    than all losses of both runs before it. The result is NaN if no loss counts."""
     best, counts = min(less[:fails].min(), more[:fails].min()), []
     for number, level in enumerate(more.tolist()):
         if number >= fails and level < best:
@@ -81,7 +82,7 @@ def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def checkpoint_share(trial: ServerTrial) -> float:
-    """Return the median checkpoint time of an iteration, divided by the median of its other time."""
+    """Return the median checkpoint time of an iteration, divided by the median of all other time of an iteration."""
     checkpoint, seconds = (trial.columns[name][1:] for name in ("checkpoint", "seconds"))
     return float(np.median(checkpoint) / np.median(seconds - checkpoint))
 
@@ -128,7 +129,9 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def claims(results: OverheadResults) -> list[Claim]:
-    """Return claims about a topic model: how much earlier SCAR reaches a loss, and what checkpoints cost."""
+    """Return claims about a topic model: how much earlier SCAR reaches a loss, and what its checkpoints cost.
+
+    SCAR saves and restores only a part of the model at a time."""
     name, share = results.workload, results.share()
     sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
     waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"
@@ -168,7 +171,7 @@ def remarks(results: OverheadResults) -> list[str]:
 
 
 def _checkpoint_cost(results: OverheadResults) -> str:
-    """Return a sentence that says why the time of a checkpoint is large beside that of an iteration."""
+    """Return a sentence that says why a checkpoint takes long compared with an iteration."""
     text = f"Checkpoints are too expensive here, where {NODES + server_trials.WORKERS + 1} processes share the cores"
     if full := results.of(FULL_ALONE):
         waits = np.concatenate([trial.columns["checkpoint"][INTERVAL - 1 :: INTERVAL] for trial in full])
@@ -234,7 +237,7 @@ def figure(results: OverheadResults) -> "Figure":
 
 
 def _median(trials: Sequence[ServerTrial], name: str) -> float:
-    """Return the median of the column `name` over all iterations but the first of each trial."""
+    """Return the median of the column `name` over all iterations; the first iteration of each trial is left out."""
     return float(np.median(np.concatenate([trial.columns[name][1:] for trial in trials])))
 
 

@@ -45,7 +45,7 @@ class ExperimentArm:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures to inject: half of the nodes fail in iteration 7, or nothing if `fails` is False."""
+        """The failures to inject: half of the nodes fail in iteration 7, or no node fails if `fails` is False."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 
@@ -77,7 +77,7 @@ class ServerTrial:
 def run_trials(
     workload: str, iterations: int, arms: Sequence[ExperimentArm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
-    """Run each of `arms` (variants) with each seed, unless its results are in the log; return all trials."""
+    """Run each variant in `arms` with each seed, unless the log already has the results; return all trials."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     trials = []
     with closing(options.open_log(f"server-{workload}", code_digest())) as log, ExitStack() as stack:

@@ -119,7 +119,8 @@ def run_lanes(
 ) -> Floats:
     """Run the trials, several at a time, and return the number of iterations that each needs to converge.
 
-    `begin` computes the starting state of a trial; `done` receives its result, infinity beyond `limit` iterations."""
+    `begin` computes the start of a trial. `done` is called with the index of a trial and its number of iterations,
+    which is infinite if the trial does not converge within `limit` iterations."""
     result = np.full(len(trials), np.inf)
 
     def finish(trial: int, count: float) -> None:
@@ -157,9 +158,9 @@ def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
 class _Lanes:
     """The running trials, whose arrays are stacked so that one call trains all of them; each trial has one slot (lane).
 
-    The loss of a trial is computed in every iteration. Only for a `steady` workload, whose loss falls ever more slowly,
-    the next iteration at which to compute the loss is predicted from its slope. If the loss met the criterion before
-    that iteration, the trial runs again with its loss computed in every iteration."""
+    The loss of a trial is computed in every iteration. Only if the workload is `steady`, so that its loss falls ever
+    more slowly, some iterations are skipped: how many is predicted from the slope of the loss. If the loss met the
+    criterion in a skipped iteration, the trial runs again with its loss computed in every iteration."""
 
     def __init__(
         self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
@@ -184,7 +185,9 @@ class _Lanes:
         return any(trial is not None for trial in self._current)
 
     def advance(self, limit: int, finish: TrialDone) -> None:
-        """Train all running trials for one iteration; pass those that converge or reach `limit` to `finish`."""
+        """Train all running trials for one iteration.
+
+        Call `finish` for each trial that converges or reaches `limit`."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -249,9 +252,10 @@ def iterations_to_criterion(
     jobs: int = 1,
     done: TrialDone = lambda trial, count: None,
 ) -> Floats:
-    """Return the fractional number of iterations that each trial needs to converge; infinity beyond `limit`.
+    """Return the fractional number of iterations that each trial needs to converge; infinity if it exceeds `limit`.
 
-    A trial is a small description. `begin` computes its starting state in the process that runs the trial."""
+    `trials` has a description of each trial. `begin` computes the start of the trial from it, in the process that runs
+    the trial."""
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]

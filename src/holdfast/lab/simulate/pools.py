@@ -26,7 +26,9 @@ Report: TypeAlias = Callable[..., None]
 def map_in_processes(
     work: Callable[[Item, Report], Outcome], items: Sequence[Item], *, jobs: int, on_report: Report
 ) -> list[Outcome]:
-    """Call `work` on each item in up to `jobs` processes and return the outcomes; its reports go to `on_report`."""
+    """Call `work(item, report)` for each item in up to `jobs` processes; return the outcomes in the order of the items.
+
+    When `work` calls `report`, `on_report` is called in this process with the same arguments."""
     if jobs == 1 or len(items) == 1:
         return [work(item, on_report) for item in items]
     exit_if_worker_process()
@@ -98,7 +100,9 @@ def _do(item: Any) -> Any:
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> "Iterator[RayPool | None]":
-    """Yield a pool on the Ray cluster at `address`, or a new local one, if `on` is "ray"; None if `on` is None."""
+    """Yield a pool of Ray tasks if `on` is "ray", and None if `on` is None.
+
+    The tasks run on the Ray cluster at `address`, or on a new local cluster if `address` is None."""
     if on is None and address is not None:
         raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:
@@ -126,7 +130,9 @@ class RayPool:
     def __call__(
         self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
     ) -> list[Outcome]:
-        """Run `work` on each item as a Ray task and return the outcomes; reports from the tasks go to `on_report`."""
+        """Run `work(item, report)` as a Ray task for each item, and return the outcomes in the order of the items.
+
+        When `work` calls `report`, `on_report` is called in this process with the same arguments."""
         import ray
         from ray.util.queue import Queue
 

@@ -2,7 +2,7 @@
 
 A block is a part of the model's state that is saved or lost as a whole. Trials with the same number fail at the same
 step, lose blocks in the same order, and draw the same random numbers afterwards, so they can be compared. A checkpoint
-is kept as the iteration at which each block was last saved; the values are in the trajectory.
+is kept as the iteration of each block's last save; the values are in the trajectory.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,9 @@ all lost blocks, the lost blocks that were never saved, the next iteration and t
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Return an array whose entry [k, b] is the last iteration up to k at which `policy` saved block b."""
+    """Simulate the saves of `policy`, and return an array with the newest save of each block after each iteration.
+
+    Entry [k, b] is the iteration of the newest save of block b, as of iteration k."""
     saved = {name: value.copy() for name, value in states[0].items()}
     zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
@@ -53,7 +55,8 @@ def recovered_state(
 ) -> Arrays:
     """Return the state after the blocks `lost` are lost at the end of iteration `step` and recovered by `how`.
 
-    `saved_at` has the iteration at which each block was last saved. `renew` computes values for blocks never saved."""
+    `saved_at` has the iteration of each block's last save. `renew` computes values for blocks that were never
+    saved, with random numbers seeded by `stream`."""
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
@@ -76,7 +79,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks to lose."""
+    """A policy for saving blocks (parts of the state), a recovery method, and the fraction of blocks to be lost."""
 
     policy: Policy
     recovery: str
@@ -84,7 +87,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The strategy that stands for all strategies with the same effect as this one."""
+        """The representative of all strategies with the same effect, such as full recovery if all blocks are lost."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -118,7 +121,9 @@ def lost_count(blocks: int, fraction: Fraction) -> int:
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Return the ids of the blocks that trial `number` loses, which include those for any smaller `fraction`."""
+    """Return the ids of the blocks that trial `number` loses.
+
+    A larger `fraction` loses the same blocks and additional blocks."""
     return np.sort(loss_order(seed, number, blocks)[: lost_count(blocks, fraction)])
 
 

@@ -72,7 +72,9 @@ class Trials:
         return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
 
     def __call__(self, numbers: Sequence[int], report: Report) -> list[list[Outcomes]]:
-        """Run the trials `numbers`; return for each its outcomes by workload, and pass every result to `report`."""
+        """Run the trials `numbers`, and return for each trial a list with its outcomes for each workload.
+
+        `report` is called with the key of every simulated run and the iterations that it took."""
         if self.shared is not None:
             runs = self._checkpointed(self.shared.states)
             failures = {number: self._failure(number, self.shared, runs) for number in numbers}
@@ -99,9 +101,10 @@ class Trials:
         return outcomes
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
-        """Return the failure of trial `number` in `run`, at a random step; with `early`, half are before that step.
+        """Return the failure of trial `number`, which happens at a random step of `run`.
 
-        `runs` has the checkpoints of `run` for each workload; if None, they are computed up to the failure."""
+        If `self.early` is above 1, odd trials fail before step `self.early`. `runs` has the checkpoints of `run` for
+        each workload; if None, they are computed up to the failure."""
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
             step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
@@ -116,7 +119,9 @@ class Trials:
         ]
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """Return a digest of what determines a trial's result: its start, the workload, and the run's `losses`."""
+        """Return a digest of everything that determines the result of a trial.
+
+        This is the workload, the start of the trial, and `losses`, the losses of the run without the failure."""
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
         digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), drawn)).encode())
@@ -128,7 +133,9 @@ class Trials:
     def _run(
         self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
     ) -> None:
-        """Run a trial for each key not in `self.known`, and store its iterations there; `begin` returns its start."""
+        """Run a trial for each key that is not in `self.known`, and store its iterations there.
+
+        `begin` returns the start of a trial, and `report` is called with each key and its iterations."""
         equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
         for item, key in keys.items():
             equal[key].append(item)

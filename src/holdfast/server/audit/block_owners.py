@@ -26,7 +26,7 @@ class Tenure:
 
     @cached_property
     def held(self) -> dict[int, Samples]:
-        """For each node, how many blocks it holds, and a digest of their ids."""
+        """The number of blocks that each node holds, and a digest of their ids, by the number of the node."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
 
     @cache  # noqa: B019  # a tenure lives as long as its audit
@@ -74,9 +74,9 @@ class Ownership:
         self.version, self._changed, self.open_round = version, True, open_round
 
     def close(self, *, keep_all: bool) -> None:
-        """If owners have changed, begin a new `Tenure`, a period in which blocks keep their owners.
+        """Begin a new `Tenure` (a period in which blocks keep their owners), if a block has changed its owner.
 
-        If the model was not updated in the last period, the new one replaces it, unless `keep_all`."""
+        If the model was not updated in the period before, the new period replaces it, unless `keep_all` is True."""
         self.has_come_back[:] = True
         if self._changed:
             if self.tenures[-1].start == self.open_round and not keep_all:
@@ -94,7 +94,7 @@ def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
 
 
 def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
-    """Return block numbers as an array, or None if a number is repeated or not below `count`."""
+    """Return the block ids `blocks` as an array, or None if an id is repeated, negative, or not below `count`."""
     ids = np.asarray(blocks, np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) < len(ids)):
         return None
@@ -102,7 +102,7 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
 
 
 def adds_up(total: Samples, always: Iterable[Samples], perhaps: Iterable[Samples]) -> bool:
-    """Return True if the blocks in `total` are all sets of blocks in `always`, and any number of those in `perhaps`."""
+    """Return True if `total` equals all block sets in `always` together with some, all or no sets in `perhaps`."""
     rest, others = Samples.total(always), list(perhaps)
     subsets = chain.from_iterable(combinations(others, size) for size in range(len(others) + 1))
     return any(Samples.total((rest, *some)) == total for some in subsets)

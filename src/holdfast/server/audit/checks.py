@@ -32,7 +32,7 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that every block always has exactly one owner, by the recorded restores and moves of blocks."""
+    """Check that every block always has exactly one owner, according to the recorded restores and moves of blocks."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)
@@ -54,7 +54,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that nodes chose blocks for every save that was due, and that these blocks, if not lost, were saved."""
+    """Check that nodes chose blocks for every due save, and saved the chosen blocks unless the node was lost."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
@@ -94,7 +94,7 @@ def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Check that there is a history file of the controller and of every node and worker that took part."""
+    """Check that there is a history file of the controller, and of every node and worker that took part in the run."""
     plan, present = ledger.plan, set(ledger.writers)
     nodes = {*range(plan.nodes), *(node for tenure in ledger.replay.tenures for node in tenure.held)}
     needed = {ServerWriter("node", n) for n in nodes} | {ServerWriter("worker", n) for n in range(plan.workers)}

@@ -46,7 +46,7 @@ class CommittedSaves:
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
     def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
-        """Record the blocks chosen for the save after `iteration`; those of `lost` nodes need not be committed."""
+        """Record the blocks chosen for the save after `iteration`; blocks of the `lost` nodes need not be committed."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
 

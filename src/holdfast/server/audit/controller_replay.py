@@ -23,7 +23,7 @@ Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
 
 class ReplayedMembers:
-    """The nodes and workers that take part at the current point of a replayed history, and those killed on purpose."""
+    """The nodes and workers of a run at one point of its replayed history, and the processes killed on purpose."""
 
     def __init__(self, nodes: int, workers: int) -> None:
         self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}

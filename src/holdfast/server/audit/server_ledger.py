@@ -98,7 +98,7 @@ class ServedLedger:
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, events.Pushed]]]:
-        """By round number and part of the training data, the pushed updates as pairs of worker number and event."""
+        """The pushed updates, as pairs of worker number and event, by round number and part of the training data."""
         pushed: defaultdict[tuple[int, int], list[tuple[int, events.Pushed]]] = defaultdict(list)
         for writer in self.writers:
             for what in self._events[writer]:
