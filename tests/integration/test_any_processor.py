@@ -88,7 +88,11 @@ def test_both_sides_of_the_trials_benchmark_count_the_same_to_rounding(monkeypat
 
 @pytest.mark.parametrize("named", [True, False])
 def test_ci_says_on_which_processor_it_runs(tmp_path: Path, named: bool) -> None:
-    scripts = {"make": "exit 0", "chromium": "exit 0", "lscpu": "echo 'Model name:   Neoverse-N1'" if named else "exit 1"}
+    scripts = {
+        "make": "exit 0",
+        "chromium": "exit 0",
+        "lscpu": "echo 'Model name:   Neoverse-N1'" if named else "exit 1",
+    }
     for name, does in scripts.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)

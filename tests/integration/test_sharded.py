@@ -75,9 +75,3 @@ def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start) -> N
     reference = start({"batch_norm": True, "batch": 16}, out="reference", **HOW)
     out = completed(start({"batch_norm": True, "batch": 16}, failures=failures, **HOW))
     assert different(completed(reference), out) == []
-
-
-def test_live_recovery_of_a_sharded_model_is_refused(start: Start) -> None:
-    result = start({}, recovery="replay", **HOW).result()
-    assert result["verdict"] == "refused"
-    assert "needs --recovery restart" in result["because"]

@@ -296,7 +296,7 @@ def test_a_worker_that_was_asked_to_stop_is_late_after_a_minute_of_silence_and_l
     clock, worker = Clock(busy=1.0), WorkerLook(seat=0, phase=phase)
     for _ in range(2000):
         clock.look(worker)
-    clock.detector.begin_stop()
+    clock.detector.reset_idle()
     silent = 0.0
     while not clock.detector.is_late_to_stop(worker) and silent < 1000:
         clock.look(worker)

@@ -46,16 +46,33 @@ def main(task: dict[str, Any]) -> None:
     model = sharded_network(mesh, task.get("dropout", 0.1), batch_norm=task.get("batch_norm", False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
-    run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
+    average = None
+    if task.get("averaged"):
+        average = sharded_network(mesh, task.get("dropout", 0.1), batch_norm=task.get("batch_norm", False))
+        average.load_state_dict(model.state_dict())
+    seen = {"samples": 0}  # by this rank
+    things = {} if average is None else {"average": average, "seen": seen}
+    run.protect(model=model, optimizer=optimizer, scheduler=scheduler, **things)
     draw = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(96, 5, generator=draw), torch.randint(2, (96,), generator=draw))
-    for x, y in run.batches(data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 4)):
+    micro_batches = task.get("micro_batches", 1)
+    for batch in run.batches(
+        data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 4), micro_batches=micro_batches
+    ):
+        x, y = batch
         loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        (loss * batch.weight).backward()
+        if not batch.is_last:
+            continue
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
+        seen["samples"] += len(x)
+        if average is not None:
+            with torch.no_grad():
+                for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(value, 0.1)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,10 @@ class HangDetector:
         """Forget all workers, which have exited, but not the learned step times."""
         self._watches = {}
 
-    def begin_stop(self) -> None:
-        """Set the idle time of every worker to 0, because all were asked to save and stop."""
+    def reset_idle(self) -> None:
+        """Set the idle time of every worker to 0, because the workers now wait for something else.
+
+        They were asked to stop, for example, or one that they had waited for is lost."""
         for watch in self._watches.values():
             watch.idle = 0.0
 

@@ -200,7 +200,7 @@ class RunLoop:
         if self._standby:
             self._standby.end()
         self._journal.append(Preempt(self._attempt))
-        self._pool.hangs.begin_stop()
+        self._pool.hangs.reset_idle()
         for worker in self._pool.running:
             worker.send_signal(signal.SIGTERM)
         self._display.say("asked the workers to save and stop; a second signal kills them")

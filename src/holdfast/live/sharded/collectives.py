@@ -20,6 +20,11 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions,
 from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken, Link
 
+_REDUCIBLE = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int32, torch.int64),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:
@@ -54,7 +59,7 @@ class Operation(Protocol):
 
 
 class Gather:
-    """An all-gather of `contribution`, whose values must not change during the step, into `output`."""
+    """An all-gather of the 1-D tensor `contribution`, whose values must not change during the step, into `output`."""
 
     def __init__(self, output: torch.Tensor, contribution: torch.Tensor) -> None:
         self._output: torch.Tensor | None = output
@@ -62,15 +67,19 @@ class Gather:
 
     def run(self, link: Link, ring: Ring) -> None:
         assert self._output is not None
-        gathered = self._output if not self._output.is_cuda else torch.empty_like(self._output, device="cpu")
-        link.do("_allgather_base", gathered, self._contribution)
-        if gathered is not self._output:
-            self._output.copy_(gathered)
+        if self._output.is_contiguous() and not self._output.is_cuda:
+            link.do("_allgather_base", self._output.view(-1), self._contribution)
+        else:
+            self._output.copy_(self._gathered(link, ring).view_as(self._output))
 
     def run_again(self, link: Link, ring: Ring) -> bool:
+        self._gathered(link, ring)
+        return True
+
+    def _gathered(self, link: Link, ring: Ring) -> torch.Tensor:
         gathered = self._contribution.new_empty(ring.size * self._contribution.numel())
         link.do("_allgather_base", gathered, self._contribution)
-        return True
+        return gathered
 
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
         for root in needy:
@@ -139,6 +148,8 @@ class AllReduce:
     """An all-reduce of `tensors` in place."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
+        if unknown := {tensor.dtype for tensor in tensors} - _REDUCIBLE:
+            raise RuntimeError(f"gloo cannot all-reduce tensors of dtype {unknown.pop()}")
         self._tensors, self._op = tensors, op
         self._before = [tensor.to("cpu", copy=True) for tensor in tensors]
         self._results: list[torch.Tensor] = []
@@ -208,7 +219,7 @@ class Collectives:
         """All-gather `values` of all ranks into `output`. Values with the same `key` are the same within a step."""
         contribution = None if key is None else self._contributions.get(key)
         if contribution is None:
-            contribution = values.to("cpu", copy=True)
+            contribution = values.detach().to("cpu", copy=True).reshape(-1)
             if key is not None:
                 self._contributions[key] = contribution
         self.run(Gather(output, contribution))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.errors import BadInput
@@ -23,7 +23,7 @@ from holdfast.train.state.plain_values import PlainState
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import is_dtensor, like, local
 
-ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop)
+ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop)
 _SCALER_INPUTS = ("grad_scale", "found_inf")  # a gradient scaler sets these on fused optimizers
 PARAMETERS, MOMENTS = "parameters", "moments"
 
@@ -68,20 +68,22 @@ class OwnShards:
             name: thing for name, thing in protected.things.items() if isinstance(thing, Optimizer)
         }
         trained = {id(parameter) for optimizer in self.optimizers.values() for parameter in trained_by(optimizer)}
-        # Averages of weights, for example, and frozen parameters.
-        self.untrained = {name: value for name, value in self.parameters.items() if id(value) not in trained}
-        self._versions = self._version_of_untrained()
+        untrained = {name: value for name, value in self.parameters.items() if id(value) not in trained}
+        trained_models = {name.partition("/")[0] for name in self.parameters.keys() - untrained.keys()}
+        # Models that no optimizer trains, such as averages of weights: they may change after any step.
+        self.averages = {
+            name: value for name, value in untrained.items() if name.partition("/")[0] not in trained_models
+        }
+        self._frozen = [value for name, value in untrained.items() if name not in self.averages]
+        self._frozen_values = self._sample_frozen()
 
-    def have_untrained_changed(self) -> bool:
-        """Return True if a sharded parameter that no protected optimizer trains has changed since it was last sent."""
-        return self._version_of_untrained() != self._versions
+    def has_frozen_changed(self) -> bool:
+        """Return True if a frozen parameter of a trained model has changed, so that its copy is outdated."""
+        return self._sample_frozen() != self._frozen_values
 
-    def mark_untrained_sent(self) -> None:
-        """Remember that the next rank has the present values of the parameters that no optimizer trains."""
-        self._versions = self._version_of_untrained()
-
-    def _version_of_untrained(self) -> list[int]:
-        return [local(value)._version for value in self.untrained.values()]
+    def _sample_frozen(self) -> list[list[float]]:
+        # Not by version counters: operations on several distributed tensors at once do not change them.
+        return [local(value).detach().flatten()[:8].tolist() for value in self._frozen]
 
     def capture(self) -> dict[str, Any]:
         """Return the values of all shards and of their optimizer states, without copying them."""
@@ -110,7 +112,7 @@ class OwnShards:
                 state = states[name]["state"].setdefault(number, {})
                 state.update({key: like(parameters[number], value) for key, value in values.items()})
         self._protected.restore_some(states)
-        self.mark_untrained_sent()
+        self._frozen_values = self._sample_frozen()
 
 
 class Shadow:
@@ -167,10 +169,10 @@ class Shadow:
         present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
         return Exchange([own for own, _ in present], [copied for _, copied in present], _set_gradient)
 
-    def exchange_untrained(self) -> "Exchange":
-        """Return the exchange of the sharded parameters that no protected optimizer trains."""
-        names = list(self._own.untrained)
-        own = [local(self._own.untrained[name]) for name in names]
+    def exchange_averages(self) -> "Exchange":
+        """Return the exchange of the sharded models that no protected optimizer trains, such as averages of weights."""
+        names = list(self._own.averages)
+        own = [local(self._own.averages[name]) for name in names]
         return Exchange(own, [self._parameters[name] for name in names], _set_values)
 
     def step(self, name: str) -> None:

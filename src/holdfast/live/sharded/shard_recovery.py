@@ -40,6 +40,7 @@ class ShardedRecovery(LiveRecovery):
     _step: int = field(default=0, init=False)  # the step that this rank trains or reaches next
     _has_begun: bool = field(default=False, init=False)  # this rank has begun that step
     _settled: int | None = field(default=None, init=False)  # the last step in which ranks recovered since the boundary
+    _joined_at: int = field(default=-1, init=False)  # the step with which this worker has joined the others
     _has_reported: bool = field(default=False, init=False)  # how much memory the copies take
 
     @classmethod
@@ -93,8 +94,13 @@ class ShardedRecovery(LiveRecovery):
         return before_step
 
     def reach_boundary(self, step: int) -> None:
-        """Before `step`, store this rank's own values for a replacement, and mark the state to detect changes."""
+        """End the collectives of the step before `step`, and keep what a replacement of this rank would need."""
         assert self._marks is not None
+        if self._own and self._own.averages and self._shadow and step != self._joined_at:
+            self.collectives.run(self._shadow.exchange_averages())
+        self._step, self._has_begun = step, False
+        if step != self._joined_at:  # otherwise the others may have completed collectives of this step
+            self.collectives.begin_step()
         self._marks.take(self._buffers)
         if self._values:
             self._values.keep(self.member, step)
@@ -123,12 +129,6 @@ class ShardedRecovery(LiveRecovery):
 
         Return False, because the samples stay divided among the same ranks, and the last step in which ranks
         recovered (None if there is none)."""
-        if self._own and self._shadow and self._own.have_untrained_changed():
-            self.collectives.run(self._shadow.exchange_untrained())
-            self._own.mark_untrained_sent()
-        self._step, self._has_begun = step, False
-        if not self.collectives.is_catching_up:  # its first step began with what others had completed
-            self.collectives.begin_step()
         while self.coordination.is_outdated:
             self.recover(None)
         self.coordination.gate.leave(self)
@@ -227,13 +227,13 @@ class ShardedRecovery(LiveRecovery):
                 giver = reports[plan.giver]
                 progress.here.catch_up(giver.boundaries - giver.begun, 0)
                 self.collectives.begin_step()
+                self._joined_at = plan.step
 
     def _check_state(self, own: OwnShards) -> None:
         assert self._marks is not None
-        if own.have_untrained_changed():
+        if own.has_frozen_changed():
             raise restart_needed(
-                "sharded parameters that no protected optimizer trains had changed since the step began, such as averages of "
-                "weights"
+                "parameters that no protected optimizer trains have changed, and no rank has a copy of them"
             )
         if self._marks.have_changed(self._buffers):
             raise restart_needed("protected state had changed since the step began, before its gradients were reduced")

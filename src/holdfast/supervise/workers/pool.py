@@ -256,6 +256,8 @@ class WorkerPool:
             worker.append_error_to_log()
         self.running = [worker for worker in self.running if worker not in failed]
         self._leaving += failed
+        if failed:
+            self.hangs.reset_idle()  # the others may have waited for these
         return reports
 
     def kill(self, *, stacks: bool = False) -> None:

@@ -1,0 +1,93 @@
+"""A rank of a sharded run is lost, and the others continue in the same step: no restart, no step undone, the same bits."""
+
+from typing import Any
+
+import pytest
+
+from finished_run import different, events, failed_checks
+from supervisor_process import SUPPORT, Start, Supervisor
+
+HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4}
+POINTS = ("boundary", "forward=0.5", "backward=0", "backward=0.5", "backward=1", "optimizer", "save")
+
+
+def kill(step: int, *ranks: int, point: str = "boundary") -> dict[str, Any]:
+    return {"step": step, "kind": "kill", "targets": list(ranks), "point": point}
+
+
+def completed(job: Supervisor) -> Supervisor:
+    result = job.result()
+    assert result.get("verdict") == "completed", (result, job.stderr)
+    assert failed_checks(job.out) == []
+    return job
+
+
+def assert_same_without_restart(start: Start, task: dict[str, Any], failures: list[dict[str, Any]]) -> Supervisor:
+    reference = completed(start(task, out="reference", **HOW))
+    job = completed(start(task, recovery="replay", failures=failures, **HOW))
+    assert events(job.out, "restart", "supervisor") == [], job.stderr
+    assert different(reference.out, job.out) == []
+    return job
+
+
+def test_killed_at_every_point_of_a_step_the_run_continues_without_a_restart(start: Start) -> None:
+    failures = [kill(6 + 3 * number, number % 4, point=point) for number, point in enumerate(POINTS)]
+    job = assert_same_without_restart(start, {}, failures)
+    regroups = events(job.out, "regroup", "rank-1")
+    assert [list(event.what.lost) for event in regroups if event.what.lost] == [[n % 4] for n in range(len(POINTS))]
+
+
+def test_averages_values_of_a_rank_and_statistics_of_batch_norm_come_back_as_the_lost_worker_had_them(
+    start: Start,
+) -> None:
+    task = {"averaged": True, "batch_norm": True, "batch": 16}
+    failures = [kill(7, 1), kill(12, 3, point="backward=0.5"), kill(17, 0, point="optimizer")]
+    assert_same_without_restart(start, task, failures)
+
+
+@pytest.mark.parametrize("task", [{"micro_batches": 2}, {"batch": 10}], ids=["micro-batches", "uneven shares"])
+def test_gradients_are_accumulated_and_weighted_as_in_a_run_without_a_failure(
+    start: Start, task: dict[str, Any]
+) -> None:
+    assert_same_without_restart(start, task, [kill(7, 2, point="forward=0.5"), kill(14, 1, point="backward=0.5")])
+
+
+def test_two_ranks_that_are_no_neighbours_are_replaced_together(start: Start) -> None:
+    job = assert_same_without_restart(start, {}, [kill(8, 0, 2, point="backward=0.5"), kill(15, 1, 3)])
+    assert {tuple(event.what.lost) for event in events(job.out, "regroup")} >= {(0, 2), (1, 3)}
+
+
+def test_a_survivor_that_is_lost_while_the_others_recover_is_replaced_too(start: Start) -> None:
+    assert_same_without_restart(start, {}, [kill(9, 1, point="backward=0.5"), kill(9, 3, point="recovery")])
+
+
+def test_neighbours_that_are_lost_together_restart_the_run_and_it_says_so(start: Start) -> None:
+    reference = completed(start({}, out="reference", **HOW))
+    job = completed(start({}, recovery="replay", failures=[kill(8, 1, 2, point="backward=0.5")], **HOW))
+    assert len(events(job.out, "restart", "supervisor")) == 1
+    assert different(reference.out, job.out) == []
+    assert "with them both copies of a shard" in job.stderr
+
+
+def test_a_suspended_worker_is_replaced(start: Start) -> None:
+    failures = [{"step": 13, "kind": "hang", "targets": [2], "point": "backward=0.5"}]
+    assert_same_without_restart(start, {}, failures)
+
+
+def test_a_worker_that_waits_in_reserve_takes_the_rank_of_the_lost_one(start: Start) -> None:
+    job = completed(start({}, recovery="replay", spares=1, failures=[kill(13, 2, point="backward=0.5")], **HOW))
+    assert events(job.out, "restart", "supervisor") == []
+    assert [event.what.rank for event in events(job.out, "attempt", "rank-2")] == [2, 2]
+
+
+@pytest.mark.parametrize("recovery", ["forward", "skip"])
+def test_recoveries_that_leave_out_samples_are_refused(start: Start, recovery: str) -> None:
+    result = start({}, recovery=recovery, **HOW).result()
+    assert result["verdict"] == "refused"
+    assert f"supports --recovery restart and replay, not {recovery}" in result["because"]
+
+
+def test_hybrid_sharding_restarts_after_a_loss_and_says_so(start: Start) -> None:
+    job = completed(start({"replicas": 2}, recovery="replay", failures=[kill(8, 1)], **HOW))
+    assert len(events(job.out, "restart", "supervisor")) == 1
+    assert "does not support hybrid sharding yet" in job.stderr

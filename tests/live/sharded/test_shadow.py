@@ -1,0 +1,49 @@
+"""A rank's copy of another rank's shards has that rank's bits after every step, for every supported optimizer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.errors import BadInput
+from holdfast.live.sharded.shadow import check_copyable, neighbours
+from holdfast.train.state.protected import Protected
+from repository import ROOT
+
+
+@pytest.mark.slow
+def test_the_copy_makes_the_same_steps_as_its_owner(tmp_path: Path) -> None:
+    support = ROOT / "tests" / "support"
+    paths = os.pathsep.join([str(ROOT / "src"), str(support)])
+    done = subprocess.run(
+        [sys.executable, support / "shadowed_ranks.py", tmp_path],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results) > 20
+    assert {name: ranks for name, ranks in results.items() if ranks} == {}
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_every_rank_gives_to_the_next_once_and_no_rank_gives_and_takes_in_one_round(size: int) -> None:
+    rounds = list(neighbours(size))
+    assert sorted(pair for pairs in rounds for pair in pairs) == [(rank, (rank + 1) % size) for rank in range(size)]
+    for pairs in rounds:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len({*ranks})
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adafactor], ids=lambda kind: str(kind.__name__))
+def test_an_optimizer_that_does_not_compute_each_element_on_its_own_is_refused(kind: type) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(BadInput, match=f"optimizer is a {kind.__name__}"):
+        check_copyable(Protected({"model": model, "optimizer": kind(model.parameters())}))
