@@ -156,7 +156,7 @@ def _leftover(phase: SamplePlan) -> str:
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks trained and saved the last planned step, or the step at which the script stopped the run."""
+    """Check that all ranks trained and saved the run to its end: the last planned step, or where the script stopped."""
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:

@@ -227,7 +227,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return the recorded steps of an attempt, and those of them that changed the state or were recorded as skipped."""
+    """Return two arrays: all recorded steps of an attempt, and those that changed the state or are declared skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -264,7 +264,7 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 
 
 def undeclared_death(record: RunRecord) -> str | None:
-    """Return an error text if a supervisor saw a worker die in a step, but other workers did not record its loss."""
+    """Return an error message if a supervisor recorded a worker's death that no other worker declared, else None."""
     if not record.supervisor_counts_attempts:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)

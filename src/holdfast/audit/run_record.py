@@ -313,7 +313,7 @@ class RunRecord:
         return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
 
     def reports(self, step: int) -> list[ShareReport]:
-        """Return the samples that each rank recorded for `step`, except where the step was rolled back."""
+        """Return the samples that each rank recorded for `step`, in every attempt where it was not rolled back."""
         reports: list[ShareReport] = []
         for attempt, sessions in self.attempts.items():
             for session in sessions:
