@@ -79,7 +79,7 @@ def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Return the median of `values`, and as interval their 5th to 95th percentile."""
+    """Return the median of `values`, with the range from their 5th to their 95th percentile as interval."""
     low, middle, high = (float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
     return Estimate(middle, low, high, basis)
 

@@ -31,7 +31,7 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run, estimated from its losses: rate, loss it approaches, decrease in the next step."""
+    """The convergence of a run, estimated from its losses: its rate, the limit of the loss, and the next decrease."""
 
     rate: Estimate  # the factor by which the distance to the optimum shrinks in a step
     limit: float  # the loss that the run approaches
@@ -129,7 +129,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return each failure that paused training, with its pause in seconds; `step` is the usual seconds of a step."""
+    """Return (failure, pause in seconds) for each failure that paused training; `step` is the usual step time."""
     regroups = _regroups(history)
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     joins = joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
@@ -148,7 +148,7 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return, by recovery strategy, the seconds that training paused after failures that did not restart all workers."""
+    """Return the pauses of training, in seconds, that live recoveries caused, by recovery strategy."""
     lost: dict[tuple[int, int, int | None], str] = {
         (regroup.attempt, regroup.step, rank): regroup.strategy
         for regroup in _regroups(history)
