@@ -48,7 +48,9 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The facts by which a policy ranks blocks: distance from their saved value, norm, step of the last save, size."""
+    """The facts by which a policy ranks blocks, one value for each block.
+
+    `distances` are measured from the last saved values, and `saved_at` has the steps of the last saves."""
 
     distances: Floats
     norms: Floats
@@ -144,8 +146,8 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` names the function that orders the blocks by urgency, or a Python file of the user (see `own_policy`).
-    `saves` names the schedule of the first saves, a key of `SAVES`."""
+    `ranking` is a key of `RANKINGS`, or the path of a Python file whose function orders the blocks by urgency. `saves`
+    names the schedule of the first saves, a key of `SAVES`."""
 
     ranking: str
     interval: int

@@ -126,7 +126,7 @@ class RunningCheckpoint:
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Commit files of blocks (segments) that other processes wrote; raise BadInput if two have the same block."""
+        """Commit files of blocks (segments) that other processes wrote; raise BadInput if two have a common block."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
