@@ -194,7 +194,7 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: this one, or, if `step` is in `early`, that of early saves."""
+        """Return the policy for the save after `step`: this policy, or the one for early saves if `step` is early."""
         if step not in self.early:
             return self
         if self.saves == "early":

@@ -10,8 +10,8 @@ Some faults raise an error. Others are silent, as on a bad disk, and are detecte
     bit-flip      one bit is flipped                                              no
     lost-rename   the file never gets its name: an older value stays, if any      no
 
-At the point `removal`, when an old snapshot is deleted, the last three leave a file behind: its first half, the file
-with one flipped bit, or the whole file.
+At the point `removal`, when an old snapshot is deleted, the last three kinds leave a file behind: its first half, the
+file with one flipped bit, or the whole file.
 """
 
 import errno

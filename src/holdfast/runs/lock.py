@@ -1,8 +1,8 @@
 """The folder of a run while it is in use: a lock against a second writer, and a check that it was not moved.
 
-The lock is held from before the first write until after the last. Forked processes share a lock. Workers share that of
-their supervisor, so that a new supervisor never starts beside workers of a dead one. Children of workers do not: an
-orphaned loader process would keep the folder locked.
+The lock is held from before the first write until after the last. Forked processes share a lock. Workers share the lock
+of their supervisor, so that a new supervisor never starts beside the workers of a dead supervisor. The child processes
+of workers do not share it, because an orphaned loader process would keep the folder locked.
 """
 
 import fcntl
