@@ -76,7 +76,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the mean seconds between failures: from `question`, else from the run's failures, else as published."""
+    """Estimate the mean seconds between failures: from `question`, else the run's failures, else published rates."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)

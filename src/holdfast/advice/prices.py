@@ -161,7 +161,7 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return the best save interval and the fraction of time spent training for each recovery strategy in `price_of`."""
+    """Return the best save interval and the fraction of time spent training, for each strategy in `price_of`."""
     found = {}
     for recovery, price in price_of.items():
         saving = saving_of(costs, question, mtbf, recovery)

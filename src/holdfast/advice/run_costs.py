@@ -66,7 +66,7 @@ class RunCosts:
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
-    """Measure what steps, saves and recoveries cost in a run from its events; raise BadInput if it has too few steps."""
+    """Measure the costs of steps, saves and recoveries from the events of a run; raise BadInput for too few steps."""
     cost = cost_breakdown(history)
     timelines = attempts(timeline(history).stretches, history)
     steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up

@@ -133,7 +133,7 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """Steps that each lost rank may have left unrecorded, by rank: a rank records a step only in the next one."""
+        """Steps that each lost rank may have left unrecorded, because a rank records a step during the next step."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:

@@ -153,12 +153,12 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this process had to train: the step of its restored snapshot, or 0 without one."""
+        """The first step that this process had to train: the step of its restored snapshot, or 0 if it has none."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
     def reached(self) -> int:
-        """The number of the step after the last one that this process trained."""
+        """The step after the last step that this process trained."""
         last = self.steps.last
         return self.first_step if last is None else last + 1
 

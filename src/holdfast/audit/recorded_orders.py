@@ -55,7 +55,7 @@ class RecordedOrders:
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
     """Yield (epoch, sample ids in training order) for each epoch whose order the process recorded completely.
 
-    An order is complete when it has as many ids as there are `samples`."""
+    An order is complete when it has `samples` ids."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Numbers] = []
         for piece in group:

@@ -313,7 +313,7 @@ class RunRecord:
         return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
 
     def reports(self, step: int) -> list[ShareReport]:
-        """Return the samples that each rank recorded for `step`, in every attempt where it was not rolled back."""
+        """Return the samples that each rank recorded for `step`, in all attempts where the step was not rolled back."""
         reports: list[ShareReport] = []
         for attempt, sessions in self.attempts.items():
             for session in sessions:

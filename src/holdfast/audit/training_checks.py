@@ -150,7 +150,9 @@ def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
 
 
 def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession, RankSession]]:
-    """Yield every pair of worker processes whose ranges of trained steps overlap, each in the order of `sessions`."""
+    """Yield every pair of worker processes whose ranges of trained steps overlap.
+
+    The two processes of a pair are in the order of `sessions`."""
     spans = [(int(s.steps.step.min()), int(s.steps.step.max()), i) for i, s in enumerate(sessions) if len(s.steps)]
     active: list[tuple[int, int]] = []  # last steps, with the index of their session
     for first, last, i in sorted(spans):

@@ -48,7 +48,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of the next version, in which the new `node` has an equal share of blocks from all others."""
+        """Return a map of the next version, in which the new `node` took an equal share of the others' blocks."""
         if node in self.nodes:
             raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)

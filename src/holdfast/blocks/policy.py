@@ -108,7 +108,7 @@ def total_distance(info: BlockInfo) -> Fraction | None:
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean distance of `count` blocks, given partial sums; infinity if a sum is None or `count` is 0."""
+    """Return the mean distance of `count` blocks from partial `sums`; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf

@@ -29,7 +29,7 @@ Progress: TypeAlias = Callable[[int], None]
 
 
 def unwatched(count: int) -> None:
-    """Do nothing; used as `progress` callback if the caller gives none."""
+    """Do nothing. This is the default `progress` callback, which gets the number of bytes read or written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def as_tensor(value: Array) -> "torch.Tensor":
 
 
 def as_array(data: npt.NDArray[np.uint8], entry: "Entry", shape: Sequence[int]) -> Array:
-    """Return the bytes `data` as a tensor or array of `shape`, with the dtype of `entry`. Aligned data is not copied."""
+    """Return the bytes `data` as a tensor or array of `shape` with the dtype of `entry`. Aligned data is not copied."""
     return _view(data, entry._replace(shape=list(shape), start=0, end=len(data)))
 
 

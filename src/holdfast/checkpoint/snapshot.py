@@ -217,7 +217,7 @@ def search(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, dict[in
     """Return `attempt(step)` of the newest good snapshot (None if there is none), and the newer bad ones by step.
 
     `attempt` must read the snapshot of a step, and raise Corrupt or StorageFailed if that fails. If no snapshot is good
-    but the storage failed for one of them, StorageFailed is raised, because it may be readable later."""
+    but the storage failed for one of them, StorageFailed is raised, because that snapshot may be readable later."""
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
     for step in reversed(listed := steps_in_use(store)):

@@ -1,4 +1,4 @@
-"""Terms: numbered groups of nodes of a run, of which only the newest group may commit to the store.
+"""Terms: numbered groups of nodes of a run; only the newest group may commit to the store.
 
 When nodes are lost, the other nodes continue as the next term. If the network splits the nodes into two groups, only
 one group can create the next term in the store. The nodes of the other group find the newer term and stop writing.

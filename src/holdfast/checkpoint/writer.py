@@ -102,7 +102,7 @@ class Writer(Protocol):
         """Return the saves that this rank committed since the last call; raise the error of a save that failed."""
 
     def close(self) -> list[Saved]:
-        """Wait until all saves have ended, and return the rest as `finished` does; raise the error of a failed save."""
+        """Wait until all saves have ended, and return the result of `finished`; raise the error of a failed save."""
 
 
 def blocking(

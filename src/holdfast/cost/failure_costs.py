@@ -12,7 +12,7 @@ from holdfast.events import Detect, Event, Recover, Strike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """One failure, and the seconds that its detection, the restart and the repeated steps took."""
+    """One failure, and how many seconds its detection, the restart and the repeated steps took."""
 
     attempt: int
     step: int

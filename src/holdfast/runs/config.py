@@ -90,7 +90,7 @@ class RunConfig:
     failures: Schedule = ()
     """Failures to inject."""
     spares: int = 0
-    """With live recovery, the number of workers that wait to replace lost workers; with `restart`, 1 for a second set of them."""
+    """Extra workers that wait to replace lost workers; with `restart`, 0 or 1 extra set of all workers."""
     workers_after: tuple[int, ...] = ()
     """The number of workers after each restart, for experiments; the last entry stays."""
     hang_timeout: float | None = None
@@ -209,7 +209,7 @@ def adopt(config: RunConfig) -> None:
 
 
 def handed_over(out: Path) -> RunConfig:
-    """Return the settings that the supervisor gave to this worker process, or else those stored in the folder `out`."""
+    """Return the settings that the supervisor gave to this worker process, or the settings stored in `out`."""
     return _adopted or read_config(out)
 
 

@@ -105,14 +105,14 @@ def _drop() -> None:
 
 
 class FolderWatch:
-    """A check whether the folder of a run was moved or removed during training."""
+    """A watch on the folder of a run, which detects that it was moved or removed during training."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._looked, self._is_gone = folder, 0.0, False
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the folder was moved or removed; unless `now`, it is checked at most twice a second."""
+        """Return True if the folder was moved or removed; it is checked at most twice a second unless `now` is True."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before
