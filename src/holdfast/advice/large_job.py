@@ -79,7 +79,7 @@ def summary(shares: Floats, basis: str) -> Estimate:
 
 
 def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
-    """Draw `count` log-normal random values, 90 % of which lie in the interval of `estimate`."""
+    """Draw `count` log-normal random values, so that 90 % of them lie in the interval of `estimate`."""
     if not (0 < estimate.low < estimate.high):
         return np.full(count, estimate.value)
     drawn = rng.standard_normal(count) / NORMAL

@@ -1,8 +1,9 @@
-"""Estimates of the costs of a training run, measured from its events, and of the rate at which it converges.
+"""Estimates of the costs and of the convergence rate of a training run, measured from its events.
 
-The model of convergence: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit is
-the square of that distance. Then the mean losses of three successive ranges of w steps have two differences with the
-ratio c^(2w). The uncertainty of c is estimated by adding noise to the means. If many draws diverge, there is no estimate.
+The model of convergence: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit
+is the square of that distance. Then the mean losses of three successive ranges of w steps have two differences with the
+ratio c^(2w). The uncertainty of c is estimated by adding noise to the means. If many draws diverge, there is no
+estimate.
 """
 
 from bisect import bisect_left

@@ -227,7 +227,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return two arrays: all recorded steps of an attempt, and those that changed the state or are declared skipped."""
+    """Return two arrays for an attempt: all recorded steps, and the steps that changed the state or were skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:

@@ -101,7 +101,7 @@ class RunRecord:
             self.add(event)
 
     def add(self, event: Event, file: str | None = None) -> None:
-        """Add the next event; `file` is the name, without suffix, of the history file from which it was read."""
+        """Add the next event; `file` is the name of its history file, without the suffix `.jsonl`."""
         who, what = event.who, event.what
         self.event_count += 1
         self.writers.add(who)
@@ -253,7 +253,7 @@ class RunRecord:
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The `Memberships` of every attempt in which workers were lost or joined while others continued to train."""
+        """The `Memberships` of every attempt that lost or gained workers while other workers continued to train."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property

@@ -104,7 +104,7 @@ def by_row(state: State) -> "Blocks":
 
 
 class Blocks:
-    """A division of a state into numbered blocks; `a + b` numbers the blocks of `b` after those of `a`."""
+    """A division of a state into numbered blocks; in `a + b`, the blocks of `b` are numbered after those of `a`."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = families

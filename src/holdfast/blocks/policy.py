@@ -48,7 +48,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The facts by which a policy ranks blocks, one value for each block.
+    """The facts that a policy reads to rank blocks, with one value for each block.
 
     `distances` are measured from the last saved values, and `saved_at` has the steps of the last saves."""
 

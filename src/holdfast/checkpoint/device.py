@@ -128,7 +128,7 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Compute the places of the file ranges `spans` in a GPU buffer, one range after another.
+    """Plan a GPU buffer that holds the file ranges `spans` one after another.
 
     Return the contiguous runs of bytes, the offset of each range in the buffer, and the size of the buffer."""
     runs: list[ByteRun] = []

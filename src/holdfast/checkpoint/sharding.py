@@ -27,8 +27,8 @@ class Sharding:
     """A rule that divides a tensor among the ranks of a device mesh.
 
     `mesh` has the size of each mesh dimension; ranks are numbered in row-major order. `splits` are pairs of a mesh
-    dimension and a tensor dimension, in the order in which they are applied. Along a mesh dimension that has no split,
-    only the ranks with coordinate 0 save the tensor."""
+    dimension and a tensor dimension, and are applied in this order. Along a mesh dimension that has no split, only the
+    ranks with coordinate 0 save the tensor."""
 
     mesh: tuple[int, ...]
     splits: tuple[tuple[int, int], ...] = ()
@@ -136,7 +136,7 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def to_json(layout: StateLayout) -> dict[str, Any]:
-    """Return the layout as JSON values, in which each device mesh is written once."""
+    """Return the layout as JSON values; each device mesh is written only once."""
     meshes = list(dict.fromkeys(tensor.sharding.mesh for tensor in layout.values()))
     return {
         "meshes": [list(mesh) for mesh in meshes],

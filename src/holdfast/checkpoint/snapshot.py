@@ -194,7 +194,7 @@ def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Pr
 
 
 def retried(step: int, backoff: Sequence[float], work: Callable[[], T]) -> T:
-    """Return the result of `work`, which reads a snapshot; if the storage fails, retry after each pause in `backoff`."""
+    """Return the result of `work`, which reads a snapshot. If the storage fails, wait and retry as `backoff` says."""
     for pause in backoff:
         try:
             return work()

@@ -97,7 +97,8 @@ def read_all(tree: Any) -> Any:
 def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, StoredTensor]]:
     """Yield (path, tensor) for every stored tensor in the nested dicts `value`, with paths such as "model/weight".
 
-    `path` and `depth` are those of `value` in an outer dict. Dicts more than `DEEPEST` levels deep are not searched."""
+    If `value` is part of an outer dict, `path` and `depth` say where. Dicts more than `DEEPEST` levels deep are not
+    searched."""
     if isinstance(value, StoredTensor):
         yield path, value
     elif isinstance(value, Mapping) and depth < DEEPEST:

@@ -64,7 +64,7 @@ Vote: TypeAlias = Callable[[WrittenShard], Ballot | None]
 
 
 def alone(step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Vote:
-    """Return the vote function of a process that saves `tensors` alone; the parameters are those of `draft`."""
+    """Return the vote function of a process that saves `tensors` alone; `position` are keyword arguments of `draft`."""
     draft = snapshot.draft(step, extra, snapshot.undivided(tensors), **position)
     return lambda shard: Ballot(draft, [shard.digest], shard.stall, shard.retries)
 

@@ -24,7 +24,7 @@ POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
 def name(failure: Failure) -> str:
-    """Return the point of a step at which `failure` strikes, without a number: `backward` for `backward=0.5`."""
+    """Return the name of the point where `failure` strikes, without a number: `backward` for `backward=0.5`."""
     return failure.point.partition("=")[0]
 
 

@@ -115,7 +115,7 @@ def last_commit(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The step and attempt in which a run ended: at its planned end, or earlier if the script `stopped` it."""
+    """The last step and attempt of a run, and whether the script `stopped` it before its planned end."""
 
     step: int
     stopped: bool

@@ -131,7 +131,7 @@ class RunConfig:
 
     @property
     def import_folder(self) -> Path:
-        """The folder from which the script imports its own modules, as `python script.py` or `python -m` would."""
+        """The folder that contains the modules of the script, as for `python script.py` or `python -m`."""
         return Path.cwd() if self.module else Path(self.script).resolve().parent
 
     def workers_at(self, restart: int) -> int:

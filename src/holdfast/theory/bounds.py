@@ -1,8 +1,8 @@
 """Perturbations of an iteration, their norms, and a bound on how many iterations they cost.
 
 Iterations obey y[k+1] = f(y[k] + δ[k]), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖. The iteration cost
-is the number of iterations that the perturbed run needs, in addition to those of the unperturbed run, to come and stay
-within ε of x*. This module runs no iteration; c and the distance come from `holdfast.theory.rate`.
+is how many more iterations the perturbed run needs than the unperturbed run to come and stay within ε of x*. This
+module runs no iteration; c and the distance come from `holdfast.theory.rate`.
 """
 
 from typing import Any, TypeVar
