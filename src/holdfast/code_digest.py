@@ -1,4 +1,4 @@
-"""A digest of the source code that decides how a workload trains, so that results of other code are not reused."""
+"""A digest of the source code that decides how a workload trains, so that results of older code are not reused."""
 
 import ast
 import inspect
@@ -28,7 +28,7 @@ def code_digest(*sources: Path) -> str:
 
 
 def object_digest(model: Any) -> str:
-    """Return a digest of the source files of the classes of `model`; a random one if a class has no source file."""
+    """Return a digest of the source files of the classes of `model`, or a random digest if a class has no file."""
     sources = set()
     for cls in type(model).__mro__:
         if cls.__module__ == "builtins":

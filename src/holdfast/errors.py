@@ -33,7 +33,7 @@ class Corrupt(HoldfastError):
 
 
 class FutureVersion(HoldfastError):
-    """A manifest or history was written by a newer version of holdfast; upgrade holdfast."""
+    """A snapshot or history has the format of another, usually newer, version of holdfast; upgrade holdfast."""
 
 
 class CommitConflict(HoldfastError):

@@ -1,4 +1,4 @@
-"""Checks that enough memory is available before a value is read or processes are started; a pause of the collector.
+"""Checks of the available memory before a value is read or processes start, and a pause of the garbage collector.
 
 The length in an untrusted manifest may be any number, so it is compared with the available memory first.
 """

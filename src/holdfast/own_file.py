@@ -34,7 +34,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def _forget_other_versions(files: dict[Path, bytes]) -> None:
-    """Remove modules from `sys.modules` that are older versions of `files`, or other files with equal module names."""
+    """Remove from `sys.modules` the older versions of `files`, and other user files with the same module names."""
     changed = any(_contents.get(file, content) != content for file, content in files.items())
     stems = {file.stem for file in files}
     for name, module in list(sys.modules.items()):

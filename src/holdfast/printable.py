@@ -2,5 +2,5 @@
 
 
 def printable(text: str) -> str:
-    """Escape the characters of `text` that do not print, such as terminal control codes and bytes that are not UTF-8."""
+    """Escape the characters of `text` that do not print, such as terminal control codes and non-UTF-8 bytes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -71,7 +71,7 @@ def lower_priority() -> None:
 
 
 def regain_priority(child: int) -> None:
-    """Raise the priority of all threads of the process `child` to that of this process, its parent."""
+    """Raise the priority of all threads of the process `child` to the priority of this process, its parent."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(OSError):  # it has ended meanwhile
         for thread in Path(f"/proc/{child}/task").iterdir():

@@ -1,8 +1,8 @@
 """The progress of a worker, in memory that it shares with its supervisor.
 
 The memory is allocated before the fork, so a worker reports progress by writing a number, without a file, a message or
-a second thread. The supervisor sees it even while the worker holds the GIL. Without a supervisor the numbers are
-written all the same.
+a second thread. The supervisor sees the number even while the worker holds the GIL. A worker without a supervisor
+writes the numbers, too, and no process reads them.
 """
 
 import mmap
@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 class _Number(Generic[T]):
-    """A descriptor of the number at `index` in shared memory, which is read as `kind`."""
+    """A descriptor of the number at `index` in shared memory; `kind` converts the number when it is read."""
 
     def __init__(self, index: int, kind: Callable[[int], T]) -> None:
         self._index, self._kind = index, kind
@@ -98,7 +98,7 @@ class Progress:
         self.step = step
 
     def catch_up(self, boundaries: int, posted: int) -> None:
-        """Set the counts of begun steps and collectives to those of another worker, whose state this one copied."""
+        """Set the counts of begun steps and collectives to the counts of another worker, whose state was copied."""
         self.boundaries, self.posted = boundaries, posted
 
     @contextmanager

@@ -56,7 +56,7 @@ class Advice:
 
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
-    """Return advice for a job: `history` has the events of a run to measure, and `question` what differs in the job."""
+    """Return advice for a job, measured from the run in `history`; `question` says how the job differs from it."""
     question, costs = question or Question(), run_costs(history)
     mtbf = failure_rate(costs, question)
     price_of = prices(costs, question)
@@ -76,7 +76,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate the mean seconds between failures: from `question`, else from the run's failures, else as published."""
+    """Estimate the mean seconds between failures: from `question`, else the run's failures, else published rates."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -90,7 +90,10 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
 
 
 def choose(outlook_of: Mapping[str, Outlook]) -> str:
-    """Return the recovery strategy in `outlook_of` that trains most; one that loses samples must be 1 % better."""
+    """Return the recovery strategy with which the job trains for the largest fraction of the time.
+
+    A strategy that loses samples is chosen only if this fraction is more than 0.01 larger than under any exact
+    strategy."""
     exact = _best(outlook_of, EXACT)
     lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
     if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:

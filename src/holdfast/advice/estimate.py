@@ -27,7 +27,7 @@ WORTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An uncertain number: its expected `value`, its 90 % interval from `low` to `high`, and how it is known (`basis`)."""
+    """An uncertain number: the expected `value`, the 90 % interval from `low` to `high`, and its source (`basis`)."""
 
     value: float
     low: float
@@ -36,7 +36,7 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float, basis: str) -> "Estimate":
-        """Return an estimate whose interval is only `value`; `basis` tells how the value is known, such as "measured"."""
+        """Return an estimate whose interval is only `value`; `basis` is the source of the value, such as `GIVEN`."""
         return cls(value, value, value, basis)
 
     @property
@@ -69,7 +69,7 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Estimate the mean of `values` with a 90 % interval. For one value, the interval is from half to twice the value."""
+    """Estimate the mean of `values` with a 90 % interval. For one value, it is from half to twice the value."""
     sample = np.asarray(values, dtype=np.float64)
     middle = float(sample.mean())
     if len(sample) < 2:
@@ -79,7 +79,7 @@ def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Return the median of `values`, and as interval their 5th to 95th percentile."""
+    """Return the median of `values`, with the range from their 5th to their 95th percentile as interval."""
     low, middle, high = (float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
     return Estimate(middle, low, high, basis)
 

@@ -1,8 +1,8 @@
 """Monte Carlo simulation of a large job with failures: the share of its wall clock that is spent on training.
 
-Training alternates between work and saves. After a failure either all workers restart from the newest save, or the
-others pause and then continue without the lost workers until these are replaced. A failure may happen before the last
-one is repaired. Simulations of published jobs are compared with the reported figures.
+Training alternates between work and saves. After a failure, either all workers restart from the newest save, or the
+surviving workers pause and then continue without the lost workers, until the lost workers are replaced. Another failure
+may happen before that. Simulations of published jobs are compared with the reported figures.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Job:
 
 
 def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
-    """Simulate the job `replications` times, and return for each time the fraction of wall-clock time spent training."""
+    """Simulate the job `replications` times; return for each simulation the fraction of time spent training."""
     rng = np.random.default_rng(seed)
     stall, restart, live = (_draw(estimate, replications, rng) for estimate in (job.stall, job.restart, job.live))
     cycle, end = job.work + stall, job.simulated
@@ -79,7 +79,7 @@ def summary(shares: Floats, basis: str) -> Estimate:
 
 
 def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
-    """Draw `count` log-normal random values, 90 % of which lie in the interval of `estimate`."""
+    """Draw `count` log-normal random values, so that 90 % of them lie in the interval of `estimate`."""
     if not (0 < estimate.low < estimate.high):
         return np.full(count, estimate.value)
     drawn = rng.standard_normal(count) / NORMAL
@@ -171,7 +171,8 @@ def _saved_best(
 ) -> Job:
     """Return a job that saves at the best interval, each time with a delay of `save` seconds.
 
-    The fraction `goes_back` of failures restarts all workers in `restart` seconds; others pause training for `live`."""
+    A fraction `goes_back` of the failures restarts all workers in `restart` seconds. The other failures pause training
+    for `live` seconds."""
     interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,

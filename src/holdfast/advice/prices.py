@@ -114,7 +114,9 @@ def is_larger(costs: RunCosts, question: Question) -> bool:
 
 
 def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Question) -> Estimate:
-    """Return the pause `time` of the run; for a larger job, add `published` seconds per `PUBLISHED_WORKERS` workers."""
+    """Return the pause `time`, which was measured in the run, or a longer pause for a job with more workers.
+
+    For each `PUBLISHED_WORKERS` workers of the larger job, `published` is added."""
     if not is_larger(costs, question):
         return time
     return time + published.times((question.workers or 0) / PUBLISHED_WORKERS)
@@ -159,7 +161,7 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
 
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
-    """Return the best save interval and the fraction of time spent training for each recovery strategy in `price_of`."""
+    """Return the best save interval and the fraction of time spent training, for each strategy in `price_of`."""
     found = {}
     for recovery, price in price_of.items():
         saving = saving_of(costs, question, mtbf, recovery)

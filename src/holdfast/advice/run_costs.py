@@ -1,8 +1,9 @@
-"""Estimates of the costs of a training run, measured from its events, and of the rate at which it converges.
+"""Estimates of the costs and of the convergence rate of a training run, measured from its events.
 
-The model of convergence: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit is
-the square of that distance. Then the mean losses of three successive ranges of w steps have two differences with the
-ratio c^(2w). The uncertainty of c is estimated by adding noise to the means. If many draws diverge, there is no estimate.
+The model of convergence: the distance to the optimum shrinks by a factor c in each step, and the loss minus its limit
+is the square of that distance. Then the mean losses of three successive ranges of w steps have two differences with the
+ratio c^(2w). The uncertainty of c is estimated by adding noise to the means. If many draws diverge, there is no
+estimate.
 """
 
 from bisect import bisect_left
@@ -31,7 +32,7 @@ PARTS = 10  # of each third; their means show how much the mean of the third var
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The convergence of a run, estimated from its losses: rate, loss it approaches, decrease in the next step."""
+    """The convergence of a run, estimated from its losses: its rate, the limit of the loss, and the next decrease."""
 
     rate: Estimate  # the factor by which the distance to the optimum shrinks in a step
     limit: float  # the loss that the run approaches
@@ -66,7 +67,7 @@ class RunCosts:
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
-    """Measure what steps, saves and recoveries cost in a run from its events; raise BadInput if it has too few steps."""
+    """Measure the costs of steps, saves and recoveries from the events of a run; raise BadInput for too few steps."""
     cost = cost_breakdown(history)
     timelines = attempts(timeline(history).stretches, history)
     steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up
@@ -129,7 +130,7 @@ def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
 
 
 def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
-    """Return each failure that paused training, with its pause in seconds; `step` is the usual seconds of a step."""
+    """Return (failure, pause in seconds) for each failure that paused training; `step` is the usual step time."""
     regroups = _regroups(history)
     joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
     joins = joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
@@ -148,7 +149,7 @@ def _regroups(history: Iterable[Event]) -> list[Regroup]:
 
 
 def _live_pauses(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
-    """Return, by recovery strategy, the seconds that training paused after failures that did not restart all workers."""
+    """Return the pauses of training, in seconds, that live recoveries caused, by recovery strategy."""
     lost: dict[tuple[int, int, int | None], str] = {
         (regroup.attempt, regroup.step, rank): regroup.strategy
         for regroup in _regroups(history)

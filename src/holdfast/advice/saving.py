@@ -87,7 +87,7 @@ def young_interval(dump: float, mtbf: float) -> float:
 
 
 def daly_interval(dump: float, mtbf: float) -> float:
-    """Return Daly's (2006) optimal seconds of work between saves of `dump` seconds, a refinement of `young_interval`."""
+    """Return Daly's (2006) refinement of `young_interval`, in seconds of work between saves of `dump` seconds."""
     if dump >= 2 * mtbf:
         return mtbf
     ratio = dump / (2 * mtbf)

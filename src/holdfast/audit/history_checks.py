@@ -1,4 +1,4 @@
-"""Audit checks of the event files (the history): readable, complete, all ranks with one plan, and ended."""
+"""Audit checks of the history (a run's event files): it is readable and complete, has one plan, and reaches the end."""
 
 from itertools import islice, pairwise
 
@@ -14,7 +14,7 @@ _FIXED = ("samples", "batch", "seed", "config", "own", "loader", "sampler")
 
 
 def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every event has the fields of its type and is in the file of a process that writes such events."""
+    """Check that every event has the fields of its kind, and is in the file of a process that writes such events."""
     if wrong := record.malformed + record.misplaced:
         more = ["and more"] if len(wrong) > SHOWN else []
         return "fail", f"{counted(len(wrong), 'line')} cannot be right: {'; '.join([*wrong[:SHOWN], *more])}"
@@ -25,7 +25,9 @@ def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks have event files, in each attempt (start of all workers) with steps not undone later."""
+    """Check that every rank of each attempt (one start of all workers) has an event file.
+
+    An attempt is left out if all of its steps were rolled back and none of its ranks recorded an end."""
     if not record.attempts:
         return "unknown", "there is no history of any rank"
     for attempt, sessions in record.attempts.items():
@@ -154,7 +156,7 @@ def _leftover(phase: SamplePlan) -> str:
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks trained and saved the last planned step, or the step at which the script stopped the run."""
+    """Check that all ranks trained and saved the run to its end: the last planned step, or where the script stopped."""
     end = record.sample_plan.steps
     for sessions in record.attempts.values():
         for session in sessions:
@@ -188,7 +190,7 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def is_finished(record: RunRecord, attempt: int) -> bool:
-    """Return True if all ranks, apart from those lost in `attempt`, finished or were stopped by the script."""
+    """Return True if every rank that was not lost in `attempt` finished its training, or was stopped by the script."""
     ends = {s.rank for s in record.attempts.get(attempt, ()) if isinstance(s.end, Done | Stopped)}
     return bool(ends) and ends.issuperset(record.memberships(attempt).members)
 

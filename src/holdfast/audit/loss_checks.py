@@ -1,7 +1,8 @@
 """Audit checks of live recovery, in which workers are lost or join while the other workers continue to train.
 
-Every lost worker must be declared in a `regroup` event, with exactly the samples that its step lacks. Workers that
-joined must have begun with the state of the others, and workers that a supervisor saw die must be declared lost.
+Every lost worker must be declared in a `regroup` event, together with exactly the samples that its loss left untrained.
+A worker that joined must have begun with the state of the other workers. If a supervisor recorded that a worker died,
+the other workers must have declared it lost.
 """
 
 from collections import Counter, defaultdict
@@ -114,7 +115,7 @@ def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]
 
 @dataclass(slots=True)
 class _DeclaredSamples:
-    """A collector of one step's untrained samples, which a worker process listed in one or more `regroup` events."""
+    """The untrained samples of one step, collected from one or more `regroup` events of a worker process."""
 
     union: Counter[int] = field(default_factory=Counter)  # valid under `skip`: each event lists the whole step
     sum: Counter[int] = field(default_factory=Counter)  # valid under `forward`: each lists only its own losses
@@ -205,10 +206,10 @@ def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSess
 
 
 def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
-    """Yield (verdict, message) for each step that seems to be skipped after a worker was lost, but is not recorded so.
+    """Yield (verdict, message) for each step that was probably skipped after a worker was lost, but not declared so.
 
-    Such a step changed no state. Steps of gradient accumulation change none either, so a step is reported only if more
-    steps in a row changed no state than anywhere else in the attempt."""
+    A skipped step changes no state. Steps of gradient accumulation change none either, so a step is reported only if it
+    belongs to a longer series of unchanged steps than any other in the attempt."""
     lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
     if not lossy:
         return
@@ -226,7 +227,7 @@ def _undeclared_skips(record: RunRecord, memberships: Memberships) -> Iterator[t
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
-    """Return the recorded steps of an attempt, and those of them that changed the state or were recorded as skipped."""
+    """Return two arrays for an attempt: all recorded steps, and the steps that changed the state or were skipped."""
     reported: list[Numbers] = []
     moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for session in record.attempts[memberships.attempt]:
@@ -263,7 +264,7 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
 
 
 def undeclared_death(record: RunRecord) -> str | None:
-    """Return an error text if a supervisor saw a worker die in a step, but other workers did not record its loss."""
+    """Return an error message if a supervisor recorded a worker's death that no other worker declared, else None."""
     if not record.supervisor_counts_attempts:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)

@@ -1,8 +1,9 @@
-"""The ranks that were members of an attempt in each of its steps, as the `regroup` events declare.
+"""The member ranks in each step of an attempt, reconstructed from the `regroup` events of its worker processes.
 
-In an attempt without `regroup` events all ranks trained all steps. Otherwise all `regroup` events with one number
-become a `MemberChange`: the new members, who was lost or joined, and whose gradients the step lacks. A member keeps its
-number for the whole attempt. A membership is the set of members between two changes.
+In an attempt without `regroup` events, all ranks trained all steps. Otherwise, all `regroup` events with the same
+number become one `MemberChange`: the new members, the members that were lost or joined, and the members whose gradients
+the step lacks. A worker keeps its member number for the whole attempt. A membership is the set of members between two
+changes.
 """
 
 from bisect import bisect_right
@@ -25,7 +26,7 @@ _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  
 
 
 class Declaration(NamedTuple):
-    """A `regroup` event, which a worker process writes when workers were lost or joined, with the steps after it."""
+    """A `regroup` event, written by a worker process after workers were lost or joined, and its steps from then on."""
 
     session: RankSession  # all events of that process
     regroup: Regroup
@@ -48,7 +49,7 @@ class Join(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """A change of the members, the workers that train together in an attempt: when it happened, who left and joined."""
+    """A change of the members (the workers that train together): when it happened, and which workers left or joined."""
 
     number: int  # of the new group
     step: int
@@ -70,7 +71,7 @@ class MemberChange(NamedTuple):
 class Memberships:
     """The ranks that took part in each step of an attempt, reconstructed from the recorded `regroup` events.
 
-    `errors` lists events that contradict each other."""
+    `errors` has a message for each `regroup` event that is impossible or contradicts another one."""
 
     def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: RunPlan | None) -> None:
         self.attempt, self.world, self.sessions = attempt, world, sessions
@@ -89,12 +90,12 @@ class Memberships:
 
     @cached_property
     def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
-        """Every lost worker, together with the change of members in which it was lost, in the order of the changes."""
+        """Pairs (change of the members, worker that was lost in it), in the order of the changes."""
         return [(change, loss) for change in self.changes for loss in change.lost]
 
     @cached_property
     def missing(self) -> Mapping[int, frozenset[int]]:
-        """The samples that are recorded as not trained, by step; steps without such samples are left out."""
+        """The samples that are recorded as not trained, by step; a step that lacks no samples is left out."""
         missing: dict[int, frozenset[int]] = {}
         for change in self.changes:
             if change.missing:
@@ -103,21 +104,21 @@ class Memberships:
 
     @cached_property
     def skipped(self) -> frozenset[int]:
-        """The steps that are recorded as skipped, so that their gradients were not used."""
+        """The steps that are recorded as skipped: their gradients were discarded."""
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
 
     def split(self, step: int) -> Sequence[int]:
-        """Return the ranks among which the samples of `step` were divided."""
+        """Return the ranks that shared the samples of `step`."""
         return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
 
     def one_step_per_split(self, steps: Numbers) -> list[int]:
-        """Return the first of `steps` in each range of steps whose samples were divided among the same ranks."""
+        """Return the first of `steps` in each period between two changes of the members."""
         first_steps = [first for first, _ in self._splits]
         _, rows = np.unique(np.searchsorted(first_steps, steps, side="right"), return_index=True)
         return [int(steps[row]) for row in rows]
 
     def due(self, member: int, steps: Numbers) -> Numbers:
-        """Return the subset of `steps` for which the history must contain a step event of the rank `member`."""
+        """Return the steps, out of `steps`, that the rank `member` must have recorded in the history."""
         if not self.is_live:
             return steps if member in self.members else steps[:0]
         takes_part = np.array([member in members for _, members in self._splits])
@@ -132,7 +133,7 @@ class Memberships:
 
     @cached_property
     def _excused(self) -> Mapping[int, set[int]]:
-        """For each lost rank, the steps whose events it may not have written: an event is written one step later."""
+        """Steps that each lost rank may have left unrecorded, because a rank records a step during the next step."""
         excused: defaultdict[int, set[int]] = defaultdict(set)
         for change in self.changes:
             for member, session in change.lost:
@@ -147,7 +148,7 @@ class Memberships:
         return excused
 
     def unreported(self, steps: Numbers) -> int:
-        """Return how many events of `steps` are absent because a worker was lost whose gradients were still used."""
+        """Return how many events of `steps` are absent because a worker was lost after its gradients had been used."""
         pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
@@ -157,11 +158,11 @@ class Memberships:
 
     @cached_property
     def lacking(self) -> set[tuple[int, int]]:
-        """Pairs (rank, step) of steps that were finished without that rank's gradients; skipped steps are left out."""
+        """Pairs (rank, step): the step was finished without the gradients of that rank. Skipped steps are left out."""
         return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
     def void_step(self, session: RankSession) -> int | None:
-        """Return the step that the lost process of `session` recorded, but whose gradients were not used; or None."""
+        """Return the last step of `session` if its gradients were discarded when the process was lost, else None."""
         return self._void_steps.get(id(session))
 
     @cached_property
@@ -176,7 +177,7 @@ class Memberships:
         return steps
 
     def world_sizes_of_save(self, step: int) -> set[int]:
-        """Return the possible world sizes of the snapshot of `step`; there are two if members changed at that step."""
+        """Return the possible world sizes of the snapshot of `step`: more than one if members changed at that step."""
         sizes = [(0, self.world), *((change.step, len(change.members)) for change in self.changes)]
         before = [size for at, size in sizes if at < step or at == 0]
         return {before[-1], *(size for at, size in sizes if at == step)}
@@ -284,7 +285,7 @@ class Memberships:
 
 
 def missing_samples(plan: RunPlan, change: MemberChange) -> list[int]:
-    """Return the samples that were not trained in the step of `change`: those of the workers in `change.lacking`."""
+    """Return the samples that were left untrained in the step of `change` because members were lost."""
     if change.strategy == "skip" and change.lacking:
         return [*map(int, plan.window(change.step))]
     if len(change.split) > plan.batch(change.step):
@@ -321,9 +322,10 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
-    """Remove and return the first of a rank's `sessions` if its process joined at member change `number`, else None.
+    """Remove and return the first of `sessions` if its process joined at member change `number`, else return None.
 
-    `departures` are the numbers of the member changes at which the rank was lost or suspended."""
+    `sessions` are the processes of one rank, oldest first. `departures` are the numbers of the changes that lost or
+    suspended this rank."""
     if not sessions:
         return None
     joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as
@@ -335,9 +337,10 @@ def _joining_session(sessions: deque[RankSession] | None, number: int, departure
 
 
 def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
-    """Return True if a member change, recorded by the `regroup` events `declarations`, came in the middle of a step.
+    """Return True if the members changed during a step, and not between two steps.
 
-    `split` are the ranks among which the samples of that step were divided before the change."""
+    `declarations` are the `regroup` events of this change. `split` are the ranks that shared the samples of the step
+    before the change."""
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True

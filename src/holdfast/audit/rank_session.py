@@ -2,8 +2,8 @@
 
     open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, order, regroup ...  [done, stopped or preempted]
 
-A session may end anywhere, because processes are killed. Its rank and world size are those of its `attempt` event,
-until a `regroup` event announces other members. A process that joins a running attempt writes `regroup` before
+A session may end anywhere, because processes are killed. The `attempt` event gives the rank and world size of the
+process, and each later `regroup` event may change them. A process that joins a running attempt writes `regroup` before
 `recover`.
 """
 
@@ -41,12 +41,12 @@ _FIRST_EVENTS = ("attempt", "plan", "recover")
 
 
 def shared_part(state: str) -> int:
-    """Return a hash, never 0, of the half of the fingerprint `state` that covers the state shared by all ranks."""
+    """Return a hash (never 0) of the first half of the fingerprint `state`, which covers the state of all ranks."""
     return hash(state[: len(state) // 2]) or 1
 
 
 class _Column:
-    """A descriptor that returns a column as a NumPy array: the attribute `step` reads the `array.array` in `_step`."""
+    """A descriptor that returns a column of `StepColumns` as a NumPy array: the attribute `step` reads `_step`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._array = f"_{name}"
@@ -58,7 +58,8 @@ class _Column:
 class StepColumns:
     """The step events of one worker process, stored as one array for each field, because there may be millions.
 
-    A row is the index of a step in these arrays. State fingerprints are kept as hashes, or 0 if not recorded."""
+    A row is the index of a step in these arrays. State fingerprints are stored as hashes; 0 means that none was
+    recorded."""
 
     step, epoch, cursor = _Column(), _Column(), _Column()
     count = _Column()  # samples
@@ -121,7 +122,7 @@ class StepColumns:
         return np.frombuffer(self._worked, np.uint8) > 1
 
     def samples(self, row: int) -> Samples:
-        """Return the number and digest of the samples that were trained in the step at index `row`."""
+        """Return the count and the digest of the samples that were trained in the step at index `row`."""
         return Samples(self._count[row], self._digest[16 * row : 16 * row + 16].hex())
 
 
@@ -152,12 +153,12 @@ class RankSession:
 
     @property
     def first_step(self) -> int:
-        """The first step that this process had to train: the number of steps in its restored snapshot, or 0."""
+        """The first step that this process had to train: the step of its restored snapshot, or 0 if it has none."""
         return (self.recover.restored or 0) if self.recover else 0
 
     @property
     def reached(self) -> int:
-        """The number of the step after the last one that this process trained."""
+        """The step after the last step that this process trained."""
         last = self.steps.last
         return self.first_step if last is None else last + 1
 

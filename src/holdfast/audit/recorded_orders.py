@@ -1,4 +1,4 @@
-"""The orders that a script's sampler returned, as the ranks recorded them, for the audit of the trained samples."""
+"""The order in which a script's own sampler returned the samples of each epoch, as the ranks recorded it."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -15,8 +15,8 @@ from holdfast.sampler import orders
 class RecordedOrders:
     """The sample orders that a sampler returned for the epochs of one training phase, as the ranks recorded them.
 
-    `digest` is the digest that the plan has for the first epoch's order. `errors` has a message for each epoch whose
-    recorded orders differ from each other or from `digest`."""
+    `digest` is the planned digest of the first epoch's order. `errors` has a message for each recorded order that
+    differs from an earlier record of the same epoch, or from `digest`."""
 
     def __init__(self, sessions: Iterable[RankSession], samples: int, digest: str, epochs: range) -> None:
         self.digest, self._first = digest, epochs.start
@@ -53,7 +53,9 @@ class RecordedOrders:
 
 
 def _read(session: RankSession, samples: int) -> Iterator[tuple[int, Numbers]]:
-    """Yield (epoch, sample ids in training order) for each epoch of which a process recorded all `samples` ids."""
+    """Yield (epoch, sample ids in training order) for each epoch whose order the process recorded completely.
+
+    An order is complete when it has `samples` ids."""
     for epoch, group in groupby(session.orders, key=lambda piece: piece.epoch):
         pieces: list[Numbers] = []
         for piece in group:

@@ -1,4 +1,4 @@
-"""Audit checks of restores: each attempt began with a committed snapshot and its random generators, on all ranks."""
+"""Audit checks of restores: in each attempt, all ranks restored one committed snapshot and their random generators."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from holdfast.finding import CannotTell, Verdict, counted
 
 
 def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that all ranks restored the same committed snapshot and continued at the step after it."""
+    """Check that in each attempt all ranks restored the same committed snapshot and continued at the step after it."""
     for restore in record.restores:
         if restore.recover.restored is not None and restore.commit is None:
             abandoned = "which a later restore had abandoned"
@@ -59,7 +59,7 @@ def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
 
 
 def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that the state of each rank after a restore has the digest that the commit of the snapshot recorded."""
+    """Check that each restored state has the digest that was recorded when its snapshot was committed."""
     if not record.attempts:
         return "unknown", "the history has no attempt"
     restores = [(restore, restore.commit) for restore in record.restores if restore.commit]
@@ -145,7 +145,7 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each rank restored its random generators, or seeded them if the snapshot has none for this rank."""
+    """Check that each rank restored its random generators, or seeded them if the world size changed."""
     if not record.trained:
         return "unknown", "no step was trained that counts"
     for restore in record.restores:

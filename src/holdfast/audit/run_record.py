@@ -1,4 +1,4 @@
-"""The event files of a run in the form that the audit checks read: sessions of the ranks, and events of supervisors.
+"""The events of a run, arranged for the audit checks: one session for each worker process, and events of supervisors.
 
 A step counts unless a later restore rolled it back. Events of different ranks are ordered by attempt number, and within
 an attempt by cause and effect: a snapshot is found, then restored, and later ones are saved. No timestamps are used.
@@ -49,7 +49,7 @@ _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
 
 
 class ShareReport(NamedTuple):
-    """The number and the digest of the samples that one rank recorded for one step."""
+    """The number and the digest of the samples that one rank recorded for its share of one step."""
 
     who: str
     rank: int
@@ -101,7 +101,7 @@ class RunRecord:
             self.add(event)
 
     def add(self, event: Event, file: str | None = None) -> None:
-        """Add the next event; `file` is the name, without suffix, of the history file from which it was read."""
+        """Add the next event; `file` is the name of its history file, without the suffix `.jsonl`."""
         who, what = event.who, event.what
         self.event_count += 1
         self.writers.add(who)
@@ -163,7 +163,7 @@ class RunRecord:
 
     @cached_property
     def plans(self) -> Sequence[tuple[RankSession, Plan]]:
-        """The training plan that each process recorded, as (events of the process, plan), by attempt and rank."""
+        """Pairs (worker process, training plan that it recorded), ordered by attempt and rank."""
         return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
 
     @property
@@ -203,7 +203,7 @@ class RunRecord:
 
     @property
     def orders(self) -> list[RecordedOrders]:
-        """The recorded sample orders of each training phase for which the script has a sampler of its own."""
+        """The recorded sample orders of each training phase that uses the script's own sampler."""
         return [phase.orders for phase in self.sample_plan.phases if isinstance(phase.orders, RecordedOrders)]
 
     def step_name(self, step: int) -> str:
@@ -253,7 +253,7 @@ class RunRecord:
 
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
-        """The `Memberships` of every attempt in which workers were lost or joined while others continued to train."""
+        """The `Memberships` of every attempt that lost or gained workers while other workers continued to train."""
         return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property
@@ -272,7 +272,7 @@ class RunRecord:
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
 
     def counted_rows(self, session: RankSession) -> Numbers:
-        """Return the indices of the steps of `session` that were not rolled back and whose gradients were used."""
+        """Return the indices of the steps in `session` that were not rolled back and contributed their gradients."""
         limit = self.lineage.limit(session.attempt or 0)
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)
@@ -283,7 +283,7 @@ class RunRecord:
 
     @cached_property
     def trained(self) -> Mapping[int, Numbers]:
-        """The sorted, distinct steps of each attempt that were not rolled back; attempts without any are left out."""
+        """The sorted steps of each attempt that were not rolled back; attempts without such steps are left out."""
         trained: dict[int, Numbers] = {}
         for attempt, sessions in self.attempts.items():
             steps = [session.steps.step[self.counted_rows(session)] for session in sessions]
@@ -306,14 +306,14 @@ class RunRecord:
         return list(islice(absent, SHOWN + 1))
 
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return names, such as "rank-3", of ranks without an event file in `attempt`: the first few, for a message."""
+        """Return the names (such as "rank-3") of the first few ranks of `attempt` without an event file."""
         world = self.world(attempt)
         if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
             return []
         return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
 
     def reports(self, step: int) -> list[ShareReport]:
-        """Return the samples that each rank recorded for `step`, except where the step was rolled back."""
+        """Return the samples that each rank recorded for `step`, in all attempts where the step was not rolled back."""
         reports: list[ShareReport] = []
         for attempt, sessions in self.attempts.items():
             for session in sessions:

@@ -27,7 +27,7 @@ _EPOCHS_SEARCHED = 10_000  # for a window at the same position of another epoch
 
 
 def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that every step was trained in exactly one attempt, apart from steps that were rolled back."""
+    """Check that steps follow each other without a gap, and that a step is trained again only after a rollback."""
     for sessions in record.attempts.values():
         for session in sessions:
             if error := _jump(record.sample_plan, session):
@@ -148,7 +148,7 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defects:
-    """The steps that were not trained as planned, and the numbers of compared and of unfinished steps."""
+    """The steps that were not trained as planned, and how many steps were compared and how many are unfinished."""
 
     missing: Sequence[range]
     duplicated: Sequence[int]
@@ -221,9 +221,10 @@ class _ReportedShares:
         self._digest = session.steps.digest[order]
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Numbers) -> Iterator[int]:
-        """Yield the steps of `chunk` in which this process trained other samples than those planned for its rank.
+        """Yield the steps in `chunk` where this process trained other samples than `plan` has for its rank.
 
-        Row i of `windows` has the planned sample ids of all ranks in step `chunk[i]`."""
+        `chunk` is an array of steps. Row i of `windows` has the sample ids that all ranks together should train in step
+        `chunk[i]`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for rows, rank, world in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
@@ -239,7 +240,9 @@ class _ReportedShares:
 
 
 def _windows(plan: RunPlan, steps: Numbers) -> Iterator[tuple[SamplePlan, Numbers, Numbers]]:
-    """Yield `steps` in chunks, as (phase, chunk, sample ids), where row i has the samples planned for `chunk[i]`."""
+    """Divide `steps` into chunks, and yield (phase of the plan, chunk, sample ids) for each.
+
+    Row i of the sample ids has the samples that are planned for step `chunk[i]`."""
     for first, phase in zip(plan.first_steps, plan.phases, strict=True):
         own = steps[(steps >= first) & (steps < first + phase.steps)]
         size = max(1, _IDS_AT_ONCE // phase.batch)
@@ -298,7 +301,9 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
 
 
 def _same_cursor(plan: RunPlan, step: int) -> list[int]:
-    """Return the steps of all epochs at the same index as `step`: it may have trained the samples of one of them."""
+    """Return the step of every epoch that has the same index in its epoch as `step`.
+
+    If `step` trained wrong samples, they may be the samples of such a step."""
     phase, local = plan.phase(step)
     cursor = local % phase.steps_per_epoch
     known = (
@@ -319,7 +324,7 @@ def _whole(reports: Sequence[ShareReport]) -> _Share:
 
 
 def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
-    """Find the `wanted` shares (one rank's samples in a step) in the plan of `steps`, and return their positions."""
+    """Search the plan of `steps` for the `wanted` shares (one rank's samples in a step), and return their positions."""
     parts = {share[:2] for share in wanted}
     found: dict[_Share, Position] = {}
     for phase, chunk, windows in _windows(plan, steps):

@@ -1,4 +1,4 @@
-"""Audit checks of the result of each step: it trained, ranks agree on the state, and a repetition gave the same state.
+"""Audit checks of step results: each step was trained, ranks agree, and repeated steps gave the same state.
 
 A step that was trained again after a restore is compared bit by bit with the first time, if both have the same past:
 the same world sizes and script arguments. All-reduce over another number of ranks rounds differently.
@@ -48,9 +48,9 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks of the steps of `session` that were not rolled back: surely trained, and surely not trained.
+    """Return two masks over the steps of `session` that were not rolled back: surely trained, and surely not trained.
 
-    Both are False for a step of which the history does not tell."""
+    Both masks are False at a step if the history does not say whether it was trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
     known = (state != 0) & (before != 0)
     rows = record.counted_rows(session)
@@ -123,9 +123,10 @@ def _different_work(record: RunRecord, attempt: int) -> str | None:
 
 
 def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
-    """Yield pairs of processes that trained the same steps in `attempt`, with the indices of these steps in each.
+    """Yield (process, other process, rows, other rows) for processes of `attempt` that trained the same steps.
 
-    If no worker was lost or joined, the process with the most steps is paired with every other process."""
+    The rows are the indices of these steps in each process. If no worker was lost or joined, the process with the most
+    steps is paired with every other process."""
     sessions, memberships = record.attempts[attempt], record.memberships(attempt)
     if not memberships.is_live:
         longest = max(sessions, key=lambda session: len(session.steps))
@@ -149,7 +150,9 @@ def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
 
 
 def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession, RankSession]]:
-    """Yield every pair of worker processes that trained overlapping ranges of steps, in the order of `sessions`."""
+    """Yield every pair of worker processes whose ranges of trained steps overlap.
+
+    The two processes of a pair are in the order of `sessions`."""
     spans = [(int(s.steps.step.min()), int(s.steps.step.max()), i) for i, s in enumerate(sessions) if len(s.steps)]
     active: list[tuple[int, int]] = []  # last steps, with the index of their session
     for first, last, i in sorted(spans):
@@ -159,7 +162,7 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """The first step that has another result in attempt `again` than in attempt `first`.
+    """The first step whose result in attempt `again` differs from its result in attempt `first`.
 
     `is_first` is True if it is also the first step that both attempts trained."""
 
@@ -225,7 +228,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
     """Return the ranks that lost their own buffers in a restore, because a snapshot has only the buffers of rank 0.
 
-    Such buffers, for example the running averages of BatchNorm, differed from rank 0's before the save."""
+    Before the save, the buffers of these ranks (such as the running averages of BatchNorm) differed from rank 0's."""
     fingerprints = {r.recover.attempt: r.recover.fingerprint for r in record.restores if r.session.rank == 0}
     ranks: set[str] = set()
     for restore in record.restores:
@@ -240,7 +243,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:
-    """Compare the results of repeated steps that had the same ranks and script arguments since the start of the run."""
+    """Compare the results of steps that were trained again with the same world sizes and script arguments as before."""
     found = _Comparison()
     earlier: defaultdict[tuple[int, int], list[_StepRange]] = defaultdict(list)  # by number of the past, and rank
     numbers: dict[Past, int] = {}  # a past may have hundreds of items, and is looked up for every session
@@ -294,7 +297,7 @@ def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRan
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
-    """Compare the results of the steps in both ranges, add the outcome to `found`, and return the compared steps."""
+    """Compare the results of the steps that both ranges contain, add the outcome to `found`, and return these steps."""
     first, end = max(one.first, again.first), min(one.end, again.end)
     if first >= end:
         return set()

@@ -57,7 +57,9 @@ class Finding:
 
 
 def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Check the events of a run, in order for each process, and its settings (`facts`); return all findings."""
+    """Run every audit check on the events of a run, and return the findings.
+
+    The events of each process must be in order. `facts` are the settings of the run, such as its recovery strategy."""
     return audit_files(((event.who, event) for event in history), facts=facts)
 
 
@@ -97,7 +99,9 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:
-    """Return `findings`, with failures set to "unknown" if missing histories of the nodes `absent` may explain them."""
+    """Return `findings`, with a failure changed to "unknown" where the absent history of a node may be its cause.
+
+    `absent` are the numbers of the nodes without a history."""
     if not absent:
         return findings
     nodes = ", ".join(map(str, absent[:SHOWN])) + (", ..." if len(absent) > SHOWN else "")
@@ -117,9 +121,10 @@ def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Find
 def _server_findings(
     lines: Sequence[tuple[str, Event]], torn: Sequence[TornLine], others: RunRecord
 ) -> tuple[Finding, ...]:
-    """Return the findings on a parameter-server run, or () if no parameter server wrote `lines` (file name, event).
+    """Return the audit findings of a parameter-server run, or () if no parameter server wrote `lines`.
 
-    `torn` lists incomplete lines, and `others` has the events of other processes."""
+    `lines` are (file name, event) pairs, `torn` lists incomplete lines, and `others` has the events of all other
+    processes."""
     from holdfast.server.audit.checks import CHECKS as SERVER_CHECKS  # most audits do not need it
     from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 

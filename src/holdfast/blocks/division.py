@@ -59,8 +59,8 @@ def whole(
 ) -> "Blocks":
     """Divide `state` into one block per array.
 
-    If `arrays` is given, only these arrays become blocks. `companions` names further arrays that belong to the block of
-    an array, such as Adam's moments."""
+    If `arrays` is given, only these arrays become blocks. `companions` maps an array to further arrays that belong to
+    its block, such as Adam's moments."""
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
@@ -72,7 +72,7 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """Divide `array`, and likewise `companions`, into blocks of `size` consecutive positions along `dim`."""
+    """Divide `array` and its `companions` in `state` into blocks of `size` consecutive positions along `dim`."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")
@@ -104,7 +104,7 @@ def by_row(state: State) -> "Blocks":
 
 
 class Blocks:
-    """A division of a state into numbered blocks; `a + b` numbers the blocks of `b` after those of `a`."""
+    """A division of a state into numbered blocks; in `a + b`, the blocks of `b` are numbered after those of `a`."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = families
@@ -137,7 +137,7 @@ class Blocks:
         return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
-        """Return a copy of the blocks `ids`: of each array only the rows of these blocks, in the order of `ids`."""
+        """Return a copy of the blocks `ids`: only the rows of these blocks, by array name, in the order of `ids`."""
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
@@ -188,7 +188,7 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
-    """Assign each of `count` blocks to a random node; the numbers of blocks per node differ by at most one."""
+    """Assign each of `count` blocks to a random node; the nodes' block counts differ by at most one."""
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)

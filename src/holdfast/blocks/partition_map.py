@@ -21,7 +21,7 @@ class PartitionMap:
 
     @classmethod
     def random(cls, count: int, nodes: Sequence[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of version 0 that assigns `count` blocks to `nodes` at random, in equal numbers (within one)."""
+        """Return a map of version 0 that assigns `count` blocks to `nodes` at random, as evenly as possible."""
         _require_enough(count, len(nodes))
         chosen = np.array(sorted(nodes), np.int32)
         return cls(0, _frozen(chosen[partition(count, len(nodes), rng)]), tuple(chosen.tolist()))
@@ -48,7 +48,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of the next version in which the new `node` has taken an equal share of blocks from the rest."""
+        """Return a map of the next version, in which the new `node` took an equal share of the others' blocks."""
         if node in self.nodes:
             raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)

@@ -48,7 +48,9 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The facts by which a policy ranks blocks: distance from their saved value, norm, step of the last save, size."""
+    """The facts that a policy reads to rank blocks, with one value for each block.
+
+    `distances` are measured from the last saved values, and `saved_at` has the steps of the last saves."""
 
     distances: Floats
     norms: Floats
@@ -106,7 +108,7 @@ def total_distance(info: BlockInfo) -> Fraction | None:
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """Return the mean distance of `count` blocks, given partial sums; infinity if a sum is None or `count` is 0."""
+    """Return the mean distance of `count` blocks from partial `sums`; infinity if a sum is None or `count` is 0."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -144,8 +146,8 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` names the function that orders the blocks by urgency, or a Python file of the user (see `own_policy`).
-    `saves` names the schedule of the first saves, a key of `SAVES`."""
+    `ranking` is a key of `RANKINGS`, or the path of a Python file whose function orders the blocks by urgency. `saves`
+    names the schedule of the first saves, a key of `SAVES`."""
 
     ranking: str
     interval: int
@@ -192,7 +194,7 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: this one, or, if `step` is in `early`, that of early saves."""
+        """Return the policy for the save after `step`: this policy, or the one for early saves if `step` is early."""
         if step not in self.early:
             return self
         if self.saves == "early":

@@ -18,12 +18,12 @@ def full(count: int, lost: Ids) -> Ids:
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return the blocks to restore out of `count` blocks: only those in `lost`. The others keep their newer values."""
+    """Return the blocks to restore: only the blocks in `lost`. The other blocks keep their newer values."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the blocks to restore out of `count` blocks: those in `lost`. The caller gives unsaved ones new values."""
+    """Return the blocks to restore: the blocks in `lost`. The caller gives new values to blocks never saved."""
     return partial(count, lost)
 
 
@@ -37,14 +37,18 @@ def recovery(name: str) -> Recovery:
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """Return the `lost` blocks never saved (`saved_at` 0) if `how` is `fresh` and other blocks survive, else none."""
+    """Return the `lost` blocks that were never saved (`saved_at` is 0) and need new values.
+
+    The result is empty unless `how` is `fresh` and some blocks survived."""
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
     return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Copy blocks from the checkpoint `saved` to `live`; `how` chooses them by the `lost` blocks. Return their ids."""
+    """Copy blocks from the checkpoint `saved` to the state `live`, and return their ids.
+
+    `how` chooses the blocks to copy, given the number of blocks and the `lost` blocks."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

@@ -86,9 +86,9 @@ class BufferPool:
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[HostImage]:
-        """Add buffers of `size` bytes until the pool has `count`, and return the new ones, which count as in use.
+        """Add buffers of `size` bytes until the pool has `count` buffers, and return the added buffers.
 
-        Free buffers that are smaller than `size` are removed first."""
+        They count as in use until they are given back. Free buffers smaller than `size` are removed first."""
         with self._changed:
             for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
@@ -122,7 +122,7 @@ class StateCapture:
         self.helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
     def layout(self, tensors: State) -> PayloadLayout:
-        """Return the file layout of `tensors`; reuse the last one if names, dtypes, shapes and devices are the same."""
+        """Return the file layout of `tensors`; reuse the last one if no name, dtype, shape or device has changed."""
         form = tuple(
             (name, type(value), *(getattr(value, key, None) for key in ("dtype", "shape", "device", "layout")))
             for name, value in tensors.items()
@@ -134,7 +134,7 @@ class StateCapture:
     def fill(self, image: HostImage, layout: PayloadLayout, tensors: State) -> list[DeviceCopy]:
         """Copy `tensors` into the host buffer `image`, and return the GPU copies that are still in progress.
 
-        The caller may change the tensors at once."""
+        The caller may change the tensors as soon as this method returns."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []

@@ -24,21 +24,21 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """An asynchronous copy of tensors from a GPU to host memory, followed with CUDA events."""
+    """An asynchronous copy of tensors from a GPU to host memory, tracked with CUDA events."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
     arrived: torch.cuda.Event
 
     def wait(self) -> float:
-        """Wait until all bytes are in host memory, and return the seconds by which the copy delayed training."""
+        """Wait until all bytes are in host memory, and return how many seconds the copy delayed training."""
         self.arrived.synchronize()
         return float(self.started.elapsed_time(self.captured)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """The bytes from `start` to `end` of the tensor file; `at` is their offset in the buffer on the GPU."""
+    """A range of bytes in the tensor file, from `start` to `end`; `at` is its offset in the buffer on the GPU."""
 
     start: int
     end: int
@@ -128,7 +128,7 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """Place the file ranges `spans` one after another in a GPU buffer.
+    """Plan a GPU buffer that holds the file ranges `spans` one after another.
 
     Return the contiguous runs of bytes, the offset of each range in the buffer, and the size of the buffer."""
     runs: list[ByteRun] = []

@@ -29,7 +29,7 @@ Progress: TypeAlias = Callable[[int], None]
 
 
 def unwatched(count: int) -> None:
-    """Do nothing; used as `progress` callback if the caller gives none."""
+    """Do nothing. This is the default `progress` callback, which gets the number of bytes read or written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def check(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 @contextmanager
 def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
-    """Yield a reader of the value `name`; raise Corrupt if the value is missing or its length is not as `expected`."""
+    """Yield a reader of the value `name`; raise Corrupt if it is missing or does not have the expected length."""
     try:
         with store.open(name) as reader:
             if reader.length != expected.length:
@@ -120,7 +120,7 @@ def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memory
 
 
 def changed(name: str, how: str) -> Corrupt:
-    """Return the error for a stored value that is not as it was committed; `how` says in what way."""
+    """Return a Corrupt error for the stored value `name`, which changed after its commit; `how` describes how."""
     return Corrupt(f"{name} changed after its commit ({how}): fall back to an older save")
 
 
@@ -131,7 +131,7 @@ def seal(record: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """Return the record that `seal` encoded; raise Corrupt if any byte differs, or FutureVersion for newer formats."""
+    """Decode a record that `seal` encoded; raise Corrupt if a byte has changed, or FutureVersion for another format."""
     try:
         record = json.loads(data)
         digest = record.pop("digest")

@@ -21,8 +21,8 @@ _SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 class Index:
     """The commit record of one version (`generation`) of an incremental checkpoint, which is saved in blocks.
 
-    `layout` is a digest of the block boundaries. `oldest` and `newest` are the lowest and the highest iteration at
-    which a block was saved. `segments` maps each file of blocks to its digest."""
+    `blocks` is the number of blocks, and `layout` a digest of their boundaries. `oldest` and `newest` are the lowest
+    and highest iteration of a saved block. `segments` maps each file of blocks to its digest."""
 
     generation: int
     blocks: int
@@ -93,7 +93,7 @@ def segment_name(sequence: int, writer: str) -> str:
 
 
 def next_sequence(store: Store) -> int:
-    """Return a number greater than those in the names of all segments (files of blocks) in the store."""
+    """Return the lowest number that is higher than the numbers of all segments (files of blocks) in the store."""
     return 1 + max((int(match[1]) for match in _matches(_SEGMENT, store)), default=-1)
 
 

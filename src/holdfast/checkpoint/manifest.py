@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-([0-9]{8,18})(?:/(.+))?")
 class Manifest:
     """The commit record of a snapshot: its position in training, and a digest of each of its files.
 
-    `shards` has the digest of each rank's file of tensors, and `extra` that of the file with everything else."""
+    `shards` has the digest of each rank's tensor file, and `extra` is the digest of the file with everything else."""
 
     step: int
     epoch: int
@@ -50,7 +50,9 @@ class Manifest:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position in training. It is also stored in extra.json, to detect a manifest that was changed."""
+        """The position in training: step, epoch, cursor, world size and config.
+
+        The position is also stored in extra.json, so that a changed manifest is detected."""
         return {name: getattr(self, name) for name in ("step", "epoch", "cursor", "world", "config")}
 
     @property
@@ -65,7 +67,7 @@ class Manifest:
 
     @property
     def tensors(self) -> str:
-        """A hexadecimal digest of the files with tensors."""
+        """A hexadecimal digest of all tensor files together."""
         return str(xxhash.xxh3_128_hexdigest(" ".join(shard.xxh3 for shard in self.shards).encode()))
 
 
@@ -76,7 +78,7 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def shard_name(step: int, rank: int, count: int) -> str:
-    """Return the name of the file in which `rank` of `count` ranks saves its tensors of `step`."""
+    """Return the name of the tensor file that `rank`, one of `count` ranks, saves at `step`."""
     return file_name(step, f"shard-{rank:05d}-of-{count:05d}.safetensors")
 
 
@@ -133,7 +135,7 @@ def steps_in_use(store: Store) -> list[int]:
 
 
 def files(store: Store) -> Iterator[tuple[int, str | None]]:
-    """Yield the step and the file name of each file of a snapshot; the name is None if a folder cannot be listed."""
+    """Yield (step, file name) for each file of a snapshot; the name is None for a folder that cannot be listed."""
     for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # without additional zeros
@@ -161,9 +163,9 @@ def remove(store: Store, step: int) -> None:
 
 
 def clear_uncommitted(store: Store, before: int | None = None) -> None:
-    """Remove the files of snapshots that have no manifest; with `before`, only those of earlier steps.
+    """Remove the files of uncommitted snapshots, which have no manifest.
 
-    No rank may still write files of these steps."""
+    With `before`, only files of steps below it are removed. No rank may be writing a file of these steps."""
     committed, cleared = set(steps(store)), set()
     for step, part in list(files(store)):
         if part and step not in committed and (before is None or step < before):

@@ -1,6 +1,6 @@
 """Conversion of a training state to tensors plus JSON, and of the tensors to safetensors bytes, without pickle.
 
-holdfast writes the safetensors format itself, because `serialize` of the library first copies the whole state into one
+holdfast writes the safetensors format itself, because the library's `serialize` first copies the whole state into one
 string. A save would then need twice the memory. The format is a length, a JSON header and the raw values.
 """
 
@@ -50,9 +50,9 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, struct.error, Run
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """The layout of a safetensors file: its header, the start and end offset of each tensor, and the chunk digests.
+    """The layout of a safetensors file: its header, and the start and end offset of each tensor.
 
-    `chunks` is the number of chunk digests that the writer appends, or 0."""
+    `chunks` is the number of digests that the writer appends (one for each 1 MiB of the file), or 0."""
 
     header: bytes
     spans: dict[str, tuple[int, int]]
@@ -71,7 +71,8 @@ class PayloadLayout:
 def layout(tensors: State, metadata: Mapping[str, str] | None = None, *, digests: bool = False) -> PayloadLayout:
     """Return the layout of a safetensors file of `tensors`; raise BadInput for a value that cannot be stored.
 
-    With `digests` the header announces one more tensor, which the writer appends: a digest of each chunk before it."""
+    With `digests`, the header lists one more tensor, which the writer appends: the digests of all earlier 1 MiB
+    chunks."""
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
     for name, value in tensors.items():
@@ -94,7 +95,8 @@ def encode(
 ) -> Iterator[memoryview | bytes]:
     """Yield the bytes of a safetensors file of `tensors`, part by part, without copying contiguous CPU tensors.
 
-    With `digests` the header announces the digests of the file's chunks, which the caller appends."""
+    With `digests`, the header lists one more tensor, which the caller appends: the digests of all earlier 1 MiB
+    chunks."""
     plan = layout(tensors, metadata, digests=digests)
     yield plan.header
     for name in plan.spans:
@@ -113,9 +115,10 @@ def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
 
 
 def read_header(read: Callable[[int, int], npt.NDArray[np.uint8]], length: int, name: str) -> dict[str, "Entry"]:
-    """Return the entries in the header of the safetensors file `name`, whose offsets count from the file's beginning.
+    """Return the header entries of a safetensors file, by tensor name; raise Corrupt if the header is malformed.
 
-    `read` returns the bytes between two offsets, and `length` is that of the file. Raise Corrupt if it is malformed."""
+    `read(start, end)` must return these bytes of the file, and `length` is the length of the file. The offsets in the
+    entries count from the beginning of the file. Error messages contain `name`."""
     try:
         header = _header_length(read(0, min(8, length)).tobytes(), length)
         entries = _entries(read(8, 8 + header).tobytes(), length - 8 - header)
@@ -134,7 +137,7 @@ def empty(dtype: str, shape: Sequence[int]) -> "torch.Tensor":
 
 
 def torch_dtype(name: str) -> "torch.dtype":
-    """Return torch's dtype for the name of a dtype in the safetensors format."""
+    """Return torch's dtype for the name of a dtype in the safetensors format, such as "BF16"."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _TORCH[name])
@@ -153,7 +156,7 @@ def as_tensor(value: Array) -> "torch.Tensor":
 
 
 def as_array(data: npt.NDArray[np.uint8], entry: "Entry", shape: Sequence[int]) -> Array:
-    """Return the bytes `data` as a tensor or array of `shape`, with the dtype of `entry`. Aligned data is not copied."""
+    """Return the bytes `data` as a tensor or array of `shape` with the dtype of `entry`. Aligned data is not copied."""
     return _view(data, entry._replace(shape=list(shape), start=0, end=len(data)))
 
 
@@ -256,7 +259,7 @@ def dtype_name(name: str, value: Array) -> str:
 
 
 def raw(value: Array) -> memoryview:
-    """Return the bytes of the values of a tensor or array, in row-major order. They are copied only if they must be."""
+    """Return the values of a tensor or array as bytes in row-major order. They are copied only if necessary."""
     if isinstance(value, np.ndarray):
         native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         return native.reshape(-1).view(np.uint8).data
@@ -272,13 +275,13 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
 
 
 def bytes_each(dtype: str) -> int:
-    """Return the bytes of one value; `dtype` is a name of the safetensors format."""
+    """Return the size of one value in bytes; `dtype` is a name of the safetensors format, such as "BF16"."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatState:
-    """A nested state split in two: `tensors` by path, and `extra`, JSON of all other values and the tensor paths."""
+    """A nested state in two parts: `tensors` by path, and `extra`, JSON with all other values and the structure."""
 
     tensors: dict[str, Array]
     extra: dict[str, Any]

@@ -50,7 +50,7 @@ def store_at(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def read_ahead(store: Store) -> None:
-    """Start a thread that reads the newest snapshot into the page cache, so that `load` is faster."""
+    """Start a thread that reads the newest snapshot of a directory into the page cache, so that `load` is faster."""
     if isinstance(store, DirectoryStore):
         threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Reading of a committed snapshot: whole, or any part of any tensor, whichever ranks saved it."""
+"""Reading of a committed snapshot: all of it, or any part of a tensor, from the files of the ranks that saved it."""
 
 import json
 import math
@@ -21,9 +21,10 @@ POSITION, LAYOUT = "position", "layout"  # reserved keys of extra.json
 
 
 class SnapshotReader:
-    """A committed snapshot whose tensors are read and verified when they are asked for.
+    """A committed snapshot, whose tensors are read and verified on demand.
 
-    `extra` is everything but the tensors. `layout` describes the tensors, and which rank saved which part of each."""
+    `extra` has all values that are not tensors. `layout` has the dtype and shape of each tensor, and the part that each
+    rank saved."""
 
     def __init__(self, store: Store, step: int, progress: Progress = unwatched) -> None:
         self._store, self._progress = store, progress
@@ -40,7 +41,9 @@ class SnapshotReader:
         return self.manifest.step
 
     def read(self, name: str, box: Box | None = None) -> Array:
-        """Return a tensor, or only the part `box` of it. Only the chunks that contain it are read and verified."""
+        """Return the tensor `name`, or only its part `box`.
+
+        Only the file chunks that contain the returned values are read and verified."""
         tensor = self.layout[name]
         wanted = tensor.whole if box is None else box
         if self._loaded is not None:
@@ -62,12 +65,12 @@ class SnapshotReader:
         self._loaded = self.read_all()
 
     def in_file_order(self) -> list[str]:
-        """Return the names of all tensors in the order in which `read` reads each chunk of the files about once."""
+        """Return all tensor names in file order; reading the tensors in this order reads each chunk about once."""
         entries = self._shard(0).entries  # of all tensors: rank 0 has the first rows of each
         return sorted(self.layout, key=lambda name: entries[name].start)
 
     def read_all(self) -> dict[str, Array]:
-        """Return all tensors. Those that one rank saved are views of a buffer that holds that rank's whole file."""
+        """Return all tensors. A tensor that one rank saved whole is a view of a buffer with that rank's whole file."""
         self._check_coverage()
         result: dict[str, Array] = {}
         for rank in range(len(self.manifest.shards)):
@@ -83,7 +86,7 @@ class SnapshotReader:
         self._check_coverage()
 
     def _add(self, result: dict[str, Array], name: str, rank: int, value: Array) -> None:
-        """Add to `result` the part of a tensor that `rank` saved."""
+        """Add `value`, which is the part of the tensor `name` that `rank` saved, to the tensor in `result`."""
         tensor = self.layout[name]
         box = tensor.box(rank)
         if box is None or box == tensor.whole:
@@ -99,7 +102,7 @@ class SnapshotReader:
         return payload.empty(dtype, shape)
 
     def _read_part(self, name: str, rank: int, part: Box, wanted: Box) -> Array:
-        """Return the box `wanted` of a tensor, all of which `rank` saved with its own box `part`."""
+        """Return the part `wanted` of a tensor from the file of `rank`, which has the larger part `part` of it."""
         shard = self._shard(rank)
         entry = shard.entries[name]
         if not part:  # a number
@@ -111,7 +114,7 @@ class SnapshotReader:
         return rows[(slice(None), *within(wanted[1:], part[1:]))]
 
     def _shard(self, rank: int) -> ShardFile:
-        """Return the file of `rank`; raise Corrupt if its tensors are not those that the layout says."""
+        """Return the file of `rank`; raise Corrupt if its tensors differ from the layout of the snapshot."""
         if rank not in self._shards:
             count = len(self.manifest.shards)
             name = shard_name(self.step, rank, count)

@@ -21,10 +21,10 @@ _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 
 
 def resume(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, tuple[PassedOver, ...]]:
-    """Return the result of `attempt(step)` for the newest good snapshot, or None, and the newer ones that are unusable.
+    """Return `attempt(step)` of the newest good snapshot (None if there is none), and the newer unusable snapshots.
 
-    `attempt` reads a snapshot, and raises Corrupt if the run cannot use it. Unusable snapshots are renamed, so that
-    they are not tried again. Only the process that commits snapshots may call this function."""
+    `attempt` must read the snapshot of a step, and raise Corrupt if the run cannot use it. Unusable snapshots are
+    renamed, so that they are not tried again. Only the process that commits snapshots may call this function."""
     found, bad = snapshot.search(store, attempt)
     for step in bad:
         set_aside(store, step)
@@ -47,7 +47,7 @@ def steps_aside(store: Store) -> list[int]:
 
 
 def aside(store: Store) -> list[str]:
-    """Return the folders that `set_aside` renamed, sorted by step."""
+    """Return the folders of the snapshots that were set aside as unusable, sorted by step."""
     matches = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
     numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in matches if match}
     return [numbered[key] for key in sorted(numbered)]
@@ -56,7 +56,8 @@ def aside(store: Store) -> list[str]:
 def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
     """Keep only the last `count` snapshots and the last `count` unusable ones, and remove temporary files.
 
-    The snapshot of step `trusted` is known to be good. Errors of the storage are only logged."""
+    `trusted` is the step of a snapshot that is known to be good, so that it need not be verified. Errors of the storage
+    are only logged."""
     old = snapshot.outdated(store, count, trusted=trusted)
     for prefix in (manifest.STEP, manifest.LATEST, _ASIDE):
         _try(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]

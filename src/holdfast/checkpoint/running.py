@@ -4,9 +4,9 @@
     running/index-<generation>.json              the commit record: the current segments, each with its digest
 
 Segments are never modified. The last two generations of the index are kept, in case the newest is damaged. A value is
-dead if a newer one of its block was saved. Each save also compacts: it copies live values out of segments with many
-dead bytes, or out of many small segments. If several processes hold blocks, each writes segments and one commits the
-index.
+dead if a newer value of its block was saved. Each save also compacts: it copies live values out of segments with many
+dead bytes, or out of many small segments. If several processes hold blocks, each process writes segments, and one
+process commits the index.
 """
 
 import logging
@@ -44,7 +44,7 @@ PIECE = 1 << 20  # or this many bytes if the state is small
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A file with the values of several blocks: the id of each, the iteration at which it was saved, and its bytes."""
+    """A file with the values of several blocks, and for each block its id, the iteration of its save, and its bytes."""
 
     name: str
     digest: Digest
@@ -97,7 +97,7 @@ class RunningCheckpoint:
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration at which each block was last saved, by block id."""
+        """The iteration of the last save of each block, indexed by block id."""
         result = np.zeros(len(self._blocks), np.int64)
         for segment in self._segments:
             result[segment.ids] = segment.saved_at
@@ -109,7 +109,7 @@ class RunningCheckpoint:
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:
-        """Save the blocks `ids` of `state` atomically, as of `iteration`."""
+        """Save the blocks `ids` of `state` in one commit; `iteration` is recorded as the iteration of their values."""
         ids = np.asarray(ids, np.int64)
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: the same id was given twice.")
@@ -126,7 +126,7 @@ class RunningCheckpoint:
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Commit files of blocks (segments) that other processes wrote; raise BadInput if two have the same block."""
+        """Commit files of blocks (segments) that other processes wrote; raise BadInput if two have a common block."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
             raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
@@ -182,8 +182,8 @@ class RunningCheckpoint:
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
         """Return the blocks that the next save must rewrite to free disk space, and the files (segments) to keep.
 
-        The next save writes the blocks `incoming`. The files may have `limit` times the size of the state, or the size
-        of the state plus `room` bytes if that is more."""
+        The next save writes the blocks `incoming`. The files together may have `limit` times the size of the state, or
+        the size of the state plus `room` bytes if that is more."""
         owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -301,7 +301,7 @@ def _is_numbers(value: Array) -> bool:
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
-    """Return the block layout of the result of `blocks.pack(state, ids)`, and the number of each block in it."""
+    """Return the layout of the result of `blocks.pack(state, ids)`, and the number that each block has in it."""
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))

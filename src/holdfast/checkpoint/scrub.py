@@ -50,7 +50,7 @@ def inspect(store: Store) -> Contents:
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
     """Read all committed data in a store and return the damage found.
 
-    `progress(1)` is called after each commit record, `records(store)` times in all."""
+    `progress(1)` is called after each commit record is verified, so `records(store)` times in all."""
     strange = _strange(store)
     findings: list[Damage] = []
     for step in manifest.steps(store):

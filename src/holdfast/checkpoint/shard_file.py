@@ -59,10 +59,10 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 
 
 class ShardFile:
-    """A shard file that was committed. All bytes that it returns have been verified.
+    """A committed file with the tensors of one rank. All bytes that it returns have been verified.
 
-    `entries` are the tensors in the file, with their offsets. A small read also reads what is around it, and keeps that
-    for the next one: reading tensors in the order of the file reads each chunk about once."""
+    `entries` has the dtype, shape and offsets of each tensor. A small read also reads the bytes around it and keeps
+    them, so that reading the tensors in file order reads each chunk about once."""
 
     def __init__(self, store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
         self.name, self._store, self._expected, self._progress = name, store, expected, progress
@@ -79,7 +79,7 @@ class ShardFile:
         self.entries = payload.read_header(self.read, expected.length, name)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes between two offsets; raise Corrupt if a chunk that contains some of them is damaged."""
+        """Return the bytes from `start` up to `stop`; raise Corrupt if a chunk with any of them is damaged."""
         if not 0 <= start <= stop <= self._length:
             raise changed(self.name, f"bytes {start} to {stop} are not in it")
         begin, end = self._window_start, self._window_start + len(self._window)
@@ -93,7 +93,7 @@ class ShardFile:
         return self._window[start - begin : stop - begin].copy()  # a caller that keeps it does not keep the window
 
     def read_all(self) -> npt.NDArray[np.uint8]:
-        """Return the whole file in one buffer, including the digests."""
+        """Return the whole file in one buffer, including the digests; raise Corrupt if a chunk is damaged."""
         buffer = self._room(self._expected.length)
         known = 0 if self._window_start else len(self._window)  # the beginning was read with the header
         buffer[:known] = self._window[:known]

@@ -3,9 +3,9 @@
 The division follows from the shapes of the tensors and the device mesh alone. So every rank knows the parts of all
 ranks, and nothing is gathered before a save.
 
-A tensor on a mesh is divided by splits. A split cuts the part that is left along one tensor dimension into equal
-chunks, as `torch.chunk` does, one for each coordinate in one mesh dimension. FSDP has one split. Replicas, which all
-hold the same values, are split too: each of them saves a part of the rows.
+A tensor on a mesh is divided by splits, one after another. A split cuts the remaining part along one tensor dimension
+into equal chunks, as `torch.chunk` does: one chunk for each coordinate of one mesh dimension. FSDP has one split.
+Replicas, which all hold the same values, are split too: each replica saves a part of the rows.
 """
 
 import math
@@ -27,8 +27,8 @@ class Sharding:
     """A rule that divides a tensor among the ranks of a device mesh.
 
     `mesh` has the size of each mesh dimension; ranks are numbered in row-major order. `splits` are pairs of a mesh
-    dimension and a tensor dimension, in the order in which they are applied. Along a mesh dimension that has no split,
-    only the ranks with coordinate 0 save the tensor."""
+    dimension and a tensor dimension, and are applied in this order. Along a mesh dimension that has no split, only the
+    ranks with coordinate 0 save the tensor."""
 
     mesh: tuple[int, ...]
     splits: tuple[tuple[int, int], ...] = ()
@@ -46,7 +46,7 @@ class Sharding:
         return self.held_box(shape, rank)
 
     def held_box(self, shape: Shape, rank: int) -> Box:
-        """Return the part of a tensor of `shape` that `rank` has after all splits, whether or not it saves it."""
+        """Return the part of a tensor of `shape` that `rank` holds after all splits, even if another rank saves it."""
         at = self._coordinates(rank)
         box = [(0, size) for size in shape]
         for mesh_dim, dim in self.splits:
@@ -54,9 +54,10 @@ class Sharding:
         return tuple(box)
 
     def parts(self, wanted: Box, shape: Shape) -> Iterator[tuple[int, Box]]:
-        """Yield each rank that saves a part of the box `wanted`, with the box that this rank saves.
+        """Yield (rank, box that this rank saves) for every rank whose box overlaps the box `wanted`.
 
-        The time is proportional to the number of results, however many ranks there are."""
+        `shape` is the shape of the whole tensor. The time grows with the number of results, not with the number of
+        ranks."""
         if is_empty(wanted):
             return
         yield from self._parts(wanted, [(0, size) for size in shape], [0] * len(self.mesh), 0)
@@ -97,14 +98,14 @@ class ShardedTensor:
     sharding: Sharding
 
     def box(self, rank: int) -> Box | None:
-        """Return the part that `rank` saves; None if it saves nothing. Rank 0 saves a tensor without values."""
+        """Return the part that `rank` saves, or None if it saves nothing. Rank 0 saves tensors that have no values."""
         if is_empty(self.whole):
             return None if rank else self.whole
         box = self.sharding.box(self.shape, rank)
         return None if is_empty(box) else box
 
     def parts(self, wanted: Box) -> list[tuple[int, Box]]:
-        """Return the ranks that save a part of the box `wanted`, each with the box that the rank saves."""
+        """Return (rank, box that this rank saves) for every rank whose box overlaps the box `wanted`."""
         return [(0, self.whole)] if is_empty(self.whole) else list(self.sharding.parts(wanted, self.shape))
 
     @property
@@ -130,12 +131,12 @@ def overlap(one: Box, other: Box) -> Box:
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Return the index of `box` in a tensor that holds the values of the box `outer`."""
+    """Return the slices that select `box` from a tensor with the values of the larger box `outer`."""
     return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True))
 
 
 def to_json(layout: StateLayout) -> dict[str, Any]:
-    """Return the layout as JSON values, in which each device mesh is written once."""
+    """Return the layout as JSON values; each device mesh is written only once."""
     meshes = list(dict.fromkeys(tensor.sharding.mesh for tensor in layout.values()))
     return {
         "meshes": [list(mesh) for mesh in meshes],

@@ -47,7 +47,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A loaded snapshot. Tensors are views of large buffers: a tensor that is kept keeps others in memory."""
+    """A loaded snapshot. Its tensors are views of large buffers, so one tensor keeps a whole buffer in memory."""
 
     manifest: Manifest
     tensors: dict[str, Array]
@@ -123,9 +123,9 @@ def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **po
 
 
 def clear(store: Store, step: int) -> None:
-    """Remove what killed processes left in a store into which only this process saves, and a corrupt snapshot of `step`.
+    """Prepare a save of `step`: remove the leftovers of killed processes, and a corrupt snapshot of `step`.
 
-    Raise CommitConflict if there is a good one."""
+    Raise CommitConflict if `step` has a good snapshot. No other process may save into the store."""
     store.sweep(STEP)
     store.sweep(LATEST)
     if step in steps(store):
@@ -147,9 +147,9 @@ def write_shard(
     count: int = 1,
     progress: Progress = unwatched,
 ) -> Digest:
-    """Write the file of `rank`, one of `count` ranks; raise CommitConflict if the step already has a snapshot.
+    """Write the tensor file of `rank`, one of `count` ranks; raise CommitConflict if the step already has a snapshot.
 
-    `tensors` are the parts of the file, without the digests of its chunks."""
+    `tensors` are the parts of the file, without the digests of its chunks, which are appended."""
     record = manifest_name(step)
     if record in store.names(record):  # another run has saved here: its files stay as they are
         raise _already_saved(store, step)
@@ -194,7 +194,7 @@ def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Pr
 
 
 def retried(step: int, backoff: Sequence[float], work: Callable[[], T]) -> T:
-    """Return the result of `work`, which reads a snapshot; if the storage fails, retry after each pause in `backoff`."""
+    """Return the result of `work`, which reads a snapshot. If the storage fails, wait and retry as `backoff` says."""
     for pause in backoff:
         try:
             return work()
@@ -214,10 +214,10 @@ def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progre
 
 
 def search(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, dict[int, PassedOver]]:
-    """Return the result of `attempt(step)` for the newest snapshot that is good, or None, and the newer bad ones by step.
+    """Return `attempt(step)` of the newest good snapshot (None if there is none), and the newer bad ones by step.
 
-    `attempt` reads a snapshot, and raises Corrupt or StorageFailed if that fails. StorageFailed is raised if no
-    snapshot is good but one could not be read, since it may be readable later."""
+    `attempt` must read the snapshot of a step, and raise Corrupt or StorageFailed if that fails. If no snapshot is good
+    but the storage failed for one of them, StorageFailed is raised, because that snapshot may be readable later."""
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
     for step in reversed(listed := steps_in_use(store)):

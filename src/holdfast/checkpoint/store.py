@@ -33,8 +33,8 @@ _WORTH = 1 << 20  # bytes from which a direct write is worth it
 class Reader:
     """A stored value opened for reading: its length in bytes, and two functions that fill a buffer.
 
-    `readinto` continues where it stopped, like `io.RawIOBase.readinto`; `read_at` reads from an offset, and several
-    threads may call it at once. Both return the number of bytes, which may be less than the buffer has."""
+    `readinto` continues where it stopped, like `io.RawIOBase.readinto`. `read_at` reads from an offset, and several
+    threads may call it at once. Both return the number of bytes read, which may be less than the size of the buffer."""
 
     length: int
     readinto: Callable[[memoryview], int]
@@ -47,10 +47,10 @@ class Store(Protocol):
     All methods raise StorageFailed if the storage fails."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write the concatenated `parts` as value `name`, replacing an older value."""
+        """Write the concatenated `parts` as the value `name`, and replace an older value of this name."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write `parts` as the new value `name`; raise CommitConflict if it exists or another writer is first."""
+        """Write the concatenated `parts` as the new value `name`; raise CommitConflict if the name is already taken."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
         """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""
@@ -230,7 +230,7 @@ def read(store: Store, name: str, limit: int = SMALL) -> bytes:
 
 
 def is_page_aligned(part: memoryview) -> bool:
-    """Return True if `part` begins on a page boundary and is large enough to be worth direct I/O."""
+    """Return True if `part` begins on a page boundary and is large enough for direct I/O to be faster."""
     return len(part) >= _WORTH and np.frombuffer(part, np.uint8).ctypes.data % mmap.PAGESIZE == 0
 
 
@@ -253,7 +253,7 @@ def conflict(store: object, name: str) -> str:
 
 
 def refusal(verb: str, place: object, error: BaseException) -> StorageFailed:
-    """Return an exception that says what failed (such as verb "write" and a path), why, and what to do."""
+    """Return a StorageFailed error for an operation such as "write" on `place`, with its reason and advice."""
     number = error.errno if isinstance(error, OSError) else None
     advice = _ADVICE.get(number or 0, "check that the storage is reachable and healthy, then try again")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -42,7 +42,7 @@ class StoredTensor:
         return self.read_part(self.whole)
 
     def stand_in(self) -> torch.Tensor:
-        """Return a tensor of this dtype and shape that needs no memory: all its values are one."""
+        """Return a tensor of this dtype and shape that needs almost no memory: all elements share one value."""
         return torch.empty((), dtype=self.dtype).expand(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -50,21 +50,22 @@ class StoredTensor:
 
 
 def of_snapshot(reader: SnapshotReader, name: str, position: int = 0) -> StoredTensor:
-    """Return the tensor `name` of a snapshot."""
+    """Return the tensor `name` of a snapshot as a `StoredTensor`; its values are read later."""
     tensor = reader.layout[name]
     return StoredTensor(payload.torch_dtype(tensor.dtype), tensor.shape, partial(reader.read, name), position)
 
 
 def of_tensor(tensor: torch.Tensor) -> StoredTensor:
-    """Return a tensor in memory as one that is read in parts."""
+    """Return a tensor in memory as a `StoredTensor`, so that it can be used like a tensor in a file."""
     whole = tuple((0, size) for size in tensor.shape)
     return StoredTensor(tensor.dtype, tuple(tensor.shape), lambda box: tensor.detach()[within(box, whole)])
 
 
 def map_leaves(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """Return nested dicts, lists and tuples with each other value replaced by `change(path, value)`.
+    """Return a copy of the nested dicts, lists and tuples in `tree`, with each leaf replaced by `change(path, leaf)`.
 
-    The path of a value is made of the keys that lead to it, such as "state/0/exp_avg"."""
+    The path of a leaf is made of the keys that lead to it, such as "state/0/exp_avg". `path` is the path of `tree`
+    itself."""
 
     def inside(key: object, item: Any) -> Any:
         return map_leaves(item, change, f"{path}/{key}" if path else str(key))
@@ -94,7 +95,10 @@ def read_all(tree: Any) -> Any:
 
 
 def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield every stored tensor in nested dicts with its path, such as "model/weight"."""
+    """Yield (path, tensor) for every stored tensor in the nested dicts `value`, with paths such as "model/weight".
+
+    If `value` is part of an outer dict, `path` and `depth` say where. Dicts more than `DEEPEST` levels deep are not
+    searched."""
     if isinstance(value, StoredTensor):
         yield path, value
     elif isinstance(value, Mapping) and depth < DEEPEST:

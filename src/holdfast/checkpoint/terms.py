@@ -1,4 +1,4 @@
-"""Terms: numbered groups of nodes of a run, of which only the newest group may commit to the store.
+"""Terms: numbered groups of nodes of a run; only the newest group may commit to the store.
 
 When nodes are lost, the other nodes continue as the next term. If the network splits the nodes into two groups, only
 one group can create the next term in the store. The nodes of the other group find the newer term and stop writing.
@@ -43,7 +43,7 @@ class Term(NamedTuple):
 
 
 def newest(store: Store) -> Term | None:
-    """Return the group of nodes that has claimed the right to save last, or None if none has."""
+    """Return the newest group of nodes that claimed the right to save, or None if there is none."""
     number = _last(store)
     if not number:
         return None
@@ -56,9 +56,9 @@ def newest(store: Store) -> Term | None:
 
 
 def take(store: Store, term: Term) -> bool:
-    """Claim the right to save for the group of nodes `term`, by a file in the store with the number of the term.
+    """Claim the right to save for the group of nodes `term`, by creating a file for it in the store.
 
-    Return False if the store has a file with this number or a higher one."""
+    Return False if a group with the same number or a higher one has already claimed the right."""
     if _last(store) >= term.number:
         return False
     try:
@@ -69,14 +69,15 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove the file by which a group of nodes claimed term `number`, the right to save, and did not use it."""
+    """Remove the file that claims the right to save for term `number`, because its group of nodes did not use it."""
     store.remove(_name(number))
 
 
 class Fenced:
-    """A wrapper of a store that raises WorkerLost on commits and cleanup once a newer group of nodes has taken over.
+    """A wrapper of a store that raises WorkerLost from writes once a newer group of nodes has taken over.
 
-    `is_ours(term)` returns True if this node belongs to the newer group `term`."""
+    `number` is the term (the group of nodes) of this node. `is_ours(term)` returns True if this node belongs to the
+    newer group `term`."""
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
         self._store, self._number, self._is_ours = store, number, is_ours

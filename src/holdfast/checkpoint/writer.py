@@ -51,7 +51,7 @@ class WrittenShard:
 class Ballot:
     """The votes of all ranks, on the rank that commits: the digests of their shard files, and the draft to commit.
 
-    `stall` is that of the rank on which training waited longest, and `retries` counts those of all ranks."""
+    `stall` is taken from the rank where training waited longest. `retries` is the total over all ranks."""
 
     draft: SnapshotDraft
     shards: Sequence[Digest]
@@ -64,14 +64,14 @@ Vote: TypeAlias = Callable[[WrittenShard], Ballot | None]
 
 
 def alone(step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Vote:
-    """Return the vote of a process that saves `tensors` without other ranks; the parameters are those of `draft`."""
+    """Return the vote function of a process that saves `tensors` alone; `position` are keyword arguments of `draft`."""
     draft = snapshot.draft(step, extra, snapshot.undivided(tensors), **position)
     return lambda shard: Ballot(draft, [shard.digest], shard.stall, shard.retries)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A committed save: how long training waited (`stall`), seconds until it was durable, and removed old snapshots."""
+    """A committed save: how long training waited (`stall`), `seconds` until it was durable, and removed old steps."""
 
     step: int
     bytes: int
@@ -89,7 +89,7 @@ class Writer(Protocol):
         """Start to allocate memory for saves of states like `tensors`, in the background. The call is optional."""
 
     def save(self, step: int, tensors: State, vote: Vote, *, rank: int = 0, count: int = 1) -> None:
-        """Start to save the tensors of `rank`, one of `count` ranks, which may change after the return.
+        """Start to save the tensors of `rank`, one of `count` ranks; the caller may change them after the return.
 
         `vote` is called when the file is durable; if it raises, nothing is committed. Raise the error of an earlier
         save that failed."""
@@ -102,7 +102,7 @@ class Writer(Protocol):
         """Return the saves that this rank committed since the last call; raise the error of a save that failed."""
 
     def close(self) -> list[Saved]:
-        """Wait until all saves have ended and return those not yet returned; raise the error of a failed one."""
+        """Wait until all saves have ended, and return the result of `finished`; raise the error of a failed save."""
 
 
 def blocking(
@@ -196,7 +196,7 @@ class _Target:
 
 
 class _Blocking:
-    """A writer that makes training wait until the file is durable, and on the rank that commits, the snapshot."""
+    """A writer that makes training wait until the file is durable; the rank that commits also waits for the commit."""
 
     def __init__(self, target: _Target) -> None:
         self._target = target

@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 
 class LiveRecoveryEnd(NamedTuple):
-    """The moment at which the surviving workers continued to train after a failure, without a restart."""
+    """The end of a live recovery, when the surviving workers continued to train without a restart."""
 
     at: float  # seconds since the run began
     time: float  # Unix time
@@ -53,7 +53,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """The costs of a save at `step`; `durable_after` is the seconds until it was on storage, or None if never."""
+    """The costs of the save of `step`; `durable_after` is the seconds until it was on storage, or None if never."""
 
     attempt: int
     step: int
@@ -89,7 +89,7 @@ class AttemptTimeline:
 
     @property
     def first(self) -> float:
-        """The time at which the first step began, or the attempt's end if it trained no step."""
+        """The start of the first step in seconds since the run began, or the attempt's end if it trained no step."""
         if self.steps:
             return self.steps[0].begin
         ends = (moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))
@@ -173,7 +173,7 @@ def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
 
 
 def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
-    """Return the detections of the failures that ended the attempt, without those that the run survived."""
+    """Return the detections of the failure that ended the attempt; failures that the run survived are left out."""
     survived = _survived(stretch)
     moments: list[TimedEvent] = []
     for moment in stretch.moments_of(Detect):
@@ -208,7 +208,9 @@ def _saves(stretch: AttemptStretch) -> list[SaveCost]:
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """Return which injected failure ended the attempt, if any; `survived` counts those that each rank survived."""
+    """Return the injected failure that ended the attempt, or None.
+
+    `survived` counts, for each rank, the failures after which the other workers continued."""
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike
@@ -233,7 +235,7 @@ def _ended(stretch: AttemptStretch, *, is_last: bool) -> str | None:
 
 
 def _stop(stretch: AttemptStretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Estimate the seconds since the run began at which the failure that ended the attempt happened."""
+    """Estimate when the failure that ended the attempt happened, in seconds since the run began."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     if struck is not None:

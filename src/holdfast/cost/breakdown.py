@@ -25,7 +25,7 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """The wall-clock time of one attempt, divided by cause, and the numbers of its steps."""
+    """The wall-clock time of one attempt, divided by cause, and the counts of its steps."""
 
     attempt: int
     world: int | None
@@ -45,10 +45,10 @@ class AttemptCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The seconds that rank 0 waited because another rank began its steps late, and the rank that was late most.
+    """The time that rank 0 waited for late ranks, and the rank for which it waited longest.
 
-    Compute times include waiting for other ranks, so the rank with the shortest compute time in a step counts as late.
-    """
+    Compute times include waiting for other ranks, so in each step the rank with the shortest compute time counts as
+    late."""
 
     seconds: float
     share: float
@@ -58,7 +58,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """The wall-clock time of a run, divided by cause (`seconds`), with the numbers of its steps, saves and failures."""
+    """The wall-clock time of a run by cause (`seconds`), and the costs of its saves, failures and attempts."""
 
     ended: str | None
     wall: float

@@ -12,7 +12,7 @@ from holdfast.events import Detect, Event, Recover, Strike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """One failure, and the seconds that its detection, the restart and the repeated steps took."""
+    """One failure, and how many seconds its detection, the restart and the repeated steps took."""
 
     attempt: int
     step: int
@@ -57,9 +57,9 @@ def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Event]
 
 
 def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """Return the cost of the failure that ended `attempt`; `after` is the next attempt.
+    """Return the cost of the failure that ended `attempt`; `after` is the next attempt, or None.
 
-    `elsewhere` has the events with which other nodes recorded that they detected the failure."""
+    `elsewhere` has the failure detections (`detect` events) that other nodes recorded."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
@@ -87,9 +87,10 @@ def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, els
 def _restart_parts(
     attempt: AttemptTimeline, seen_at: float, after: AttemptTimeline, first: StepCost
 ) -> dict[str, float]:
-    """Return the seconds of each part of a restart, from the failure of `attempt` to the `first` step of `after`.
+    """Return how many seconds each part of a restart took, or an empty dict if the parts were not recorded.
 
-    `seen_at` is when the failure was detected, in seconds since the run began."""
+    `attempt` failed, `after` is the restarted attempt, and `first` is its first step. `seen_at` is when the failure was
+    detected, in seconds since the run began."""
     began = next((moment.at for moment in after.stretch.moments_of(Began)), None)
     recover = next(iter(after.stretch.events_of(Recover)), None)
     if began is None or recover is None or recover.built is None:

@@ -1,8 +1,8 @@
 """The critical path of a run: the events of its supervisor and of rank 0, divided into attempts, on one clock.
 
-All ranks wait for each other, so these two event files account for all of the wall clock. They are merged by time; if a
-clock was set back, by their order within an attempt. If rank 0 is lost and the others continue (live recovery), the path
-continues with the lowest surviving rank.
+All ranks wait for each other, so these two event files account for all of the wall clock. Their events are merged by
+time or, if a clock was set back, by their order within an attempt. If rank 0 is lost and the others continue (live
+recovery), the path continues with the lowest surviving rank.
 """
 
 import heapq
@@ -21,7 +21,7 @@ Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
 def leading(history: Sequence[Event]) -> list[Event]:
-    """Return the events of rank 0, sorted by time; after rank 0 is lost, those of the lowest surviving rank."""
+    """Return the events of rank 0, sorted by time; after its loss, the events of the lowest surviving rank."""
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
@@ -60,9 +60,10 @@ def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 def _unwritten(
     first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """Yield the steps that a killed rank trained but did not write to its history, as other ranks recorded them.
+    """Yield step events for the steps that `path` lacks, because a killed rank did not write them itself.
 
-    `first` has the names of these ranks, `placed` the events of each rank, and `path` the events already taken."""
+    `first` has the name of the leading rank at each place, `placed` the events of each rank, and `path` the events that
+    were taken so far."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
         for place, event in placed.get(who, ()):
@@ -148,7 +149,7 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
-    """Return a file's events in the order in which they happened: step events may be written after later events."""
+    """Return the events of a file in the order in which they happened, because a step may be written late."""
     path: list[Event] = []
     for event in file:
         place = len(path)
@@ -175,7 +176,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Yield (attempt, event) for each event. An event that names no attempt gets that of a neighbouring event."""
+    """Yield (attempt, event) for each event. An event without an attempt gets the attempt of a neighbouring event."""
     following = [_named(event) for event in file[1:]] + [None]
     last = 1
     for event, after in zip(file, following, strict=False):

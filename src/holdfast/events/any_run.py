@@ -42,7 +42,7 @@ class Other(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """An invalid event: a field is missing or has the wrong type; with the reason and the line number."""
+    """An invalid event, with a missing field or a field of the wrong type; `why` and `line` are for messages."""
 
     kind: str
     fields: Mapping[str, JSON]

@@ -25,7 +25,7 @@ LONGEST = 1e11  # the largest time of an event, and the longest duration, in sec
 
 
 def kind_name(what: What) -> str:
-    """Return the name that the type of the event `what` has in history files."""
+    """Return the name of the kind of the event `what` in history files, such as "step"."""
     return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
 
 
@@ -183,7 +183,7 @@ READERS = {kind: tuple(_readers(kind)) for kind in KINDS.values()}
 
 
 def why_malformed(kind: type[Any], data: Mapping[str, JSON]) -> str:
-    """Return why `data` is not an event of `kind`: the fields that are missing, or the first one that is wrong."""
+    """Return why `data` is not an event of `kind`: the missing fields, or else the first wrong field."""
     if missing := [name for name in kind._fields if name not in data and name not in kind._field_defaults]:
         return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     for name, read in READERS[kind]:

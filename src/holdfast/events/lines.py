@@ -103,7 +103,7 @@ def line(time: float, who: str, what: What) -> bytes:
 
 
 def parse(text: bytes) -> Event:
-    """Return the event in a line of a history file; raise ValueError with the reason if there is none."""
+    """Return the event in a line of a history file; raise ValueError with a reason if the line is not an event."""
     data = _decoded(text, _DECODER)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")

@@ -1,7 +1,7 @@
 """Events of a run on the parameter server, written by its controller, nodes and workers.
 
 Nodes hold the blocks of the model, and workers hold the parts of the input. In each round of an iteration, workers push
-updates to the nodes. `version` is that of the map which assigns blocks to nodes.
+updates to the nodes. In all events, `version` is the version of the map from blocks to nodes.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """Event: a worker sent its update number `round` of an iteration, for one `part` of the input, to `nodes`."""
+    """Event: a worker sent an update to `nodes`, computed from one `part` of the input in `round` of an iteration."""
 
     iteration: int
     round: int
@@ -66,7 +66,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Event: blocks were chosen for a save; a node records its own blocks, the controller those of all nodes."""
+    """Event: blocks were chosen for a save. Each node records its own blocks; the controller records all of them."""
 
     iteration: int
     blocks: Samples
@@ -75,7 +75,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Event: an injected failure is about to kill processes: those of `kind` (such as "node") numbered `targets`."""
+    """Event: an injected failure is about to kill the processes of `kind` (such as "node") numbered `targets`."""
 
     iteration: int
     kind: str

@@ -65,7 +65,7 @@ class Order(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins to train at batch `cursor` of `epoch`, from the snapshot of step `restored` if not None."""
+    """Event: a rank begins to train at batch `cursor` of `epoch`; `restored` is the step of its snapshot, or None."""
 
     attempt: int
     restored: int | None
@@ -211,7 +211,7 @@ class Preempt(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Event: the run ended; with the supervisor's verdict, the reason for it, and the number of attempts."""
+    """Event: the run ended, with the supervisor's verdict, the reason (`because`), and the number of attempts."""
 
     verdict: str
     attempts: int

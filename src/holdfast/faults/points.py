@@ -1,6 +1,6 @@
-"""The points of a step at which a process can be made to fail, and checks of requested failures. No I/O.
+"""The points of a step where a process can be made to fail, and checks of requested failures.
 
-    point        when it strikes
+    point        when the failure strikes
     boundary     before the batch of the step is handed out
     forward      when the forward of a model begins
     forward=F    when the fraction F of the modules of a sharded model have gathered their parameters
@@ -24,7 +24,7 @@ POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
 def name(failure: Failure) -> str:
-    """Return the point of a step at which `failure` strikes, without a number: `backward` for `backward=0.5`."""
+    """Return the name of the point where `failure` strikes, without a number: `backward` for `backward=0.5`."""
     return failure.point.partition("=")[0]
 
 
@@ -58,7 +58,7 @@ def check(failure: Failure, recovery: str) -> None:
 
 
 def check_survivors(failures: Schedule, recovery: str, ranks: int) -> None:
-    """Raise BadInput if `failures` kill all `ranks` in one step, but the strategy `recovery` needs a surviving rank."""
+    """Raise BadInput if `failures` kill all of the `ranks` workers in one step, unless `recovery` is "restart"."""
     lost: defaultdict[int, set[int]] = defaultdict(set)
     for failure in failures:
         if failure.kind in ENDING:

@@ -23,7 +23,7 @@ _RANDOM = re.compile(r"random=(?P<count>[0-9]{1,6})(?:,seed=(?P<seed>[0-9]{1,12}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomKills:
-    """Settings of a test that kills workers at `count` random steps. Without a `seed`, one is drawn."""
+    """Settings of a test that kills workers at `count` random steps. Without a `seed`, a random seed is drawn."""
 
     count: int = 3
     seed: int | None = None

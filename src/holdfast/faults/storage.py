@@ -10,8 +10,8 @@ Some faults raise an error. Others are silent, as on a bad disk, and are detecte
     bit-flip      one bit is flipped                                              no
     lost-rename   the file never gets its name: an older value stays, if any      no
 
-At the point `removal`, when an old snapshot is deleted, the last three leave a file behind: its first half, the file
-with one flipped bit, or the whole file.
+At the point `removal`, when an old snapshot is deleted, the last three kinds leave a file behind: its first half, the
+file with one flipped bit, or the whole file.
 """
 
 import errno
@@ -40,7 +40,8 @@ Record: TypeAlias = Callable[[Failure], None]
 class FaultyStore:
     """A checkpoint store that passes calls on to `store`, but breaks saves on purpose, to test recovery.
 
-    Each of `faults` is injected once, in the first save at or after its step; `record` is called with it before."""
+    Each fault in `faults` is injected once, in the first save at or after its step. `record(fault)` is called just
+    before."""
 
     def __init__(
         self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None
@@ -107,7 +108,9 @@ class FaultyStore:
         return next((point for end, point in _POINT_OF.items() if match[2].endswith(end)), None)
 
     def _inject(self, point: str, verb: str, name: str) -> str | None:
-        """Inject the fault due at `point` of a save, when the store would `verb` the file `name`; return its kind."""
+        """Inject the fault that is due at `point` of a save, and return its kind, or None if no fault is due.
+
+        An error message contains `verb` (such as "write") and the file `name`."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)

@@ -13,7 +13,7 @@ MOST = 1 << 22  # bytes that are read at once
 
 
 class GrowingFile:
-    """A reader of a growing history file. It skips the lines that the file has at first, unless `from_start`."""
+    """A reader of a history file that grows. Lines that are there at the start are skipped, unless `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path

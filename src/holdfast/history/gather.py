@@ -1,8 +1,8 @@
-"""Sends the histories of a node to the checkpoint store, and gathers those of all nodes of a run.
+"""Sends the histories of a node to the checkpoint store, and gathers the histories of all nodes of a run.
 
-In the store a file is `histories/<who>.jsonl/<digest>/<piece>`. The digest is that of its first line, which is unique:
-the same rank may have run on several nodes, and a node may return on another machine. All pieces but the last are
-final, so sending a file again costs one piece, however long the run.
+In the store, a piece of a file is named `histories/<who>.jsonl/<digest>/<piece>`. The digest is the digest of the
+file's first line, which is unique: the same rank may have run on several nodes, and a node may return on another
+machine. All pieces but the last are final, so sending a file again costs one piece, however long the run.
 """
 
 import re
@@ -64,7 +64,7 @@ def last_attempt(store: "Store") -> int:
 def gather_files(paths: Sequence[Path], store: "Store | None" = None) -> Iterator[list[Path]]:
     """Yield the history files of a run, one for each process, merged from the files and folders `paths` and the store.
 
-    Fetched and merged files are in a temporary folder, which is removed afterwards."""
+    Fetched and merged files are in a temporary folder, which is removed when the `with` block ends."""
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
         if store:

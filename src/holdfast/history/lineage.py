@@ -15,7 +15,7 @@ EVERY_STEP = sys.maxsize  # more than any run has
 
 @dataclass(slots=True)
 class Lineage:
-    """The steps and commits of a run that still count: those that no restore to an earlier step has undone.
+    """The steps and commits of a run that still count, because no restore to an earlier step has undone them.
 
     Add the events of rank 0 and the supervisor in the order they were written. Recover and Commit events of other ranks
     may be added too, in the order of attempts."""
@@ -69,6 +69,6 @@ class Lineage:
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt that last trained `step`, or the newest attempt if none did; None without attempts."""
+        """Return the attempt that last trained `step`, or the newest attempt if none did, or None without attempts."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None

@@ -161,7 +161,7 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
 
 
 def read_history(path: Where) -> History:
-    """Return the history in a file, in a folder of files, in the `history` folder of a run, or in several of these."""
+    """Return the history at `path`: a file, a folder of files, the folder of a run, or a sequence of these."""
     torn: list[TornLine] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
@@ -193,7 +193,7 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
 
 
 def backwards(file: Path) -> Iterator[Event]:
-    """Yield the events of one history file from the last to the first, reading only as far as needed."""
+    """Yield the events of one history file from the last to the first, reading only as far as the caller iterates."""
     require_file(file)
     try:
         with file.open("rb", buffering=0) as lines:

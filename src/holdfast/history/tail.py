@@ -1,6 +1,6 @@
 """Reads what the next attempt must know about earlier ones, from the ends of the run's history files.
 
-They are read back to the newest snapshot at most, so a restart costs the same after a million steps as after a
+The files are read back to the newest snapshot at most, so a restart costs the same after a million steps as after a
 thousand. Injected failures have small files of their own.
 """
 
@@ -50,7 +50,9 @@ def first_seed(folder: Path, *, has_trained: bool = False) -> int | None:
 
 
 def following(attempt: int, where: Path) -> int:
-    """Return `attempt` + 1; raise Corrupt if the number, read from the history in folder `where`, is absurdly large."""
+    """Return the number after `attempt`; raise Corrupt if `attempt` is impossibly large for a run.
+
+    `where` is the folder of the history that contains `attempt`, for the error message."""
     if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "
@@ -113,7 +115,7 @@ def last_commit(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The step and attempt in which a run ended: at its planned end, or earlier if the script `stopped` it."""
+    """The last step and attempt of a run, and whether the script `stopped` it before its planned end."""
 
     step: int
     stopped: bool

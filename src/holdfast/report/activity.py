@@ -89,7 +89,7 @@ class _Clock:
 
 
 def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[TimelineBar]:
-    """Yield the timeline bars of one rank, from its events. Gaps are times at which the rank was absent or waited."""
+    """Yield the timeline bars of one rank from its events. A gap is a time when the rank was absent or waited."""
     now, begun, trains = 0.0, set[int](), False
     for event in history:
         what, at = event.what, clock.at(event)

@@ -39,13 +39,16 @@ def styled() -> Iterator[None]:
 def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
-    """Return `figure` for a report page: SVG in its colours if `themed`, else PNG; `wide` has the width of the page."""
+    """Return `figure` as a picture for a report page.
+
+    The picture is SVG in the colours of the page if `themed`, else PNG. A `wide` picture has the width of the page.
+    `alt` is a description for screen readers."""
     shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": rendered(figure, "png")}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
 
 
 def svg(figure: "Figure", name: str) -> str:
-    """Return the figure as an SVG element with the page's fonts and colours; its ids begin with `name`."""
+    """Return the figure as an SVG element with the fonts and colours of the page; all ids in it begin with `name`."""
     from matplotlib import rc_context
 
     text = StringIO()
@@ -120,7 +123,9 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
 
 
 def loss_picture(lines: Mapping[str, Sequence[Point]], failures: Sequence[float], over: str) -> Picture:
-    """Return the loss curves of runs for a report page; `failures` are the x positions of dashed lines."""
+    """Return a picture of the loss curves `lines`, one for each run, for a report page.
+
+    `failures` are the x positions of dashed lines, and `over` is the unit of the x-axis, such as "step"."""
     marks = f" Dashed: {over}s with a failure." if failures else ""
     ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in lines.items())
     caption, alt = f"The loss of each {over}, as it was recorded.{marks}", f"Loss over {over}s: {ends}."

@@ -63,7 +63,10 @@ def run_from_history(
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
 ) -> ReportedRun:
-    """Return a run's report data, computed from its events `history`; also its settings if `settings` is None."""
+    """Return the report data of a run, computed from its events `history`.
+
+    If `settings` is None, the settings are also taken from the events. `findings` are the results of an audit, if
+    any."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
@@ -78,7 +81,7 @@ def run_from_history(
 
 
 def audit_statements(audits: Mapping[str, Sequence[Finding] | None]) -> list[Statement]:
-    """Return a statement for each check if there is one audit, and one statement for each audit if there are several.
+    """Return one statement for each check if there is one audit, or one statement for each audit if there are several.
 
     `audits` maps a claim about a run to the findings of its audit, or to None if the run was not audited."""
     statements = []

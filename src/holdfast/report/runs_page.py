@@ -18,7 +18,7 @@ MOST_TIMELINES = 12
 
 
 def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """Return a report page: one run in detail, or several compared.
+    """Return a report page about one run in detail, or about several runs in comparison.
 
     `facts` has the command, date and environment. A page that is `live` reloads itself while the run trains."""
     one = runs[0] if len(runs) == 1 else None

@@ -106,7 +106,7 @@ def _draw_lanes(axes: "Axes", run: Activity) -> None:
 
 
 def longest_kinds(bars: Sequence[TimelineBar], wall: float) -> np.ndarray:
-    """Return, for each of `COLUMNS` columns of a timeline of `wall` seconds, the activity that takes most of the time.
+    """Return the activity that takes most of the time in each of `COLUMNS` columns of a timeline of `wall` seconds.
 
     An activity is given as an index in `KINDS`, or -1 where there is no bar."""
     edges, seconds = np.linspace(0.0, wall, COLUMNS + 1), np.zeros((len(KINDS), COLUMNS))

@@ -1,4 +1,4 @@
-"""The arguments of a script, and how those of two commands differ. No I/O.
+"""The arguments of a script, and the differences between the arguments of two commands.
 
 An option begins with a dash: `--lr 0.1`, `--lr=0.1`, or a flag. Every other argument is identified by its position.
 """
@@ -12,7 +12,7 @@ _LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 class Change(NamedTuple):
-    """A script argument that differs between two commands; its value is None in a command that does not have it."""
+    """A script argument that differs between two commands; `was` or `now` is None if that command lacks it."""
 
     name: str
     was: str | None

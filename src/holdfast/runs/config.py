@@ -20,7 +20,8 @@ from holdfast.memory import require_room
 class WeightsSource:
     """The source of a run's initial weights: another run, a Hugging Face or DCP folder, or a weights file.
 
-    `table` has digests of the parts of each tensor. Workers have it from their supervisor; it is not stored."""
+    `table` has digests of the parts of each tensor. The supervisor passes it to its workers; run.json does not contain
+    it."""
 
     place: str
     step: int | None = None
@@ -79,17 +80,17 @@ class RunConfig:
     writer: str = "overlapped"
     """`overlapped` writes a snapshot while training continues; `blocking` waits for it."""
     max_inflight: int = 2
-    """The most snapshots that an overlapped writer has under way."""
+    """The largest number of unfinished snapshots of an overlapped writer; a further save waits."""
     keep_last: int = 2
     """Snapshots to keep."""
     max_restarts: int = 3
     """Failures to survive without a newer snapshot in between."""
     seed: int | None = None
-    """The seed of the sample order and of all random numbers; None for that of the script."""
+    """The seed of the sample order and of all random numbers; None for the seed that the script sets."""
     failures: Schedule = ()
     """Failures to inject."""
     spares: int = 0
-    """With live recovery, extra workers that wait to replace a lost one; with `restart`, 1 for a whole set of them."""
+    """Extra workers that wait to replace lost workers; with `restart`, 0 or 1 extra set of all workers."""
     workers_after: tuple[int, ...] = ()
     """The number of workers after each restart, for experiments; the last entry stays."""
     hang_timeout: float | None = None
@@ -97,9 +98,9 @@ class RunConfig:
     checkpoints: str | None = None
     """The directory or URL of the snapshots; None for the run's own folder."""
     source: WeightsSource | None = None
-    """The source of the first weights; None for those of the script."""
+    """The source of the initial weights; None if the script initializes them."""
     extend: bool = False
-    """True if the run may be longer than the one in the folder."""
+    """True if the run may be longer than the earlier run in its folder."""
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):
@@ -130,7 +131,7 @@ class RunConfig:
 
     @property
     def import_folder(self) -> Path:
-        """The folder from which the script imports its own modules, as `python script.py` or `python -m` would."""
+        """The folder that contains the modules of the script, as for `python script.py` or `python -m`."""
         return Path.cwd() if self.module else Path(self.script).resolve().parent
 
     def workers_at(self, restart: int) -> int:
@@ -208,7 +209,7 @@ def adopt(config: RunConfig) -> None:
 
 
 def handed_over(out: Path) -> RunConfig:
-    """Return the settings that the supervisor gave to this worker process, or else those stored in the folder `out`."""
+    """Return the settings that the supervisor gave to this worker process, or the settings stored in `out`."""
     return _adopted or read_config(out)
 
 

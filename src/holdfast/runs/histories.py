@@ -40,7 +40,7 @@ class RunHistory(NamedTuple):
 def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunHistory]:
     """Yield the history files of all nodes of the run in `path`, and its settings.
 
-    The files of other nodes are in `node_folders`; if that is empty, they are downloaded from the checkpoint store."""
+    If `node_folders` is empty, the history files of other nodes are downloaded from the checkpoint store."""
     from holdfast.history.gather import gather_files
 
     folders = [path, *node_folders]

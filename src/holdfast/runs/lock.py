@@ -1,8 +1,8 @@
 """The folder of a run while it is in use: a lock against a second writer, and a check that it was not moved.
 
-The lock is held from before the first write until after the last. Forked processes share a lock. Workers share that of
-their supervisor, so that a new supervisor never starts beside workers of a dead one. Children of workers do not: an
-orphaned loader process would keep the folder locked.
+The lock is held from before the first write until after the last. Forked processes share a lock. Workers share the lock
+of their supervisor, so that a new supervisor never starts beside the workers of a dead supervisor. The child processes
+of workers do not share it, because an orphaned loader process would keep the folder locked.
 """
 
 import fcntl
@@ -105,14 +105,14 @@ def _drop() -> None:
 
 
 class FolderWatch:
-    """A check whether the folder of a run was moved or removed during training."""
+    """A watch on the folder of a run, which detects that it was moved or removed during training."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._looked, self._is_gone = folder, 0.0, False
         self._before = self._identity(None)
 
     def is_gone(self, *, now: bool = False) -> bool:
-        """Return True if the folder was moved or removed; unless `now`, it is checked at most twice a second."""
+        """Return True if the folder was moved or removed; it is checked at most twice a second unless `now` is True."""
         if now or time.monotonic() - self._looked >= WATCH_EVERY:
             self._looked = time.monotonic()
             self._is_gone = self._identity(self._before) != self._before

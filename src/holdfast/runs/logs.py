@@ -42,8 +42,8 @@ class WorkerLog:
     def lines(self, start: int = 0) -> Iterator[tuple[str, int]]:
         """Yield each line after byte offset `start` as plain text, and the offset of its end.
 
-        Of a line that was redrawn, such as a progress bar, only the final text is returned. An unfinished last line is
-        left out unless `start` is 0."""
+        If a line was redrawn, as progress bars are, only its final text is yielded. An unfinished last line is left out
+        unless `start` is 0."""
         with self.path.open("rb") as file:
             file.seek(start)
             while line := file.readline(LONGEST):
@@ -56,7 +56,10 @@ class WorkerLog:
 def find_logs(
     run: Path, attempt: int | None = None, rank: int | None = None, *, only_err: bool = False
 ) -> list[WorkerLog]:
-    """Return the sorted logs of the workers of a run: of all, or of start number `attempt`, or that ever had `rank`."""
+    """Return the sorted logs of the workers of a run.
+
+    With `attempt`, only logs of this attempt are returned. With `rank`, only logs of workers that ever had this rank
+    are returned."""
     folders = {
         int(match[1]): path
         for path in (run / "logs").glob("attempt-*")
@@ -96,7 +99,7 @@ def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], rank: 
 
 
 def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
-    """Return pairs of a new rank and the log file name of the worker that got the rank, oldest first."""
+    """Return pairs (rank, log file name of the worker that took over this rank), oldest first."""
     path, changes = folder / RANKS, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a line that was cut off, or not ours

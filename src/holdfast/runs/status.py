@@ -112,7 +112,7 @@ def has_config(folder: Path) -> bool:
 
 
 def begins_as_history(file: Path) -> bool:
-    """Return True if the first event in `file` is the one that opens every history file."""
+    """Return True if the first event in `file` is an `open` event, with which every history file begins."""
     with suppress(HoldfastError, OSError):
         return any(isinstance(event.what, Open) for _, event in islice(stream_history(file, []), 1))
     return False
@@ -162,7 +162,9 @@ def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
 
 
 def state_of(folder: Path, reached: int) -> str:
-    """Return the state of the run: "trains", or how it ended, such as "completed". `reached` steps were trained."""
+    """Return the state of the run in `folder`: "trains", or how it ended, such as "completed".
+
+    `reached` is the number of steps that the run has trained."""
     if is_training(folder):
         return "trains"
     _, lead, ranks = _files(folder)
@@ -218,7 +220,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Return the seconds from the first to the last of `stamps`, events of a run, without pauses after a clean stop."""
+    """Return the seconds from the first to the last event in `stamps`, without pauses after a clean stop."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:

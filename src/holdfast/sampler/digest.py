@@ -62,7 +62,7 @@ class Samples:
         return Samples.total((self, other))
 
     def __sub__(self, other: "Samples") -> "Samples":
-        """Return these samples without those of `other`."""
+        """Return these samples without the samples of `other`."""
         if other.count > self.count:
             raise BadInput(f"Cannot take {other.count} samples out of {self.count}.")
         high = int(self.digest[:16], 16) - int(other.digest[:16], 16)

@@ -1,4 +1,4 @@
-"""The order of an epoch as text, for events: the ids of its samples as base64, in pieces of a limited length."""
+"""The order of an epoch's samples as text for events: sample ids in base64, in pieces of a limited length."""
 
 import base64
 import binascii

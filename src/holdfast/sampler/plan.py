@@ -39,7 +39,7 @@ class EpochOrders(Protocol):
         """A digest of the order of epoch 0, to detect that a resumed script uses another sampler."""
 
     def of(self, epoch: int) -> Ids:
-        """Return the ids of all samples of `epoch`, in the order in which they are trained."""
+        """Return the ids of all samples of `epoch` in training order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

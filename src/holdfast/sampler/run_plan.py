@@ -51,7 +51,7 @@ class RunPlan:
         return Position(self.first_epochs[index] + epoch, cursor)
 
     def positions(self, steps: Ids) -> tuple[Ids, Ids]:
-        """Return two arrays for `steps`: their epochs, and their numbers within these epochs."""
+        """Return two arrays: the epoch of each step in `steps`, and the number of each step within its epoch."""
         phases = np.searchsorted(self.first_steps, steps, side="right") - 1
         lengths = np.array([phase.steps_per_epoch for phase in self.phases])[phases]
         epochs, cursors = np.divmod(steps - np.array(self.first_steps)[phases], lengths)

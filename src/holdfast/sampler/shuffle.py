@@ -1,4 +1,4 @@
-"""A keyed pseudorandom permutation of 0..size-1, of which any element is computed without storing the others.
+"""A keyed pseudorandom permutation of 0..size-1, which computes any element without storing the others.
 
 It is a Feistel network on a table of 2^h rows and just enough columns. Each round moves every element within its
 column, or within its row, by a distance mixed from the key and the number of that column or row. This is one-to-one

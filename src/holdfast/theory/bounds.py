@@ -1,8 +1,8 @@
 """Perturbations of an iteration, their norms, and a bound on how many iterations they cost.
 
-Iterations obey y[k+1] = f(y[k] + δ[k]), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖. The iteration cost is
-how many more iterations than the unperturbed run they need to come, and stay, within ε of x*. This module runs no
-iteration; c and the distance come from `holdfast.theory.rate`.
+Iterations obey y[k+1] = f(y[k] + δ[k]), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖. The iteration cost
+is how many more iterations the perturbed run needs than the unperturbed run to come and stay within ε of x*. This
+module runs no iteration; c and the distance come from `holdfast.theory.rate`.
 """
 
 from typing import Any, TypeVar
@@ -25,8 +25,8 @@ def iteration_cost_bound(
     broadcast with `c` and `distance`. By Theorem 3.2 of Qiao et al. the bound is log(1 + Δ/D) / log(1/c), where D is
     `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations δ[l].
 
-    It holds only if `distance * c**k` never exceeds the distance to the optimum after k iterations without
-    perturbations. The initial distance is often too large; `holdfast.theory.rate` computes a suitable one."""
+    The bound holds only if `distance * c**k` never exceeds the distance to the optimum after k iterations without
+    perturbations. The initial distance is often too large; `holdfast.theory.rate` computes a suitable distance."""
     rate, far, lengths, at = (np.asarray(value, dtype=np.float64) for value in (c, distance, sizes, steps))
     if not np.all((rate > 0) & (rate < 1)):
         raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")
@@ -57,15 +57,16 @@ def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: 
 def full_size(distances: Floats, order: float = 2) -> float:
     """Return the norm of the perturbation that full recovery causes by resetting every block to its saved value.
 
-    `distances` are those between the live and the saved value of each block. `order` is the order of the norm that
-    combines them: 2 (Euclidean), 1 (sum) or infinity (largest)."""
+    `distances` has, for each block, the distance between its live and its saved value. `order` is the order of the norm
+    that combines them: 2 (Euclidean), 1 (sum) or infinity (largest)."""
     return _norm(distances, order)
 
 
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
     """Return the norm of the perturbation that partial recovery causes by resetting only the `lost` blocks.
 
-    `distances` and `order` are as for `full_size`, whose result is never smaller (Theorem 4.1 of Qiao et al., 2018)."""
+    `distances` and `order` are the parameters of `full_size`, whose result is never smaller (Theorem 4.1 of Qiao et
+    al., 2018)."""
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
         there = f"the {len(distances)} blocks, numbered from 0"

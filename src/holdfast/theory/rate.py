@@ -26,8 +26,8 @@ class Rate:
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
     """Fit a convergence rate to the `distances` from the optimum after each iteration.
 
-    Uses least squares of the logarithms over the iterations in `window`, by default the last half. The window should
-    end before the distances flatten at the precision with which the optimum is known."""
+    The fit is a least-squares line through the logarithms of the distances in `window`, by default the last half. The
+    window should end before the distances flatten at the precision of the known optimum."""
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
     if len(steps) < 2:
@@ -41,8 +41,8 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 def worst_rate(distances: npt.ArrayLike) -> Rate:
     """Return the slowest convergence rate in a run: `c` is the largest ratio of successive `distances`.
 
-    `distances` are those to the optimum after each iteration k. In the result, `distance` is the largest number D for
-    which D·c^k never exceeds them."""
+    `distances[k]` is the distance to the optimum after iteration k. In the result, `distance` is the largest D such
+    that D·c^k never exceeds `distances[k]`."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
