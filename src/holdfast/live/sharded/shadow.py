@@ -8,14 +8,13 @@ own, so the copy has the same bits at every step.
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
-from holdfast.distributed.gloo_link import GroupBroken, Link
+from holdfast.distributed.gloo_link import Link
 from holdfast.errors import BadInput
 from holdfast.live import state_transfer
 from holdfast.live.sharded.collectives import Ring
@@ -203,20 +202,16 @@ class Exchange:
         self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
 
     def run(self, link: Link, ring: Ring) -> None:
-        works = []
-        for outgoing, incoming, _ in self._parts:
+        works, received = [], []
+        for outgoing, copies in self._parts:
+            # New memory in every try: the operations of a broken connection may never end.
+            received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
             works.append(link.post("send", [outgoing], ring.next, 0))
-            works.append(link.post("recv", [incoming], ring.previous, 0))
-        try:
-            for work in works:
-                link.wait(work)
-            link.do("allreduce", [torch.zeros(1)])
-        except GroupBroken:
-            for work in works:  # their buffers are used again
-                with suppress(RuntimeError):
-                    work.wait()
-            raise
-        for _, incoming, copies in self._parts:
+            works.append(link.post("recv", [received[-1]], ring.previous, 0))
+        for work in works:
+            link.wait(work)
+        link.do("allreduce", [torch.zeros(1)])
+        for (_, copies), incoming in zip(self._parts, received, strict=True):
             values = incoming.to(copies[0].device)
             for copied, new in zip(copies, values.split([copied.numel() for copied in copies]), strict=True):
                 self._write(copied, new.view_as(copied))
@@ -232,11 +227,10 @@ class Exchange:
 
 def _of_kind(
     own: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], kind: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return this rank's values of dtype `kind`, a buffer to receive into, and the copies that the buffer is for."""
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return this rank's values of dtype `kind` as one tensor, and the copies for which new values arrive."""
     outgoing = torch.cat([value.detach().reshape(-1) for value in own if value.dtype == kind]).cpu()
-    chosen = [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
-    return outgoing, torch.empty(sum(copied.numel() for copied in chosen), dtype=kind), chosen
+    return outgoing, [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
 
 
 def _set_gradient(copied: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -282,6 +276,7 @@ def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
         for giver, taker in pairs:
             if ring.rank in (giver, taker):
                 copied = state_transfer.transfer(link, ring.rank, giver, (taker,), own.capture) or copied
+    assert copied is not None  # a ring has at least two ranks
     return Shadow(own, copied)
 
 
