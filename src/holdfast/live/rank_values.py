@@ -1,8 +1,8 @@
-"""The plain values that each rank protects, as they were at its last step boundaries, kept in the workers' store.
+"""Storage of each rank's protected plain values at its last step boundaries, for a worker that replaces the rank.
 
-Plain values belong to one rank (see `train/state/plain_values.py`), so the survivors do not have those of a lost rank.
-With `--recovery replay` every rank posts its values at each boundary, and a replacement begins the interrupted step
-with the values that the lost rank had there.
+Plain values (dicts, lists, tensors, arrays) belong to one rank, so the survivors do not have the values of a lost rank.
+With `--recovery replay` every rank writes its values to the workers' shared store at each step boundary. A replacement
+begins the interrupted step with the values that the lost rank had at the boundary before it.
 """
 
 import json
@@ -24,14 +24,14 @@ class RankValues:
         self._store, self._protected = PrefixStore(f"{LIVE}/values", coordination.store()), protected
 
     def keep(self, member: int, step: int) -> None:
-        """Write this rank's values, as they are before `step`, to the store, for a worker that may replace this one.
+        """Write this rank's current values to the store before `step`, for a worker that may replace this worker.
 
-        `member` is the number of this worker, under which the store keeps the values."""
+        `member` is the number of this worker, and a part of the key."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Set this rank's values to those that worker `member` stored before `step`; return False if there are none."""
+        """Set this rank's values to the values that worker `member` stored before `step`; return False if it has not."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False

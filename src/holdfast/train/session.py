@@ -103,7 +103,7 @@ class Session:
 
     @property
     def stopping(self) -> Stopping | None:
-        """The object by which a script ends its training loop early; None before the loop begins."""
+        """The object that ends the training loop early at the script's request; None before the loop begins."""
         return self._loop.boundary.stopping if self._loop else None
 
     @property
@@ -129,7 +129,7 @@ class Session:
         return cast(nn.Module, self._replicas[-1].ddp)
 
     def make_mesh(self, replicas: int) -> "DeviceMesh":
-        """Return a device mesh over all ranks, with `replicas` groups of ranks that each hold the model."""
+        """Return a device mesh over all ranks for models sharded with FSDP2: `replicas` groups each hold the model."""
         from holdfast.train.sharded import make_mesh  # a slow import
 
         if self.live and not isinstance(self.live, ShardedRecovery):
@@ -218,7 +218,7 @@ class Session:
             )
 
     def close(self) -> None:
-        """Close the training loop, unless it has ended, then the history and the process group. Also runs at exit."""
+        """Close the training loop if it has not ended, then the history and the process group. Also runs at exit."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:  # a process that the script has forked
             return
@@ -240,7 +240,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
-        """Raise BadInput if a training loop has impossible settings, or its `protected` objects would not resume it."""
+        """Raise BadInput if `phase` has impossible settings, or if the `protected` objects could not resume it."""
         protect_checks.check_sharding(protected.things, is_live=self._recovers_replicas)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
