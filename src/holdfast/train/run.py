@@ -225,7 +225,7 @@ class Run:
         return DatasetShard(dataset, self._reducer.place)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, tensor or nested structure of them; all ranks must call this."""
+        """Return the sum over all ranks of a number, a tensor or a nested structure of these. All ranks must call this."""
         return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
