@@ -216,8 +216,7 @@ class MembershipController:
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Choose and publish the next group of workers that train. If another node decides, adopt the group it published.
-        """
+        """Choose and publish the next group of workers that train. If another node decides, adopt its latest choice."""
         self._assign_spares()
         if self._peers.decides:
             self._decide()
