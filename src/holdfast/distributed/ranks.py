@@ -98,9 +98,9 @@ class Ranks:
         return replace(self, has_changed=self.watch_members())
 
     def renumber(self, rank: int, size: int, number: int) -> None:
-        """Change this process to `rank` of `size` ranks, because the workers have changed for the `number`th time.
+        """Change this process to `rank` of `size` ranks, after workers were lost or joined.
 
-        Earlier messages are not visible any more."""
+        `number` is the number of the new membership. Messages from before the change are not visible any more."""
         assert self.connect is not None
         self.rank, self.size = rank, size
         self.store = PrefixStore(f"run/{number}", self.connect())

@@ -23,7 +23,7 @@ _KEPT_ELSEWHERE = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Plain
 class BoundaryMarks:
     """A detector of changes during a step to protected state that is not trained by an optimizer.
 
-    Every method takes `copied`: the `id()` of each buffer that forward passes copy from rank 0. These are ignored."""
+    Every method takes `copied`: the `id()` of each buffer that forward passes copy from rank 0. Such buffers are ignored."""
 
     def __init__(self, protected: Protected) -> None:
         trained = {
@@ -49,7 +49,7 @@ class BoundaryMarks:
         return any(buffer not in copied for buffer in changed) or self._mark_others() != self._others_at_boundary
 
     def has_own_buffers(self, copied: Collection[int]) -> bool:
-        """Return True if training has changed a floating-point buffer. Ignore buffers with an `id()` in `copied`."""
+        """Return True if training has changed a floating-point buffer since its start, apart from those in `copied`."""
         own = ((buffer, before) for buffer, before in self._at_start if id(buffer) not in copied)
         # By value: the kernels of batch-norm do not count as changes in place.
         return any(not torch.equal(_first_values(buffer), before) for buffer, before in own)

@@ -29,7 +29,7 @@ def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualtie
 
     - `replay`: the exact step. Gradients of lost workers are computed again, so the weights are the normal ones.
     - `forward`: a completed bucket is kept, with the lost workers' gradients. A bucket that is not completed is summed
-      over the survivors, each weighted by its share of the survivors' samples. If these are 0, the bucket is left out.
+      over the survivors, each weighted by its share of the survivors' samples. If they have none, it is left out.
     - `skip`: the whole step is dropped, so every bucket is left out, even if it was completed.
 
     Without casualties every strategy gives the normal weights."""

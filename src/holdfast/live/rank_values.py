@@ -26,12 +26,12 @@ class RankValues:
     def keep(self, member: int, step: int) -> None:
         """Write this rank's current values to the store before `step`, for a worker that may replace this worker.
 
-        `member` is the number of this worker, and a part of the key."""
+        `member` is the number of this worker, under which the values are stored."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Set this rank's values to the values that worker `member` stored before `step`; return False if it has not."""
+        """Set this rank's values to those that worker `member` stored before `step`; return False if it stored none."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False

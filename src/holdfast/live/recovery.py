@@ -127,7 +127,7 @@ class LiveRecovery:
 
     @property
     def place(self) -> tuple[int, int]:
-        """This worker's rank and the world size, as the samples of the current step are divided."""
+        """The rank and the world size that determine this worker's samples in the current step."""
         basis = self.window.finish_basis or self.members
         return basis.index(self.member), len(basis)
 
@@ -158,7 +158,7 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def reach_boundary(self, step: int) -> None:
-        """Under `replay`, store this rank's plain values before `step` for a replacement, and begin to detect changes."""
+        """Under `replay`, store this rank's plain values before `step`, and begin to detect changes of other state."""
         if self._marks:
             self._marks.take(self.buffers.ids)
         if self._values:
@@ -189,7 +189,7 @@ class LiveRecovery:
         """Recover from lost workers and let new workers join, just before `step`. If `last`, no worker joins.
 
         Return two values: True if the samples are now divided among other workers than before, and the last step in
-        which workers recovered since the boundary before (None if they did not)."""
+        which workers recovered since the previous boundary (None if they did not recover)."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)

@@ -19,7 +19,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
-    """A report on how far one worker has trained, which it sends to all others when a recovery begins."""
+    """A report on how far one worker has trained. The worker sends it to all other workers when a recovery begins."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False  # the member has begun `step`
@@ -51,7 +51,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan by which all workers recover when some are lost, and then finish or begin `step` together."""
+    """The plan by which the remaining workers recover from a loss, and then finish or begin `step` together."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -170,7 +170,7 @@ class StepState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["StepState", bool]:
-        """Return the state for the coming step, and True if samples are divided among new `members` from it on.
+        """Return the state for the coming step, and True if that step begins a new division of samples among `members`.
 
         After a recovery, samples are divided among the remaining workers as soon as the interrupted step is finished.
         """

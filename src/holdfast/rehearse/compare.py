@@ -26,7 +26,7 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the observations by (step, rank). If a step was trained twice, they are those of the last time."""
+    """Return the observations by (step, rank). If a step was trained twice, the last observation counts."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
@@ -46,7 +46,7 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kills: Iterable[int]) -> Divergence | None:
-    """Return the first step in which `run`, with killed and replaced workers, differs from `reference`; None if none.
+    """Return the first step in which `run`, with killed and replaced workers, differs from `reference`, or None.
 
     `kills` are the steps before which a worker was killed. If several ranks differ, the newest worker is chosen."""
     expected = by_step(reference)

@@ -52,8 +52,8 @@ class Checkpoints:
     def try_out(self, *, alone: bool) -> PlaceContents:
         """Check that checkpoints can be written, and return the progress that the run has saved.
 
-        If they cannot, raise HoldfastError. If there are other nodes (`alone` is False), store the message in `wrong`
-        instead."""
+        If checkpoints cannot be written, raise HoldfastError. If there are other nodes (`alone` is False), store the
+        message in `wrong` instead."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)
@@ -90,7 +90,7 @@ class Checkpoints:
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Withdraw the claim of `term` (a numbered group of nodes) to the right to save, because it did not start."""
+        """Withdraw the claim of `term`, a numbered group of nodes, to the right to save. The group did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:

@@ -313,7 +313,7 @@ class RestartPolicy:
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
-        """Return the number of restarts left. All of them are if `newest`, the newest snapshot's step, has increased."""
+        """Return the number of restarts left: all of them if `newest`, the step of the newest snapshot, has grown."""
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:

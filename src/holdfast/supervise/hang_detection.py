@@ -50,7 +50,7 @@ class WorkerLook:
 
 
 class RemoteProgress(NamedTuple):
-    """The progress of other nodes: the position of their worker that is furthest behind, and all bytes transferred."""
+    """The progress of other nodes: the position of their slowest worker, and the number of bytes transferred."""
 
     place: Place | None = None
     moved: int = 0
@@ -276,7 +276,7 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Record the progress of `worker`. Return (seconds, number) of the steps it finished since the last call, or None.
+        """Record the progress of `worker`. If it has finished steps, return the seconds they took, and their number.
 
         `moved` counts the bytes that all workers transferred. `others_run` is False if all workers are suspended."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.

@@ -87,7 +87,9 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return those newly imported."""
+    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning.
+
+    Return the names of the libraries that were not imported before."""
     names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -308,7 +308,7 @@ class RunLoop:
         return None
 
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
-        """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over."""
+        """Exchange progress with the other nodes, and handle lost nodes; return a verdict if the run is over."""
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
             return None

@@ -104,7 +104,7 @@ class RankReducer:
         return self.members.index(self._member), len(self.members)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum of `value` over all ranks. It is a number, a tensor or a nested structure of these."""
+        """Return the sum of `value`, a number, a tensor or a nested structure of these, over all ranks."""
         return self._reduce(value, 1.0, is_mean=False)
 
     def mean(self, value: Any, weight: float) -> Any:

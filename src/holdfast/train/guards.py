@@ -78,7 +78,7 @@ class StateKeeper:
 
 
 def late_loop(script: Path) -> int | None:
-    """Return the line number of a loop over `run.batches(...)` that follows another such loop; None if none does."""
+    """Return the line number of the second loop over `run.batches(...)` in the script; None if there is only one."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

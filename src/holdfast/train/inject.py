@@ -109,7 +109,7 @@ class Injection:
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
-        """Inject the failures planned just before `step`, and set up those planned within it. May end the process."""
+        """Inject the failures planned just before `step`, and prepare the failures within it. May end the process."""
         for failure in [failure for failure in self._joint if failure.step == step]:
             self._joint.remove(failure)
             if points.name(failure) == "backward":
@@ -164,7 +164,8 @@ class Injection:
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
         """Report that this rank is at the point of `failure`, once the all-reduces `works` are complete.
 
-        If the failure targets this rank, wait up to a minute for the reports of the other ranks, then inject it."""
+        If the failure targets this rank, wait up to a minute for the reports of the other ranks, then inject the failure.
+        """
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
             peers = replace(self._peers, patience=MEET_SECONDS)
@@ -230,8 +231,8 @@ def faulty(
 def check(schedule: Schedule, steps: int) -> None:
     """Raise BadInput if `schedule` has a failure that cannot happen in a run of `steps` steps.
 
-    Such failures are planned after the last step (except those in the last save), or for another rank than 0 in a file
-    that only rank 0 writes."""
+    Such failures are planned after the last step (except in the last save), or for a rank other than 0 in a file that
+    only rank 0 writes."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(

@@ -143,7 +143,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """Recover from lost workers, admit new ones, and divide the samples from `step` on among the present workers.
+        """Recover from lost workers, admit new workers, and divide the samples from `step` on among those now present.
 
         If `last`, all steps are trained, and no worker joins."""
         live = self.live

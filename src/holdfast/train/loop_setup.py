@@ -177,7 +177,7 @@ class LoopSetup:
         return injection
 
     def _check_conditions(self, phases: Phases) -> Conditions:
-        """Return digests of this process's data, and its thread count; compare them with the restored snapshot's."""
+        """Return digests of this process's data, and its thread count. Raise BadInput if a snapshot has other data."""
         if self.attempt is None:
             return Conditions.now([None])
         now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])

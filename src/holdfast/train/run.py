@@ -77,7 +77,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when one is lost, False if all workers are then restarted."""
+        """True if the other workers continue when a worker is lost, False if all workers are then restarted."""
         return self._session.live is not None
 
     @functools.cached_property
@@ -160,7 +160,7 @@ class Run:
 
         The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
         epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
-        of an epoch iterates over the rest of it."""
+        of an epoch iterates over the rest of that epoch."""
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
@@ -180,7 +180,7 @@ class Run:
 
         `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
         that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
-        the same samples. `holdfast audit` counts the samples, but cannot check which ones they were."""
+        the same samples. `holdfast audit` counts the samples, but cannot check which samples they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len

@@ -129,7 +129,9 @@ class Session:
         return cast(nn.Module, self._replicas[-1].ddp)
 
     def make_mesh(self, replicas: int) -> "DeviceMesh":
-        """Return a device mesh over all ranks for models sharded with FSDP2: `replicas` groups each hold the model."""
+        """Return a device mesh over all ranks, for models that are sharded with FSDP2.
+
+        Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group."""
         from holdfast.train.sharded import make_mesh  # a slow import
 
         if self.live and not isinstance(self.live, ShardedRecovery):
@@ -258,7 +260,7 @@ class Session:
             restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
     def _make_writer(self) -> Writer:
-        """Return a writer of snapshots, which injects the planned storage faults."""
+        """Return a writer of snapshots that injects the planned storage faults."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
         store = _fenced(attempt.store, self.ranks)
@@ -300,7 +302,7 @@ class Session:
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`; in a run on several nodes, wrapped to refuse writes once other nodes go on without this node."""
+    """Return `store`. In a run on several nodes, wrap it to refuse writes once other nodes continue without this one."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store

@@ -80,7 +80,7 @@ class ShardedModels:
         self._replace_reduction()
 
     def on_gather(self, fraction: float, act: Callable[[], None]) -> None:
-        """Call `act` once: in the next forward, when this fraction of the FSDP modules have gathered their parameters."""
+        """Call `act` once: in the next forward, when the given `fraction` of the FSDP modules have gathered parameters."""
         count = int(round(fraction * len(self._modules), 6))  # 6: 0.7 x 10 must not fall short of 7
         gathered = 0
 
@@ -116,7 +116,7 @@ def _has_parameters(module: Any) -> bool:
 
 
 class _GradientReduction:
-    """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and tells `posted` when it starts."""
+    """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and calls `posted` when it starts."""
 
     def __init__(self, count: int, reduce_scatter: Callable[..., Any]) -> None:
         self.factor = 1.0

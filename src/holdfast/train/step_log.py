@@ -304,7 +304,7 @@ class WorkDone:
 
 
 def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
-    """Raise BadInput if `optimizer` trains the model of `replica`. Called if its gradients were not summed over ranks."""
+    """Raise BadInput if `optimizer` trains the model of `replica`, whose gradients are not yet summed over the ranks."""
     local = {id(parameter) for parameter in replica.ddp.parameters()}
     if any(id(parameter) in local for group in optimizer.param_groups for parameter in group["params"]):
         raise BadInput(
@@ -331,7 +331,7 @@ class LoggedLoss:
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """A recorder of steps. A step begins when the script gets its batch, and ends when the script asks for the next."""
+    """A recorder of steps. A step begins when the script gets its batch, and ends when it asks for the next batch."""
 
     log: StepLog
     work: WorkDone

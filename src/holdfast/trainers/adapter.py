@@ -43,7 +43,7 @@ class RunLoader:
         self._gather: Callable[[], None] | None = None
 
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
-        """Take batches from `batches` from now on. Before each batch, call `gather`, as of `RankNumbers`."""
+        """Take batches from `batches` from now on. Before each, call `gather`, which collects the numbers of all ranks."""
         self._batches, self._gather = batches, gather
 
     def end(self, run: Run) -> None:

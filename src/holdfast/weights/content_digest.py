@@ -71,7 +71,7 @@ def _chunk_digests(tensor: StoredTensor, values: Any) -> Iterator[str]:
 
 
 def _chunks_of(tensor: StoredTensor, box: Box) -> tuple[int, int]:
-    """Return the numbers (first, end) of the chunks that have rows of `box`. Chunk `end` has none any more."""
+    """Return the numbers (first, end) of the chunks that have rows of `box`. The chunk `end` is not included."""
     if not box:  # a number
         return 0, 1
     rows = _rows_per_chunk(tensor)

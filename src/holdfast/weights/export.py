@@ -36,7 +36,7 @@ def export(state: Mapping[str, Any], to: str, *, force: bool = False, shard_size
 
 
 def writer_for(to: str, shard_size: str | None = None) -> Callable[[Mapping[str, Any], Path], None]:
-    """Return the function that writes the format selected by the suffix of `to`; raise BadInput if it is unknown."""
+    """Return the function that writes the format that the suffix of `to` selects; raise BadInput for other suffixes."""
     suffix = Path(to).suffix
     if to.endswith("/") or not suffix:
         return _folder_writer(shard_size)

@@ -82,7 +82,9 @@ def _readings(name: str, content: Mapping[str, Any], keys: Collection[str]) -> I
 
 
 def _with_tied(reading: dict[str, Any], own: Mapping[str, str], tied: Collection[Collection[str]]) -> dict[str, Any]:
-    """Return `reading` with all keys of the tied parameters that it has under at least one key."""
+    """Return `reading`, completed so that each tied parameter with at least one of its keys has all of them.
+
+    `own` maps keys of the model to the user's own keys, which `reading` uses."""
     for group in tied:
         names = [own[key] for key in group if key in own]
         if present := [key for key in names if key in reading]:

@@ -24,7 +24,7 @@ _LONGEST = 256 << 20  # bytes of an index
 def read_safetensors(path: Path, first: int = 0) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file; raise Corrupt if it is malformed.
 
-    Their positions, which tell in which order to read them, are counted from `first`."""
+    Each tensor has a position in the order of reading. `first` is the position of the first tensor."""
     try:
         length = path.stat().st_size
         entries = payload.read_header(partial(_read_bytes, path), length, str(path))

@@ -43,7 +43,7 @@ class SourceContent:
 
 
 def resolve(source: WeightsSource) -> WeightsSource:
-    """Return `source` completed with the step of its snapshot and the digests of its content. Read all of the content."""
+    """Return `source` completed with the step of its snapshot and the digests of its content. This reads all content."""
 
     def resolved(content: SourceContent) -> WeightsSource:
         table = tabulate(content.tensors)

@@ -101,14 +101,14 @@ def starting(
 
 
 class RoundCloser:
-    """The host's part in a rendezvous: it decides which nodes start together. `own` is the address of its store."""
+    """The decision of a rendezvous host: which nodes start together. `own` is the address of the host's store."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start together in rendezvous `number`, once enough have registered.
+        """Announce which nodes start together in rendezvous `number`, once enough nodes have registered.
 
         `last` are the nodes of the previous start, and `heard` the times of heartbeats."""
 

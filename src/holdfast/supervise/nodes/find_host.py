@@ -46,7 +46,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a store that is tried before the store at `here`; None if none of these answers."""
+        """Return a connection to a store that `find` would try before the store at `here`; None if none answers."""
         for where, token in self._places(last):
             if where == here:
                 return None

@@ -109,7 +109,7 @@ class MembersReport(NamedTuple):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The process numbers of the workers that train, without those that wait to join."""
+        """The process numbers of the workers that train, without workers that wait to join."""
         return tuple(worker.seat for worker in self.seen if worker.membership is not None)
 
     @property
@@ -202,7 +202,7 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the node that decides which workers train. Return its decisions numbered above `known`."""
+        """Send `report` to the node that decides which workers train. Return the decisions numbered above `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
@@ -223,7 +223,7 @@ class Peers:
         return False
 
     def finish(self) -> bool:
-        """Report that this node's workers have exited normally. Return True once those of all nodes have."""
+        """Report that this node's workers have exited normally. Return True once all nodes have reported that."""
         return True
 
     def exchange_progress(self, progress: JSON) -> list[Any]:

@@ -42,7 +42,7 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the rank of the worker process number `seat`; if it has never trained, return `seat` to name it."""
+        """Return the rank of the worker process number `seat`; if the process has never trained, return `seat`."""
         return self._numbers[seat] if seat in self._been else seat
 
     def assigned(self, seat: int) -> int | None:

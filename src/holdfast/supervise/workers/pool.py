@@ -87,8 +87,8 @@ class WorkerPool:
     ) -> WorkerProcess:
         """Fork a worker process with the unique number `seat`, which is also its rank unless `joins`.
 
-        If `joins` is True, the worker joins the workers that train later, with the given `rank` (None for a spare). A
-        standby worker waits for the next start of all workers."""
+        If `joins` is True, the worker begins to train later, with the given `rank` (None for a spare). A standby worker
+        waits for the next start of all workers."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -151,7 +151,9 @@ class WorkerPool:
         return {name: str(value) for name, value in variables.items()}
 
     def late_start(self) -> list[str]:
-        """Return messages about what the workers do, once, if none has begun a step after a minute; otherwise []."""
+        """Return messages about what the workers do if none of them has begun a step after a minute; otherwise [].
+
+        The messages are returned only once."""
         if not self._reports_start or time.monotonic() - self._began < FIRST_STEP:
             return []
         self._reports_start = False
@@ -241,7 +243,7 @@ class WorkerPool:
         return [error.message for error in raised if error]
 
     def log_with_stacks(self, rank: int) -> str:
-        """Return the log file with the stacks of worker `rank`, relative to the run's folder; "" if there is none."""
+        """Return the path, relative to the run's folder, of the log with the stacks of `rank`; "" if there is none."""
         return next((report.log for report in self.exit_reports() if report.rank == rank), "")
 
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:

@@ -133,7 +133,9 @@ class WorkerProcess:
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
-        """Return the worker's progress. It trains if `is_member`; another worker has finished if `has_done_peers`."""
+        """Return the worker's progress.
+
+        `is_member` is True if this worker trains, and `has_done_peers` if another worker has finished."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(

@@ -36,7 +36,7 @@ class Recorder(Protocol):
     """An object that records the events of one rank."""
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add the event `what`. Its time is `time`, by default the present."""
+        """Add the event `what`. Its time is `time`, by default now."""
 
     def flush(self) -> None:
         """Hand all events to the operating system, so that the death of this process cannot lose them."""
@@ -128,7 +128,7 @@ class AttemptContext:
     def check_history(self, step: int, state: str) -> None:
         """Raise Corrupt if the history contradicts a snapshot of `step` with the digest `state`.
 
-        It does if it has another digest for that snapshot, or if the run has not reached `step`."""
+        That is the case if it has another digest for that snapshot, or if the run has not reached `step`."""
         if not self.is_complete:
             return
         committed, reached = committed_state(self.folder, step), furthest_step(self.folder)

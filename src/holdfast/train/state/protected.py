@@ -282,7 +282,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _buffers_of_rank(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers of a sharded model that may differ by rank, unless they are large; none if it is not sharded."""
+    """Return the buffers of a sharded model, unless they are large: they may differ by rank. Else return none."""
     if not any(is_dtensor(parameter) for parameter in model.parameters()):
         return {}
     names = {plain_name(name) for name, _ in model.named_buffers()}

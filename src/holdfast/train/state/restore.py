@@ -68,7 +68,7 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the snapshot's recorded digest if `protected` still equals the snapshot, else that of `protected`."""
+        """Return the snapshot's recorded digest if `protected` still equals it, else the digest of `protected`."""
         in_memory = protected.digest()
         return self.committed if in_memory == self.loaded else in_memory
 
@@ -115,7 +115,7 @@ def _open(store: Store, step: int) -> SnapshotReader:
 
 
 class _Restoring:
-    """The restore of an attempt: rank 0 proposes snapshots, the newest first, until every rank could read one."""
+    """The restore of an attempt: rank 0 proposes snapshots, the newest first, until every rank can read the snapshot."""
 
     def __init__(self, fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> None:
         self._fetch, self._attempt, self._ranks, self._protected = fetch, attempt, ranks, protected

@@ -254,8 +254,8 @@ class _Vote:
     def cast(self, shard: WrittenShard) -> Ballot | None:
         """Vote for the commit, once this rank's file is written.
 
-        On rank 0, wait for the votes of all ranks and return their result. Return None on other ranks, or if a rank is
-        lost before it has voted."""
+        On rank 0, wait for the votes of all ranks and return what to commit. Return None on other ranks, or if a rank
+        is lost before it has voted."""
         self.saver.injected(self.step)
         self.saver.attempt.record.sync()
         text = json.dumps(
