@@ -16,9 +16,9 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 
 
 class RankValues:
-    """A store in which each rank keeps its protected plain values (dicts, lists, tensors, arrays).
+    """A store in which each rank keeps its protected plain values, and the buffers of its sharded models.
 
-    A worker that replaces a lost one reads the values of the lost worker from this store."""
+    A worker that replaces a lost worker reads the lost worker's values from this store."""
 
     def __init__(self, coordination: Coordination, protected: Protected) -> None:
         self._store, self._protected = PrefixStore(f"{LIVE}/values", coordination.store()), protected

@@ -112,7 +112,7 @@ class Session:
 
     @property
     def _recovers_replicas(self) -> bool:
-        """True if a lost worker is replaced from a worker with the same weights, so models cannot be sharded."""
+        """True if replacements get their state from a worker that holds the whole model, so it cannot be sharded."""
         return self.live is not None and not isinstance(self.live, ShardedRecovery)
 
     @property

@@ -90,7 +90,7 @@ class Protected:
 
     @property
     def has_values_of_rank(self) -> bool:
-        """True if `own` has values: plain ones are protected, or a sharded model has buffers."""
+        """True if values that belong to this rank alone are protected: plain values, or buffers of sharded models."""
         return self.has_plain_values or any(
             is_dtensor(parameter) and next(model.buffers(), None) is not None
             for model in self.models
@@ -233,7 +233,7 @@ class Protected:
         self.restore_some({name: saved.get(name) for name in self.things})
 
     def restore_some(self, saved: Mapping[str, Any]) -> None:
-        """Load the states in `saved`, by name, and keep those of all other objects."""
+        """Load the states in `saved` into the objects with their names. All other objects keep their state."""
         for name, state in saved.items():
             try:
                 _restore(self.things[name], state)
