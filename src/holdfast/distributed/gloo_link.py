@@ -89,7 +89,7 @@ class NoPeersLink:
 class Link:
     """A connection to the other workers, on which collectives run.
 
-    `hang_up` breaks it, and `connect` builds a new one."""
+    `hang_up` breaks the connection, and `connect` builds a new one."""
 
     def __init__(self) -> None:
         self._group: Any = NoPeersLink()
@@ -131,7 +131,7 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Build a new process group of `size` workers, in which this process is `rank`. All of them must call this.
+        """Build a new process group of `size` workers, in which this process has `rank`. All these workers must call this.
 
         `store` opens a connection to the store through which the workers find each other. Raise GroupBroken as soon as
         `outdated` returns True."""
@@ -202,7 +202,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def wait_until_ended(works: list[Any]) -> None:
-    """Wait until all `works` of a broken link have ended, after which their tensors can be used again."""
+    """Wait until all `works` of a broken link have ended. After that, their tensors can be used again."""
     deadline = time.monotonic() + END_SECONDS
     while not all(work.is_completed() for work in works):
         if time.monotonic() > deadline:

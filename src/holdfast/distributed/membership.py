@@ -1,8 +1,8 @@
 """The membership of a run with live recovery: the workers that currently train together, as the supervisor decides.
 
 A worker that loses a connection only suspects its peer. The supervisor alone decides which workers are members, because
-it alone knows which processes are dead. It publishes every new membership in the workers' store, and does so whenever a
-member is lost or hangs. Every wait of a worker ends when that happens.
+it alone knows which processes are dead. Whenever a member is lost or hangs, the supervisor publishes a new membership
+in the workers' store, and that ends every wait of a worker for its peers.
 
 Members are numbered by their ranks at the start of the run, and keep these numbers. The current rank of a member is its
 index among the present members.
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.001
 
 
 class Membership(NamedTuple):
-    """A group of workers that train together. When a worker is lost or joins, the next `number` is published.
+    """A group of workers that train together. When a worker is lost or joins, a group with the next `number` follows.
 
     `members` are the member numbers of these workers. `joining` maps the member number of each lost worker to the
     process that replaces it. Workers in `asleep` were suspended between two steps, so none of their work is lost."""
@@ -191,7 +191,7 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers wait to join, and `step` is the first step that no worker has begun."""
+        """Return True if new workers wait to join, and no worker has begun `step` or a later step."""
         with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._answered < number:
@@ -217,7 +217,7 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else post the step before which others join."""
+        """Handle a new membership: call `lost` if members were lost, else post the step before which workers can join."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)

@@ -2,8 +2,8 @@
 
 NCCL waits forever for a lost peer, and reports an aborted operation as complete. So a worker that learns of a loss
 aborts the communicator, which ends every operation on the GPU. An operation counts as done only if it was seen to
-complete before the abort. The `Work` that DDP gets completes once this is known. Unlike NCCL's own, it keeps backward
-waiting until the GPU has summed the last bucket, so the next step is not queued behind it.
+complete before the abort. The `Work` that DDP gets completes once this is known. Unlike NCCL's own `Work`, it keeps
+backward waiting until the GPU has summed the last bucket, so the next step is not queued behind it.
 
 The loss of a peer is untested with two or more GPUs. The tests cover the code that does not need NCCL, and a single
 rank on one GPU. If a member dies while the communicator is built, the communicator and its thread are abandoned.
@@ -29,7 +29,7 @@ NCCL = "cpu:gloo,cuda:nccl"
 
 
 def why_not(backend: str) -> str | None:
-    """Return why workers cannot recover without a restart on the collective `backend`; None if they can."""
+    """Return the reason why workers on this collective backend cannot recover without a restart; None if they can."""
     if backend == "gloo":
         return None
     if backend != NCCL:
@@ -115,7 +115,7 @@ class _Sums:
         return posted
 
     def abort(self) -> None:
-        """Abort all operations under way, and mark those that are not known to be complete as failed."""
+        """Abort all operations under way. Operations that are not known to be complete count as failed."""
         was_aborted, self.is_aborted = self.is_aborted, True
         if self._group is not None and not was_aborted:
             with suppress(RuntimeError):

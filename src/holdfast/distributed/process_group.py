@@ -1,9 +1,9 @@
-"""The process groups of a run that recovers live: the one that DDP uses, and the default group of torch.distributed.
+"""The process groups of a run that recovers live: a group for DDP, and the default group of torch.distributed.
 
-DDP starts a sum for every bucket of gradients during backward and gets the link's own `Work` objects, so nothing is
-copied and nothing waits as long as no member is lost. After a loss, DDP's backward raises once all gradients are
-computed. Then each bucket holds either its complete sum or garbage, and `param.grad` still holds the gradients of this
-rank.
+DDP starts a sum for every bucket of gradients during backward and gets the link's own `Work` objects. So nothing is
+copied, and backward does not wait, as long as no member is lost. After a loss, DDP's backward raises once all gradients
+are computed. Then each bucket holds either its complete sum or garbage, and `param.grad` still holds the gradients of
+this rank.
 
 Collectives that a script calls itself use torch's own groups, which do not survive a lost member. A replacement worker
 has missed the earlier exchanges, so such a run restarts after a loss. Once the members have changed, the default group
@@ -45,7 +45,7 @@ class BucketSum:
 
 
 class RecoverableGroup(ProcessGroup):
-    """The process group for DDP in runs where the other workers continue when one is lost.
+    """The process group for DDP in runs where the other workers continue when a worker is lost.
 
     Its size never changes, and DDP divides gradients by this size. `factor` scales this rank's gradients, so that every
     sample of a step has the same weight. `all_posted` is called in every backward pass, once the all-reduce of the last
@@ -116,8 +116,8 @@ class RecoverableGroup(ProcessGroup):
     def drop(self, *, is_scaled: bool) -> None:
         """Make the optimizer skip this step: remove all gradients or, if `is_scaled`, set them to infinity.
 
-        A gradient scaler needs gradients. It treats infinite ones as an overflow, skips the step and lowers its scale.
-        """
+        A gradient scaler needs gradients. If they are infinite, it assumes an overflow, skips the step and lowers its
+        scale."""
         for parameter in (parameter for bucket in self._buckets for parameter in bucket):
             if is_scaled and parameter.grad is not None:
                 parameter.grad.fill_(torch.inf)

@@ -35,7 +35,7 @@ _POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time l
 
 
 def node_key(token: str, node: int) -> str:
-    """Return the store key which says that `node` belongs to the group of nodes with the unique id `token`."""
+    """Return a key for the store. If the key is set, `node` belongs to the group of nodes with the unique id `token`."""
     return f"term/{token}/{node}"
 
 
@@ -51,7 +51,7 @@ class BoundaryGate:
         self.waiting: set[object] = set()
 
     def passes(self, step: int) -> bool:
-        """Return True and let training enter `step`, unless a thread has asked training to wait; then return False."""
+        """Return True and let training enter `step`. If a thread has asked training to wait, return False instead."""
         with self.lock:
             if self.waiting:
                 return False
@@ -94,13 +94,13 @@ class Ranks:
     watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
 
     def fixed(self) -> "Ranks":
-        """Return a copy for a background thread, which keeps the present ranks when the ranks of this object change."""
+        """Return a copy for a background thread. The copy keeps the present ranks when the ranks of this object change."""
         return replace(self, has_changed=self.watch_members())
 
     def renumber(self, rank: int, size: int, number: int) -> None:
-        """Become `rank` of `size` ranks, after change `number` of the workers.
+        """Change this process to `rank` of `size` ranks, after workers were lost or joined.
 
-        Earlier messages are not visible any more."""
+        `number` is the number of the new membership. Messages from before the change are not visible any more."""
         assert self.connect is not None
         self.rank, self.size = rank, size
         self.store = PrefixStore(f"run/{number}", self.connect())

@@ -1,9 +1,9 @@
-"""Marks by which a rank notices that protected state has changed since the last step boundary.
+"""Detection of changes to protected state within a step, which would make a repetition of the step inexact.
 
 Under `replay`, a replacement repeats the interrupted step with the state of a survivor, which is in the middle of that
-step. Parameters and optimizers are still those of the boundary, because gradients change them only later. Other state
-may not be: a meter that is updated before backward, a scheduler that steps first, buffers that no forward copies from
-rank 0. Tensors are compared by torch's version counters, which changes in place increase.
+step. Parameters and optimizers have not changed since the step began, because gradients change them only later. Other
+state may have changed: a meter that is updated before backward, a scheduler that steps first, or buffers that are not
+copied from rank 0. Tensors are compared by torch's version counters, which every change in place increases.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,9 +21,9 @@ _KEPT_ELSEWHERE = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Plain
 
 
 class BoundaryMarks:
-    """A detector of changes within a step to protected state that no optimizer trains, by torch's version counters.
+    """A detector of changes during a step to protected state that is not trained by an optimizer.
 
-    Buffers that each forward pass copies from rank 0 are ignored; `copied` has the `id()` of each such buffer."""
+    Every method takes `copied`: the `id()` of each buffer that forward passes copy from rank 0. Such buffers are ignored."""
 
     def __init__(self, protected: Protected) -> None:
         trained = {
@@ -39,17 +39,17 @@ class BoundaryMarks:
         self.take(())
 
     def take(self, copied: Collection[int]) -> None:
-        """Remember the state between two steps, for `have_changed`; ignore buffers whose `id()` is in `copied`."""
+        """Remember the state between two steps, for a later `have_changed`. Ignore buffers with an `id()` in `copied`."""
         self._at_boundary = [(buffer, buffer._version) for buffer in self._buffers if id(buffer) not in copied]
         self._others_at_boundary = self._mark_others()
 
     def have_changed(self, copied: Collection[int]) -> bool:
-        """Return True if the state has changed since `take`, apart from buffers whose `id()` is in `copied`."""
+        """Return True if state has changed since the last call of `take`. Ignore buffers with an `id()` in `copied`."""
         changed = (id(buffer) for buffer, before in self._at_boundary if buffer._version != before)
         return any(buffer not in copied for buffer in changed) or self._mark_others() != self._others_at_boundary
 
     def has_own_buffers(self, copied: Collection[int]) -> bool:
-        """Return True if training has changed floating-point buffers other than those whose `id()` is in `copied`."""
+        """Return True if training has changed a floating-point buffer since its start, apart from those in `copied`."""
         own = ((buffer, before) for buffer, before in self._at_start if id(buffer) not in copied)
         # By value: the kernels of batch-norm do not count as changes in place.
         return any(not torch.equal(_first_values(buffer), before) for buffer, before in own)

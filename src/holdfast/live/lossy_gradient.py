@@ -1,8 +1,9 @@
-"""The weight of each worker's gradients in a step during whose backward workers were lost. No I/O.
+"""The weight of each worker's gradients in a step, if workers were lost during the step's backward pass. No I/O.
 
-The gradient of a step is the sum of the workers' gradients, each a mean over that worker's samples and weighted by
-their number. Gradients are summed bucket by bucket during backward. So a failure finds some buckets complete (summed
-over all workers, the lost ones included) and others not. The simulation and live recovery both use these functions.
+The gradient of a step is a weighted sum of the workers' gradients. Each is a mean over that worker's samples, and its
+weight is proportional to their number. Gradients are summed bucket by bucket during backward. So at a failure some
+buckets are complete (summed over all workers, including the lost workers), and the other buckets are not. The
+simulation and live recovery both use these functions.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,15 +22,15 @@ def normal(samples: Sequence[int]) -> Weights:
 
 
 def weights(strategy: str, *, completed: bool, samples: Sequence[int], casualties: Collection[int]) -> Weights | None:
-    """Return each worker's weight in the sum of one bucket; None if the bucket contributes nothing to the step.
+    """Return each worker's weight in the sum of one bucket of gradients; None if the bucket is left out of the step.
 
     `samples` are the numbers of samples by worker, `casualties` the lost workers. `completed` is True if the bucket was
     summed before the loss. The result depends on `strategy`:
 
     - `replay`: the exact step. Gradients of lost workers are computed again, so the weights are the normal ones.
-    - `forward`: a completed bucket is kept, with the lost workers' gradients. Any other is summed over the survivors,
-      weighted by their samples over the survivors' samples; if no survivor has a sample, it contributes nothing.
-    - `skip`: the whole step is dropped, completed buckets too.
+    - `forward`: a completed bucket is kept, with the lost workers' gradients. A bucket that is not completed is summed
+      over the survivors, each weighted by its share of the survivors' samples. If they have none, it is left out.
+    - `skip`: the whole step is dropped, so every bucket is left out, even if it was completed.
 
     Without casualties every strategy gives the normal weights."""
     if strategy not in STRATEGIES:

@@ -1,8 +1,8 @@
-"""The plain values that each rank protects, as they were at its last step boundaries, kept in the workers' store.
+"""Storage of each rank's protected plain values at its last step boundaries, for a worker that replaces the rank.
 
-Plain values belong to one rank (see `train/state/plain_values.py`), so the survivors do not have those of a lost rank.
-With `--recovery replay` every rank posts its values at each boundary, and a replacement begins the interrupted step
-with the values that the lost rank had there.
+Plain values (dicts, lists, tensors, arrays) belong to one rank, so the survivors do not have the values of a lost rank.
+With `--recovery replay` every rank writes its values to the workers' shared store at each step boundary. A replacement
+begins the interrupted step with the values that the lost rank had at the boundary before it.
 """
 
 import json
@@ -16,22 +16,22 @@ KEPT = 2  # boundaries: a lost rank may have been one step ahead of the others
 
 
 class RankValues:
-    """A store in which each rank keeps its protected plain values (dicts, lists, tensors, arrays).
+    """A store in which each rank keeps its protected plain values, and the buffers of its sharded models.
 
-    A worker that replaces a lost one reads the values of the lost worker from this store."""
+    A worker that replaces a lost worker reads the lost worker's values from this store."""
 
     def __init__(self, coordination: Coordination, protected: Protected) -> None:
         self._store, self._protected = PrefixStore(f"{LIVE}/values", coordination.store()), protected
 
     def keep(self, member: int, step: int) -> None:
-        """Write this rank's values, as they are before `step`, to the store, for a worker that may replace this one.
+        """Write this rank's current values to the store before `step`, for a worker that may replace this worker.
 
-        `member` is the number of this worker, under which the store keeps the values."""
+        `member` is the number of this worker, under which the values are stored."""
         own = self._protected.own()
         self._store.set(f"{member}/{step % KEPT}", "\n".join([json.dumps([step, *own]), *own.values()]))
 
     def restore(self, member: int, step: int) -> bool:
-        """Set this rank's values to those that worker `member` stored before `step`; return False if there are none."""
+        """Set this rank's values to those that worker `member` stored before `step`; return False if it stored none."""
         key = f"{member}/{step % KEPT}"
         if not self._store.check([key]):
             return False

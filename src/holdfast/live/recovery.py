@@ -1,4 +1,4 @@
-"""Live recovery of one rank: when members are lost, the survivors complete the step they were in and continue.
+"""Live recovery of one rank: when members are lost, the survivors complete the interrupted step and continue.
 
 A round of recovery has four parts, all in the training thread: wait for the supervisor's next membership, report this
 rank's position to the other members (`MemberReport`), connect with them, and carry out the plan that `make_plan` derives
@@ -46,12 +46,12 @@ class WorkInStep(Protocol):
 
     @property
     def is_pending(self) -> bool:
-        """True if gradients of earlier steps were not yet used by an optimizer step."""
+        """True if gradients of earlier steps have accumulated, and no optimizer step has used them yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingHooks:
-    """State and callbacks of the training loop that the recovery from lost workers needs."""
+    """State and callbacks that the training loop gives to the recovery from lost workers."""
 
     losses: LossEffects
     protected: Protected
@@ -64,7 +64,7 @@ class TrainingHooks:
 
 @dataclass(slots=True, eq=False)
 class LiveRecovery:
-    """One rank's part in live recovery, by which training continues without a restart when workers are lost.
+    """One rank's part in live recovery: when workers are lost, training continues without a restart.
 
     `size` is the number of members (workers that train) when none is lost."""
 
@@ -102,7 +102,7 @@ class LiveRecovery:
             self._set_weight(self.window.basis, self.window.step)
 
     def watch(self, peers: Ranks) -> Ranks:
-        """Return a copy of `peers` in which waits for messages raise RanksChanged when a worker is lost."""
+        """Return a copy of `peers` that raises RanksChanged if a worker is lost while it waits for messages."""
         coordination = self.coordination
         return replace(peers, has_changed=lambda: coordination.is_outdated, watch_members=coordination.watch_members)
 
@@ -127,12 +127,12 @@ class LiveRecovery:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The rank and world size by which the samples of the current step are divided."""
+        """The rank and the world size that determine this worker's samples in the current step."""
         basis = self.window.finish_basis or self.members
         return basis.index(self.member), len(basis)
 
     def join(self) -> int:
-        """Join a run in progress: receive the training state of another worker; return the first step to train."""
+        """Join a run in progress: receive the training state from another worker. Return the first step to train."""
         progress.here.phase = Phase.JOINING
         while True:
             self.coordination.await_admission()
@@ -158,7 +158,7 @@ class LiveRecovery:
         self.window = self.window._replace(divides_at=None, finish_basis=None, settled=None)
 
     def reach_boundary(self, step: int) -> None:
-        """Before `step`, store this rank's plain values for a replacement, and mark the state to detect changes."""
+        """Under `replay`, store this rank's plain values before `step`, and begin to detect changes of other state."""
         if self._marks:
             self._marks.take(self.buffers.ids)
         if self._values:
@@ -186,10 +186,10 @@ class LiveRecovery:
         return self.window.dropped == step
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover from lost workers and let new workers join, between two steps: just before `step`.
+        """Recover from lost workers and let new workers join, just before `step`. If `last`, no worker joins.
 
-        If `last`, after the final step, no worker joins. Return True if the samples are now divided among other workers
-        than before, and the last step in which workers recovered (None if there is none)."""
+        Return two values: True if the samples are now divided among other workers than before, and the last step in
+        which workers recovered since the previous boundary (None if they did not recover)."""
         self.window = self.window._replace(step=step, begun=False)
         while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)
@@ -207,7 +207,9 @@ class LiveRecovery:
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
     def recover(self, group: RecoverableGroup | None) -> None:
-        """Recover together with the remaining workers, and complete the interrupted backward of `group`, if any."""
+        """Recover together with the remaining workers.
+
+        Complete the gradient sums of `group` if its backward pass was interrupted; `group` is None between two steps."""
         began = perf_counter()
         progress.here.suspected = self.coordination.number
         with progress.during(Phase.RECOVERING):
@@ -293,7 +295,7 @@ class LiveRecovery:
         return self._hooks
 
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> RecoveryPlan:
-        """Try to recover, and return the plan that all workers agreed on; raise GroupBroken if one more is lost."""
+        """Try to recover, and return the plan of all workers. Raise GroupBroken if another worker is lost meanwhile."""
         if self._hooks is None:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
@@ -427,7 +429,7 @@ class LiveRecovery:
             self.window = self.window._replace(basis=())
 
     def _check_marks(self, *, is_first_lost: bool) -> None:
-        """Make the run restart if this rank's state is not the state that the lost worker had when the step began.
+        """Make the run restart if this rank's state may differ from the lost worker's state at the start of the step.
 
         `is_first_lost` is True if the lost worker was rank 0, whose buffers the other ranks copy."""
         if self._marks and is_first_lost and self._marks.has_own_buffers(self.buffers.ids):

@@ -1,9 +1,9 @@
-"""The plan by which the remaining members continue after a loss, computed from each member's position. No I/O.
+"""Plan how the remaining members continue after a loss, from the step and pass that each member has reached. No I/O.
 
-Members recover in one of two places: in a backward pass whose sums did not all arrive, or at a step boundary. A sum
-that one member has contains the gradients of all members, including the lost ones, and is sent to the members that lack
-it. A sum that no member has is computed again. Some members may already have passed a boundary that others have not.
-They had every sum of the step before it, so the members behind take over their parameters.
+Members recover either in a backward pass in which some sums of gradients did not arrive, or at a step boundary. If any
+member has a sum, the sum contains the gradients of all members, including the lost members, and is sent to the members
+that lack it. If no member has the sum, it is computed again. Some members may already have passed a step boundary when
+others have not. These members had every sum of the step before, so the members behind take over their parameters.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
-    """A report on how far one worker has trained, which it sends to all others when a recovery begins."""
+    """A report on how far one worker has trained. The worker sends it to all other workers when a recovery begins."""
 
     step: int  # the step that the member trains or reaches next; NOWHERE for a worker that is to join
     begun: bool = False  # the member has begun `step`
@@ -51,7 +51,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan by which all workers recover when some are lost, and then finish or begin `step` together."""
+    """The plan by which the remaining workers recover from a loss, and then finish or begin `step` together."""
 
     step: int
     begun: bool  # True if a member has begun the step: then it is finished as it was divided, among `basis`
@@ -69,20 +69,20 @@ class RecoveryPlan:
     shared: frozenset[int] = frozenset()  # buckets whose sum every member has
 
     def drops(self, strategy: str) -> bool:
-        """Return True if the step is dropped: with the strategy "skip", if gradients of the step were lost."""
+        """Return True if the step is dropped: if `strategy` is "skip", and gradients of the step were lost."""
         return self.begun and not self.is_complete and strategy == "skip"
 
     @property
     def is_complete(self) -> bool:
-        """True if no gradients of the step are lost: for every bucket some worker has the complete sum."""
+        """True if no gradients of the step are lost: for every bucket of gradients, some worker has the complete sum."""
         return bool(self.given) and None not in self.given
 
 
 def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ()) -> RecoveryPlan | str:
     """Return the plan of the recovery, or a string that says why the run must restart instead.
 
-    `reports` has the report of each worker, by member number. `asleep` are workers that were suspended between two
-    steps."""
+    `reports` has the report of each worker, by member number. `asleep` are the numbers of the workers that were
+    suspended between two steps."""
     joining = tuple(member for member, report in reports.items() if report.step == NOWHERE)
     reports = {member: report for member, report in reports.items() if member not in joining}
     if any(report.exchanges for report in reports.values()):
@@ -143,7 +143,7 @@ def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ())
 
 
 class StepState(NamedTuple):
-    """The progress of one rank in its current step, with what recoveries from lost workers have changed in the step."""
+    """The progress of one rank in its current step, and the effects of recoveries from lost workers on the step."""
 
     step: int = 0
     begun: bool = False  # this rank has begun `step`
@@ -170,7 +170,7 @@ class StepState(NamedTuple):
         )
 
     def divided(self, members: tuple[int, ...]) -> tuple["StepState", bool]:
-        """Return (the state for the next step, True if samples are divided among `members` from that step on).
+        """Return the state for the coming step, and True if that step begins a new division of samples among `members`.
 
         After a recovery, samples are divided among the remaining workers as soon as the interrupted step is finished.
         """
@@ -183,7 +183,7 @@ class StepState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LossEffects:
-    """A calculator of what lost workers change in a step: the weights of gradients, and the samples not trained."""
+    """The effects of lost workers on a step: the weights of the gradients, and the samples that are not trained."""
 
     strategy: str
     plan: RunPlan
@@ -192,7 +192,7 @@ class LossEffects:
     def weight(self, step: int, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
         """Return the weight of the gradients of `member` in `step`, whose samples were divided among `basis`.
 
-        Only `members` are left; the weights of their gradients add up to 1."""
+        Of these, only `members` are left. The weights of their gradients add up to 1."""
         samples = [self.plan.share_size(step, rank, len(basis)) for rank in range(len(basis))]
         lost = [rank for rank, other in enumerate(basis) if other not in members]
         weights = lossy_gradient.weights("forward", completed=False, samples=samples, casualties=lost)

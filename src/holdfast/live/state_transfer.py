@@ -1,8 +1,8 @@
-"""Transfer of one member's state to others over the link, tensor by tensor and without pickle.
+"""Transfer of one member's state to other members over their connections, tensor by tensor and without pickle.
 
-Tensors on a device are copied through pinned memory, one piece while the previous piece is being sent. `Buffers` keeps
-the model buffers (such as batch-norm statistics) that every forward pass copies from rank 0. The first forward of a
-step changes them, and a worker that replaces a lost member must compute that forward with the same values.
+Tensors on a GPU are copied through pinned memory, one piece while the previous piece is being sent. `Buffers` keeps the
+model buffers (such as batch-norm statistics) that every forward pass copies from rank 0. The first forward of a step
+changes them, and a worker that replaces a lost member must begin that forward with the values before the change.
 """
 
 import json
@@ -26,7 +26,7 @@ _TAG = 0
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
     """Send an object, the result of `state()`, from rank `giver` to the ranks `takers` over `link`.
 
-    Return the object on the ranks `takers`, and None on all others. `rank` is the rank of this process."""
+    Return the object on the ranks `takers`, and None on all other ranks. `rank` is the rank of this process."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
@@ -80,7 +80,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the bytes of `tensors` in pieces, as tensors in host memory, which gloo can send.
 
-    A piece is valid only until the next but one is requested, because pieces from a GPU share two buffers."""
+    Pieces from a GPU alternate between two buffers, so the third piece overwrites the first, and so on."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
@@ -99,7 +99,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The model buffers that this rank last received from rank 0; `synced` counts the broadcasts in this step."""
+    """The model buffers that this rank last received from rank 0. `synced` is the number of broadcasts in this step."""
 
     synced: int = 0
     values: list[torch.Tensor] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Buffers:
     _given: bool = False  # the values arrived in a recovery, and the next forward uses them
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Set `buffers` to rank 0's values by `broadcast`; if a worker is lost meanwhile, call `recover` and retry."""
+        """Set `buffers` to rank 0's values: call `broadcast`. If a worker is lost meanwhile, `recover` and try again."""
         for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break

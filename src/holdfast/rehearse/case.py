@@ -1,4 +1,4 @@
-"""A divergence between two runs with the observations of their workers, and the form of an explanation for it. No I/O."""
+"""A difference between two runs, with the observations of their workers, and the form of its explanation. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """The first difference between a run with kills (`run`) and one without (`reference`), with data to explain it."""
+    """The first difference between `run`, a run with kills, and `reference`, a run without; with data to explain it."""
 
     divergence: Divergence
     reference: Sequence[Observed]
@@ -30,7 +30,7 @@ class DivergenceCase:
 
     @property
     def first(self) -> Window:
-        """The observations of the rank that differs, in its first step after the last restart before the difference."""
+        """The observations of the differing rank in the first step of the attempt in which the difference occurred."""
         run = self.divergence.run
         return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 
@@ -64,7 +64,7 @@ def listed(paths: Sequence[str]) -> str:
 
 
 def others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...]:
-    """Return a line for a report: further `values` that differ, without the first `skip`; () if there are none."""
+    """Return one line for a report that names the differing `values` after the first `skip`; () if there are none."""
     named = [f"{path} ({value.type})" for path, value in values.items()][skip:]
     return (f"these differ from the reference as well: {listed(named)}",) if named else ()
 

@@ -1,8 +1,8 @@
 """The likely cause of a divergence between two runs, from the observations of their workers. No I/O.
 
-Each check returns a Cause with its evidence, or None. The first check that returns a cause decides. A run with the same
-protected state may still have lost other values in a kill: if the script computes such a value from its own old value,
-it stays wrong, unless it is a plain number, which may be a count for the log alone.
+Each check returns a Cause with its evidence, or None. The first check that returns a cause decides. Even if the
+protected state is the same, a kill may have lost other values. If the script computes such a value from its own old
+value, the value stays wrong, and is reported. Plain numbers are not, because they may be counts only for the log.
 """
 
 import re
@@ -231,7 +231,7 @@ def _is_other_batch(case: DivergenceCase) -> bool:
 def of_forgotten(
     forgotten: Mapping[str, UnprotectedValue], reference: Sequence[Observed], run: Sequence[Observed]
 ) -> Cause | None:
-    """Return a Cause if a kill lost one of the `forgotten` values, which the script computes from its last value."""
+    """Return a Cause if the script computes one of the `forgotten` values, which a kill lost, from its own old value."""
     read = {path: forgotten[path] for path in _read_again(forgotten, reference, run) if _is_state(forgotten[path])}
     if not read:
         return None
@@ -246,7 +246,7 @@ def of_forgotten(
 
 
 def _read_again(paths: Iterable[str], reference: Sequence[Observed], run: Sequence[Observed]) -> list[str]:
-    """Return those `paths` whose values are still wrong in `run` after a step that changed them in `reference`."""
+    """Return the `paths` of values that are still wrong in `run` after a step that changed them in `reference`."""
     expected = by_step(reference)
     pairs = [(expected.get((window.step, window.rank)), window) for window in windows(run) if window.attempt > 1]
     return [

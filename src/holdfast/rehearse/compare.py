@@ -8,7 +8,7 @@ from holdfast.train.observe.observations import Observed, UnprotectedValue, Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first step of a rank whose results in `run` and in `reference` differ, as observed in both."""
+    """The first step in which a rank's results in `run` and in `reference` differ, with the observations of both."""
 
     reference: Window
     run: Window
@@ -26,12 +26,12 @@ Key = tuple[int, int]
 
 
 def by_step(observed: Iterable[Observed]) -> dict[Key, Window]:
-    """Return the observations of each step by (step, rank); for a step that was trained twice, the last ones."""
+    """Return the observations by (step, rank). If a step was trained twice, the last observation counts."""
     return {(window.step, window.rank): window for window in windows(observed)}
 
 
 def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Divergence | None:
-    """Compare two runs, and return the first step of `run` whose results differ from `reference`, or None."""
+    """Return the first step of `run` with other results than in `reference`; None if all results are equal."""
     expected, trained = by_step(reference), windows(run)
     for window in trained:
         other = expected.get((window.step, window.rank))
@@ -46,7 +46,7 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
 
 
 def live_divergence(reference: Iterable[Observed], run: Iterable[Observed], kills: Iterable[int]) -> Divergence | None:
-    """Return the first step in which a run with killed and replaced workers differs from `reference`, or None.
+    """Return the first step in which `run`, with killed and replaced workers, differs from `reference`, or None.
 
     `kills` are the steps before which a worker was killed. If several ranks differ, the newest worker is chosen."""
     expected = by_step(reference)

@@ -1,4 +1,4 @@
-"""A likely cause of a divergence: a counter such as that of `enumerate`, which starts again from 0 after a kill. No I/O."""
+"""A likely cause of a difference: a counter in the loop, as by `enumerate`, starts again from 0 after a kill. No I/O."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def loop_counter(case: DivergenceCase) -> Cause | None:
 
 
 def moved_counters(case: DivergenceCase) -> tuple[str, ...]:
-    """Return lines that name the loop counters which started again from 0 after a kill, for the report."""
+    """Return lines for the report about loop counters that started again from 0 after a kill; () if there are none."""
     counters = _counters(case)
     return (
         (*_values(case, counters), f"to continue such a count, write {_enumerate_advice(case, counters[0])}")
@@ -35,7 +35,7 @@ def moved_counters(case: DivergenceCase) -> tuple[str, ...]:
 
 
 def _counters(case: DivergenceCase) -> list[str]:
-    """Return the paths of loop counters that are too low in `run`, by the number of batches trained before the kill."""
+    """Return the paths of loop counters whose values in `run` lack the batches that were trained before the kill."""
     reference, run, began = case.divergence.reference, case.divergence.run, case.divergence.began
     if case.divergence.before is None:
         return []
@@ -70,7 +70,7 @@ def _only_statistics(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _enumerate_advice(case: DivergenceCase, counter: str) -> str:
-    """Return how to write `enumerate` in the script so that `counter` has the right value after a restart."""
+    """Return the call of `enumerate` with which `counter` has the right value after a restart, as advice to the user."""
     later = [window for window in by_step(case.reference).values() if window.epoch]
     restarts = [_starts_again(window, counter) for window in later]
     epoch, batches = "enumerate(epoch, epoch.initial)", "enumerate(batches, batches.initial)"

@@ -112,7 +112,7 @@ def _compare_killed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runner:
-    """The settings with which a rehearsal runs the script. Every run has a folder of its own in `out`."""
+    """A runner of the script, with the settings of a rehearsal. Every run has a folder of its own in `out`."""
 
     config: RunConfig
     out: Path

@@ -1,6 +1,6 @@
 """Access to a run's checkpoints for the supervisor of a node, and the source of the run's initial weights.
 
-The place of the checkpoints is a directory or an object store (`--checkpoints`), by default a folder in the run's own.
+The checkpoints are in a directory or an object store (`--checkpoints`), by default in a folder inside the run's folder.
 All nodes must see the same place. Supervisors send their histories there too, since `--out` may be local to each node.
 The store is only used in child processes (see `child_call.py`).
 """
@@ -39,7 +39,7 @@ class PlaceContents(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """Access to the checkpoints of a run: in the directory or at the URL `place`, or, if None, in the folder `out`."""
+    """Access to the checkpoints of a run. They are in `place` (a directory or URL), or if that is None, inside `out`."""
 
     out: Path
     place: str | None
@@ -50,9 +50,10 @@ class Checkpoints:
         return self.place or str(self.out / "checkpoints")
 
     def try_out(self, *, alone: bool) -> PlaceContents:
-        """Raise HoldfastError if checkpoints cannot be written; otherwise return the progress that the run has saved.
+        """Check that checkpoints can be written, and return the progress that the run has saved.
 
-        If there are other nodes (`alone` is False), nothing is raised: the error message is stored in `wrong`."""
+        If checkpoints cannot be written, raise HoldfastError. If there are other nodes (`alone` is False), store the
+        message in `wrong` instead."""
         try:
             if self.place is None:
                 contents = PlaceContents(self.newest(), 0)
@@ -80,7 +81,7 @@ class Checkpoints:
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
-        """Return the newest term (numbered group of nodes) that was claimed in the checkpoint store, or None."""
+        """Return the newest term (numbered group of nodes) that was claimed in the checkpoint store; None if none was."""
         data = None if self.wrong else self._ask(lambda store: t.to_json() if (t := terms.newest(store)) else None)
         return Term.from_json(data) if data else None
 
@@ -89,13 +90,14 @@ class Checkpoints:
         return bool(self._ask(lambda store: terms.take(store, term)))
 
     def give_back(self, term: Term) -> None:
-        """Remove the file by which the group of nodes `term` claimed the right to save, because they did not start."""
+        """Withdraw the claim of `term`, a numbered group of nodes, to the right to save. The group did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
     def require_term(self, term: Term) -> None:
-        """Raise BadInput if this node does not use the same checkpoint store as the others.
+        """Raise BadInput if this node does not use the same checkpoint store as the other nodes.
 
-        `term`, the group of nodes that may save, is what another node wrote to a file in that store."""
+        Another node has written `term`, the numbered group of nodes that may save, to its store. This node checks that
+        its own store has the same term."""
         if self.term() != term:
             advice = "--checkpoints must be one place that all nodes reach"
             if self.place is None:
@@ -178,7 +180,7 @@ def _judged(data: Any) -> Judged | None:
 def first_weights(wanted: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
     """Return the source of the run's initial weights, with a digest of them; None if the script initializes them.
 
-    A run with a snapshot (`has_begun`) keeps the source recorded in `out`, unless `wanted` is another one."""
+    A run with a snapshot (`has_begun`) keeps the source recorded in `out`, unless `wanted` is another source."""
     before = read_config(out).source if has_begun and (out / RUN).exists() else None
     if before and (wanted is None or wanted.request == before.request):
         return before

@@ -1,7 +1,7 @@
 """Calls a function in a forked child process, with a timeout.
 
-The supervisor accesses checkpoint stores in this way. The client of an object store runs threads, which a process that
-forks workers must not have, and a network file system may never answer.
+The supervisor accesses checkpoint stores only through such calls. The client of an object store runs threads, which a
+process that forks workers must not have, and a network file system may never answer.
 """
 
 import gc
@@ -56,7 +56,7 @@ class ChildCall:
         return result
 
     def is_done(self) -> bool:
-        """Return True if the call has ended, and discard its result or error: do not call `result` afterwards."""
+        """Return True if the call has ended. Its result or error is then discarded: do not call `result` afterwards."""
         done = bool(select.select([self._reading], [], [], 0)[0])  # it writes only when it is done
         if done:
             self._end()

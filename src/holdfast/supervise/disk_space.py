@@ -14,7 +14,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class DiskSpace:
-    """A wait for free space on the disks of `folders`, after a worker found one full; `say` shows a message."""
+    """A wait for free space on the disks of `folders`, after a worker found a disk full. `say` shows a message."""
 
     def __init__(self, folders: Iterable[Path], say: Callable[[str], None]) -> None:
         self._folders, self._say = tuple(folders), say
@@ -24,7 +24,8 @@ class DiskSpace:
     def is_awaited(self, messages: Iterable[str], now: float) -> bool:
         """Return True if the error `messages` of workers say that a disk is full, and there is still too little space.
 
-        Return False ten minutes after the first such message, so that the run ends."""
+        Return False ten minutes after the first such message, so that the run ends. `now` is a clock reading in
+        seconds."""
         if not any(map(_FULL.search, messages)):
             return False
         if self._until is None:

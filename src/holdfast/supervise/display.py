@@ -1,7 +1,8 @@
 """The output of `holdfast run` (status line, supervisor's messages, workers' output), and the supervisor's journal.
 
-Each worker prints to files of its own, from which the supervisor copies new lines. The journal is the supervisor's own
-history of the run, which the audit reads. If a disk or the output fails, training continues with less output.
+Each worker prints to files of its own, and the supervisor shows the lines that are added to them. The journal is the
+supervisor's own history of the run, which the audit reads. If a disk or the output fails, training continues with less
+output.
 """
 
 import sys
@@ -46,7 +47,7 @@ class Tail:
         return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
-        """Show the complete lines added since the last call; if `last`, also an unfinished line, and close the file."""
+        """Show the complete lines added since the last call. If `last`, also show an unfinished line, and close the file."""
         if self._file is None:
             try:
                 self._file = self.path.open("rb")
@@ -66,7 +67,7 @@ class Tail:
 
 
 class WorkersOutput:
-    """A reader of the output files of all workers; new text of stdout is passed to `out`, and of stderr to `err`."""
+    """A reader of the output files of all workers. It passes new text of stdout to `out`, and of stderr to `err`."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
@@ -288,6 +289,6 @@ class Journal:
 
 
 def last_attempt(path: Path) -> int:
-    """Return how often the workers have been started, according to the history file at `path`."""
+    """Return the number of the last attempt (start of all workers) in the history file at `path`; 0 if it has none."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

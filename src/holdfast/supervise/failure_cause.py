@@ -1,8 +1,8 @@
 """The first failure of a group of workers and its cause, and the record of a worker's exception.
 
-When one worker fails, its peers fail with it: their collectives end in connection errors. The first failure is that of
-the worker with a cause of its own, or of the worker that its peers waited for in vain. An exception is recorded as JSON
-in the format of torch's `record`, in a file and in memory shared with the supervisor, since the disk may have failed.
+When one worker fails, its peers fail with it: their collectives end in connection errors. The worker that failed first
+has another cause, or is the worker that its peers waited for in vain. An exception is recorded as JSON in the format of
+torch's `record`: in a file, and in memory shared with the supervisor, because the disk may have failed.
 """
 
 import json
@@ -25,7 +25,7 @@ from holdfast.supervise.verdict import Word
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
 Origin = Literal["script", "refused", "storage", "peer"]
-"""The source of an error: the script, a refusal by holdfast (which would come again), the storage, or a lost peer."""
+"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, or a lost peer."""
 
 # Texts of gloo, NCCL and the store when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
@@ -125,7 +125,7 @@ class FirstFailure:
         return self.kind == "error" and bool(_SYSTEM_LIMIT.search(self.message))
 
     def with_stacks(self, log: str) -> "FirstFailure":
-        """Return this failure with a message that the stacks of the worker's threads are in the file `log`."""
+        """Return a copy of this failure. Its message adds that the stacks of the worker's threads are in the file `log`."""
         return replace(self, message=f"{self.message}; {_STACKS}{log}") if log else self
 
     @property
@@ -135,7 +135,7 @@ class FirstFailure:
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """A key that is equal for two occurrences of the same error: message without numbers, file and line, and step.
+        """A key that is equal for two occurrences of the same error: (message without numbers, file and line, step).
 
         The step is None for an error that is always a bug, such as an undefined name."""
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
@@ -143,7 +143,7 @@ class FirstFailure:
 
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
-    """Return the failure that caused all others; among exceptions, the earliest."""
+    """Return the failure that caused all other failures. If several workers raised exceptions, it is the earliest."""
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -168,7 +168,7 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
 
 
 def lost_peer(message: str, rank: int = -1) -> FirstFailure:
-    """Return the failure of a worker on another node, of which only `message` and maybe `rank` are known."""
+    """Return the failure of a worker on another node. Only its `message` is known, and perhaps its `rank`."""
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
@@ -193,7 +193,7 @@ def _cause(worker: WorkerExit) -> _Cause:
 
 
 def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
-    """Return the ranks that did not take part in a collective, so that every other rank timed out in it."""
+    """Return the ranks that did not take part in a collective, so that every other rank timed out waiting for them."""
     gave_up = [
         worker
         for worker in exits  # NCCL's watchdog gives up by SIGABRT
@@ -301,7 +301,7 @@ def _origin(error: BaseException) -> Origin:
 
 
 class RestartPolicy:
-    """The decision whether a run is restarted: at most `limit` times until there is a newer snapshot.
+    """A policy that decides whether a run is restarted: at most `limit` times until there is a newer snapshot.
 
     An error that comes again at the same step is a bug, and ends the run."""
 
@@ -313,7 +313,7 @@ class RestartPolicy:
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
-        """Return how many restarts are left; all of them if the step `newest` of the newest snapshot has increased."""
+        """Return the number of restarts left: all of them if `newest`, the step of the newest snapshot, has grown."""
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:

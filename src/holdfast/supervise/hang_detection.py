@@ -1,8 +1,8 @@
 """Decides which workers hang: how long each may go without progress, and which one keeps the others waiting. No I/O.
 
 A worker that waits for a peer has passed more step boundaries, or begun more collectives, than that peer. An unnecessary
-restart is expensive, so deadlines are long. With live recovery a false alarm costs only a part of one step, so a worker
-that others wait for, and that neither makes progress nor computes, is replaced soon; each time, the deadline doubles.
+restart is expensive, so deadlines are long. With live recovery a false alarm costs only a part of one step. So there, an
+idle worker that other workers wait for has a shorter deadline, which doubles each time.
 """
 
 from collections import deque
@@ -50,7 +50,7 @@ class WorkerLook:
 
 
 class RemoteProgress(NamedTuple):
-    """The progress of other nodes: the position of their worker that is furthest behind, and all bytes transferred."""
+    """The progress of other nodes: the position of their slowest worker, and the number of bytes transferred."""
 
     place: Place | None = None
     moved: int = 0
@@ -64,16 +64,16 @@ class Hang(NamedTuple):
 
 
 class AwaitedWorkers(NamedTuple):
-    """Workers for which other workers wait, certainly if `surely`, otherwise possibly.
+    """Workers that other workers wait for: certainly if `surely` is True, otherwise possibly.
 
-    If all of them exceed their deadline, the first of them counts as hanging."""
+    If all of these `workers` exceed their deadlines, the first worker counts as hanging."""
 
     workers: Sequence[WorkerLook]
     surely: bool = False
 
 
 def awaited(workers: Sequence[WorkerLook], remote: Place | None) -> list[AwaitedWorkers]:
-    """Return those of `workers` that others may wait for; `remote` is the slowest worker's position on other nodes."""
+    """Return groups of `workers` that others may wait for. `remote` is the position of the slowest remote worker."""
     members = [worker for worker in workers if worker.is_member and worker.phase is not Phase.ENDED]
     coming = [worker for worker in workers if not worker.is_member and worker.phase not in (Phase.JOINING, Phase.ENDED)]
     groups = [AwaitedWorkers([worker]) for worker in coming]
@@ -116,7 +116,7 @@ class HangDetector:
         self._watches: dict[int, _Watch] = {}
 
     def begin(self) -> None:
-        """Forget all workers, which have exited, but not the learned step times."""
+        """Forget all workers, because they have exited. Keep the learned step times."""
         self._watches = {}
 
     def reset_idle(self) -> None:
@@ -131,7 +131,7 @@ class HangDetector:
         return self.idle(worker.seat) > within * (GENEROUS if worker.phase in _SAVING else 1.0)
 
     def reset_waits(self) -> None:
-        """Set the time that others have waited for each worker to 0, because the training group has changed."""
+        """Set the time that others have waited for each worker to 0, because the group of members has changed."""
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
@@ -166,7 +166,7 @@ class HangDetector:
 
     @property
     def soon(self) -> float | None:
-        """The shorter deadline, in seconds, of an idle worker that others wait for; None if there is none."""
+        """The shorter deadline, in seconds, of an idle worker that others wait for; None if only the long one applies."""
         if not self._live or self._timeout is not None or not self._steps:
             return None
         return max(self._soon, TIMES * median_low(self._steps))
@@ -278,9 +278,9 @@ class _Watch:
     def look(
         self, worker: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
-        """Record the progress of `worker`; if it finished steps since the last call, return their seconds and number.
+        """Record the progress of `worker`. If it has finished steps, return the seconds they took, and their number.
 
-        `moved` counts bytes that all workers transferred. `others_run` is True if other workers are not suspended."""
+        `moved` counts the bytes that all workers transferred. `others_run` is False if all workers are suspended."""
         # A long pause between two looks counts for little: the worker may have been suspended together with us.
         passed = min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -304,7 +304,9 @@ class _Watch:
         return (gap, steps) if steps > 0 else None
 
     def is_busy(self, seat: int, deadline: float, processor: Processor) -> bool:
-        """Return True if the worker made no progress for over `deadline` seconds, but used CPU time (`processor`)."""
+        """Return True if the worker made no progress for over `deadline` seconds, but used CPU time.
+
+        `processor` returns the CPU seconds that the worker with the process number `seat` has used."""
         if self._measured is None and self.idle > deadline / 10:
             self._measured = self._clock, processor(seat)
         if self.idle <= deadline:
@@ -312,7 +314,9 @@ class _Watch:
         return self._measured is None or _has_computed(self._measured, (self._clock, processor(seat)))
 
     def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
-        """Return True if others waited over `deadline` seconds for the worker and it used no CPU (see `processor`)."""
+        """Return True if others waited over `deadline` seconds for `worker`, and it used no CPU time meanwhile.
+
+        `processor` returns the CPU seconds that a worker has used."""
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
         if self.used is None or self.awaited <= deadline:

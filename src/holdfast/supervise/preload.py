@@ -1,4 +1,4 @@
-"""The script of a run: its file, and its imports, which the supervisor does once before it forks workers.
+"""The script of a run: its file, and the modules that the supervisor imports for it once before it forks workers.
 
 Nothing imported here may start a thread pool or a CUDA context: neither survives a fork.
 """
@@ -47,7 +47,7 @@ def script_file(config: RunConfig) -> Path:
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file that `python -m NAME` would run, or None, without importing any package."""
+    """Return the file that `python -m NAME` would run, without importing any package; None if there is no such file."""
     places: list[str] = [str(Path.cwd()), *sys.path]
     parts = name.split(".")
     for number in range(1, len(parts) + 1):
@@ -87,7 +87,9 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
 
 
 def import_heavy(script: Path) -> list[str]:
-    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning; return the newly imported ones."""
+    """Import the slow libraries (`HEAVY`) that `script` imports at its beginning.
+
+    Return the names of the libraries that were not imported before."""
     names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -29,7 +29,8 @@ def claimed(
 ) -> Iterator[None]:
     """Lock the folder `out` during the `with` block and write `config` to it; raise BadInput if it holds another run.
 
-    Script arguments in `may_change` may differ. If `alone` (one node), a run that has not trained is removed."""
+    Script arguments in `may_change` may differ. If `alone` (one node), another run that has trained nothing is replaced.
+    """
     with lock.hold(out, node):
         path = out / "run.json"
         try:
@@ -48,7 +49,7 @@ def claimed(
 
 
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
-    """Return the names of identifying settings that differ between two configs; empty if they are of the same run."""
+    """Return the names of settings that differ, among those that identify a run; empty if both are of the same run."""
     return [name for name in IDENTITY if getattr(mine, name) != getattr(theirs, name)]
 
 

@@ -1,6 +1,6 @@
 """The loop of a supervisor: starts the workers, detects failures, restarts the workers, and ends the run.
 
-It never touches what the workers save: after a failure they find the newest good snapshot by themselves.
+The loop never reads or writes snapshots: after a failure, the workers themselves find the newest good snapshot.
 """
 
 import gc
@@ -262,7 +262,7 @@ class RunLoop:
         return lost_peer("the other nodes continue without this one") if is_left_behind else None
 
     def _find_failure(self) -> FirstFailure:
-        """Kill all workers, and return the failure that caused all others."""
+        """Kill all workers, and return the failure that caused all other failures."""
         deadline = time.monotonic() + DYING  # peers of a killed worker may fail before the kernel reports the kill
         while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
             time.sleep(TICK)
@@ -308,7 +308,7 @@ class RunLoop:
         return None
 
     def _look_at_nodes(self, *, have_finished: bool) -> RunVerdict | None:
-        """Exchange progress with the other nodes and handle lost ones; return a verdict if the run is over."""
+        """Exchange progress with the other nodes, and handle lost nodes; return a verdict if the run is over."""
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
             return None

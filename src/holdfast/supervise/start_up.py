@@ -1,7 +1,7 @@
-"""The start of `holdfast run`, before its workers run: what it does is shown, and each part is timed.
+"""The start of `holdfast run`, before its workers run: shows its progress, and measures the time of each part.
 
-Most of it is importing torch and its compiler. The garbage collector is paused meanwhile: it would search the new
-modules again and again, a fifth of the time.
+Most of the time is spent importing torch and its compiler. The garbage collector is paused meanwhile. Otherwise a fifth
+of the time would be spent searching the new modules again and again.
 """
 
 import time
@@ -36,7 +36,7 @@ def importing_torch() -> Iterator[None]:
 
 
 def take_summary() -> str | None:
-    """Return a line with the seconds of each measured part and clear them; None if the start-up was quick."""
+    """Return a line with the seconds of each measured part; None if the start-up was quick. Forget the parts."""
     named = [f"{name} {seconds:.1f} s" for name, seconds in _parts.items() if seconds >= 0.1]
     total = sum(_parts.values())
     _parts.clear()

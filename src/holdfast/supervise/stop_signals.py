@@ -24,7 +24,7 @@ class StopSignals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count stop signals in the `with` block; a nested block continues the count of the outer one."""
+        """Count stop signals in the `with` block. A nested block continues the count of the outer block."""
         if self._is_listening:
             yield
             return

@@ -39,7 +39,7 @@ def supervise(
     """Run `config.script` in worker processes until it completes, is preempted or fails; return the verdict.
 
     This is what `holdfast run` calls; it must be called in the main thread of a process that has not started CUDA.
-    SIGTERM or SIGINT makes the workers save and stop; a second one kills them.
+    SIGTERM or SIGINT makes the workers save and stop; a second signal kills them.
 
     Args:
         config: the script, the number of workers, and how to save and recover.
@@ -48,7 +48,7 @@ def supervise(
         nnodes: the number of nodes. Call this function with the same arguments on each, except for `node_rank`.
         node_rank: the number of this node, counted from 0.
         rendezvous: `host:port` of the first node, where the nodes meet.
-        min_nodes: the fewest nodes that continue when others are lost; half of them by default.
+        min_nodes: the fewest nodes that continue when other nodes are lost; by default half of all nodes.
         lost_after: the seconds of silence after which a node counts as lost.
         preload: modules to import before workers are forked; None for well-known libraries that the script imports.
         may_change: names of script arguments that may differ from those of the run in `out`.

@@ -16,7 +16,7 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The outcome of a run, its reason, and how often all workers were started."""
+    """The outcome of a run, the reason for it, and the number of attempts (starts of all workers)."""
 
     verdict: Word
     attempts: int
@@ -56,7 +56,7 @@ def done_elsewhere(attempts: int, because: str) -> RunVerdict:
 
 
 def completion(events: Iterable[What]) -> Judged | None:
-    """Return the `completed` verdict in the supervisors' `events`; None if there is none, or workers started later."""
+    """Return the last `completed` verdict in `events`; None if there is none, or if workers were started after it."""
     newest, verdict = 0, None
     for event in events:
         match event:

@@ -3,9 +3,9 @@
 The same script works under `holdfast run`, under torchrun, and alone with `python train.py`. Without a folder nothing
 is saved, and the loop only hands out batches.
 
-The seed is that of `holdfast run --seed`, otherwise that of `attach(seed=...)`, otherwise the one that the script
-passed to `torch.manual_seed` before attach, otherwise 0. A run that resumes keeps its seed. For every other parameter
-of attach, the options of `holdfast run` override the arguments in the script.
+The seed of a new run is the value of `holdfast run --seed`, otherwise of `attach(seed=...)`, otherwise of
+`torch.manual_seed` in the script before attach, otherwise 0. A run that resumes keeps its seed. For every other
+parameter of attach, the options of `holdfast run` override the arguments in the script.
 """
 
 import logging
@@ -41,7 +41,7 @@ def warm_up_math() -> None:
     """Call torch's elementwise math functions once, in a single thread, so that later results are reproducible.
 
     On x86, torch passes `sqrt`, `exp` and similar functions to oneMKL, which chooses a kernel at the first call in a
-    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792).
+    process. If several threads make that first call together, a thread may use a less exact kernel (torch issue 188792).
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
@@ -67,9 +67,9 @@ def attach(
     """Return the run that this process belongs to. Options of the command `holdfast run` override the parameters.
 
     By default the run saves every 50 steps in the background (writer "overlapped"), with at most 2 saves at a time
-    (`max_inflight`), and keeps the last 2. All random generators are seeded, so every rank draws the same initial
-    weights. The seed is that of `holdfast run --seed`, otherwise the one recorded in the run's folder `out`, otherwise
-    `seed`, otherwise the one that the script passed to `torch.manual_seed`, otherwise 0.
+    (`max_inflight`), and keeps the last 2 snapshots. All random generators are seeded, so every rank draws the same
+    initial weights. The seed is the value of `holdfast run --seed`, otherwise the seed recorded in the run's folder
+    `out`, otherwise `seed`, otherwise the script's seed for `torch.manual_seed`, otherwise 0.
 
     Without `holdfast run`, collectives fail after `timeout` seconds. `extend` allows a finished or saved run to be
     trained for longer than it was planned."""
@@ -96,7 +96,8 @@ def attach(
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
     """Return the seed of the run, which rank 0 chooses and sends to the other ranks.
 
-    The parameters are those of `seed_of_run`; the recorded seed is read from the history in the folder `out`."""
+    `command` is the seed given by --seed, `attached` the argument of attach(), and `script` the script's own seed for
+    torch. If the run has begun before, its seed is read from the history in the folder `out`."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     is_standby = progress.here.is_standby  # it starts when the present attempt has trained
@@ -141,7 +142,7 @@ def seed_of_run(
 
 
 def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> str | None:
-    """Return a warning about arguments `given` to attach() that options of the command override, or None."""
+    """Return a warning about arguments `given` to attach() that the `command` overrides; None if there are none."""
     lost = {name: value for name, value in given.items() if value is not None and value != command[name]}
     if not lost:
         return None

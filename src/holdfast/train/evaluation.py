@@ -80,7 +80,7 @@ Leaf = Number | list[Number]
 
 
 class RankReducer:
-    """An object that sums and averages numbers over all ranks, which must make the same calls in the same order."""
+    """A reducer that sums and averages numbers over all ranks. All ranks must make the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, live: LiveRecovery | None) -> None:
         self._ranks, self._live = ranks, live
@@ -97,14 +97,14 @@ class RankReducer:
         return self._live.members if self._live else tuple(range(self._ranks.size))
 
     def place(self) -> tuple[int, int]:
-        """Return the rank and world size by which datasets are currently divided for evaluation."""
+        """Return this worker's current rank and the world size, to divide a dataset for evaluation."""
         if self._is_joining:
             return 0, 1  # until this worker is a member: the data are divided again before they are evaluated
         self._division = progress.here.boundaries, self.members
         return self.members.index(self._member), len(self.members)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, a tensor, or each leaf of a nested structure of them."""
+        """Return the sum of `value`, a number, a tensor or a nested structure of these, over all ranks."""
         return self._reduce(value, 1.0, is_mean=False)
 
     def mean(self, value: Any, weight: float) -> Any:

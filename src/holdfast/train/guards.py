@@ -28,8 +28,8 @@ MAKERS = frozenset({"batches", "epochs", "steps", "stream"})  # methods of a run
 class FirstBatchCheck:
     """A check that the script does something with the first batch before it asks for the second.
 
-    A request for a batch ends the step before, whose state may then be saved. A script that fetches batches ahead would
-    lose a batch after a restart."""
+    A request for a batch ends the previous step, and the state may then be saved as if its batch were trained. So a
+    script that fetches batches ahead would lose a batch in a restart."""
 
     def __init__(self, fingerprints: Fingerprints, work: WorkDone) -> None:
         self._fingerprints, self._work = fingerprints, work
@@ -78,7 +78,7 @@ class StateKeeper:
 
 
 def late_loop(script: Path) -> int | None:
-    """Return the line number of a loop over `run.batches(...)` that follows another one in the script, or None."""
+    """Return the line number of the second loop over `run.batches(...)` in the script; None if there is only one."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -94,7 +94,7 @@ def late_loop(script: Path) -> int | None:
 
 
 def _attached(assignment: ast.Assign) -> list[str]:
-    """Return the names of the variables to which an assignment assigns the result of `attach()`."""
+    """Return the names of the variables that `assignment` sets to the result of `attach()`."""
     call = assignment.value
     name = call.func if isinstance(call, ast.Call) else None
     called = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
@@ -102,7 +102,7 @@ def _attached(assignment: ast.Assign) -> list[str]:
 
 
 def _makes(expression: ast.expr, runs: set[str]) -> bool:
-    """Return True if the expression calls `batches` or a similar method of one of the variables `runs`."""
+    """Return True if the expression makes a training loop: it calls `batches` or the like on a variable in `runs`."""
     calls = (node.func for node in ast.walk(expression) if isinstance(node, ast.Call))
     return any(
         isinstance(call, ast.Attribute)
@@ -114,7 +114,7 @@ def _makes(expression: ast.expr, runs: set[str]) -> bool:
 
 
 def watch_for_own_loop() -> None:
-    """Make rank 0 warn if an optimizer steps before the script iterates over `run.batches` or its variants.
+    """Make rank 0 warn if an optimizer steps before the script begins a loop of the run, such as `run.batches`.
 
     For such a script holdfast saves nothing and only restarts it after a failure."""
     global _hook
@@ -122,7 +122,7 @@ def watch_for_own_loop() -> None:
 
 
 def loop_begins() -> None:
-    """Cancel the warning of `watch_for_own_loop`, because the script has begun to iterate over `run.batches`."""
+    """Cancel the warning of `watch_for_own_loop`, because the script has begun a loop of the run."""
     progress.here.is_checked = True
     _remove_hook()
 

@@ -1,8 +1,8 @@
 """Injection of planned failures. Each is injected once per run folder, and recorded before it strikes.
 
-Failures of processes are injected here, at a point of a step; storage faults in the store, in the next save. A rank
-that is to fail in backward, or before its optimizer steps, first waits until every rank has the sums that come before
-that point. So the other ranks are always left with the same sums.
+Failures of processes are injected here, at a point of a step; storage faults are injected in the store, in the next
+save. A rank that is to fail in backward, or before its optimizer steps, first waits until every rank has the gradient
+sums that come before that point. So the other ranks are always left with the same sums.
 """
 
 import os
@@ -109,7 +109,7 @@ class Injection:
         return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
-        """Inject the failures planned just before `step`, and set up those planned within it. May end the process."""
+        """Inject the failures planned just before `step`, and prepare the failures within it. May end the process."""
         for failure in [failure for failure in self._joint if failure.step == step]:
             self._joint.remove(failure)
             if points.name(failure) == "backward":
@@ -124,7 +124,7 @@ class Injection:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
-        """Inject the failures planned for the moment when `len(works)` of all `buckets` gradient sums have started."""
+        """Inject the failures planned for the moment when `len(works)` of a backward's `buckets` sums have started."""
         for failure in [cut for cut in self._in_backward if points.summed_buckets(cut, buckets) == len(works)]:
             self._in_backward.remove(failure)
             self._strike_jointly(failure, works)
@@ -134,7 +134,7 @@ class Injection:
         self._strike_from("save", step)
 
     def strike_in_recovery(self, step: int) -> None:
-        """Inject the failures that are due while ranks recover in `step` from a lost rank. May end the process."""
+        """Inject the failures that are due while the ranks recover in `step` from a loss. May end the process."""
         self._strike_from("recovery", step)
 
     def _strike_from(self, point: str, step: int) -> None:
@@ -164,7 +164,7 @@ class Injection:
     def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
         """Report that this rank is at the point of `failure`, once the all-reduces `works` are complete.
 
-        A rank that the failure targets waits a while for the reports of the other ranks, and then injects the failure.
+        If the failure targets this rank, wait up to a minute for the reports of the other ranks, then inject the failure.
         """
         is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
@@ -207,10 +207,10 @@ class Injection:
 def faulty(
     store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path, rank: int = 0
 ) -> Store:
-    """Return `store`, wrapped to inject the storage faults of `schedule` for `rank` that are not in `struck`.
+    """Return `store`, wrapped to inject the storage faults that `schedule` plans for `rank`.
 
-    Each injected fault is recorded with the number of the `attempt` in the histories in `folder`. If there are no
-    faults to inject, `store` itself is returned."""
+    Faults in `struck` were injected before and are left out. Each fault is recorded, with the number of the `attempt`,
+    in a history in `folder`. If there are no faults to inject, return `store` itself."""
     faults = tuple(
         fault
         for fault in schedule
@@ -229,9 +229,10 @@ def faulty(
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Raise BadInput if a failure is planned after the last of `steps` steps; failures in the last save are allowed.
+    """Raise BadInput if `schedule` has a failure that cannot happen in a run of `steps` steps.
 
-    Raise it also for a fault of files that only rank 0 writes, on another rank."""
+    Such failures are planned after the last step (except in the last save), or for a rank other than 0 in a file that
+    only rank 0 writes."""
     last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
     if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
         raise BadInput(

@@ -1,8 +1,8 @@
 """The iterators of a script: the batches of a run, in one loop or epoch by epoch.
 
-Both draw from one generator, `Loop.run`. An epoch ends without asking the generator for more. So the code that a script
-runs after the batches of an epoch comes before the step boundary, and its effects are saved with the epoch. A script
-leaves a loop by dropping the generator, so only the script's iterator keeps a reference to it.
+Both kinds of iterator draw from one generator, `Loop.run`. An epoch ends without asking the generator for more. So the
+code that a script runs after the batches of an epoch comes before the step boundary, and its effects are saved with the
+epoch. A script leaves a loop by dropping the generator, so only the script's iterator keeps a reference to it.
 """
 
 import dataclasses
@@ -21,12 +21,11 @@ WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Batch:
-    """The samples to train next: those of this rank in one step, or one micro-batch of them.
+    """The samples that the script trains next: this rank's samples of one step, or one micro-batch of these.
 
-    `weight` is the micro-batch's fraction of the rank's samples: mean losses times their weights add up to the mean
-    over these samples. The optimizer steps after the batch with `is_last`. A batch is used like the data it carries:
-    `x, y = batch`, `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns a copy with its tensors on the
-    device."""
+    `weight` is the micro-batch's fraction of the rank's samples. Multiply a mean loss by it, so that the losses of all
+    micro-batches add up to the mean loss of the samples. Step the optimizer after the batch whose `is_last` is True.
+    Use a batch like the data it carries: `x, y = batch`, `batch["input_ids"]` or `model(**batch)`."""
 
     data: Any
     ids: Ids
@@ -37,7 +36,7 @@ class Batch:
     step: int
 
     def to(self, *args: Any, **options: Any) -> "Batch":
-        """Return a copy of the batch with every tensor in its data moved by `Tensor.to`, which gets the arguments."""
+        """Return a copy of the batch with every tensor in its data moved, such as to a device: see `torch.Tensor.to`."""
         return dataclasses.replace(self, data=moved(self.data, *args, **options))
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +59,7 @@ class Batch:
 
 
 def moved(value: Any, *args: Any, **options: Any) -> Any:
-    """Return a copy of the nested structure `value` with every tensor moved by `Tensor.to`, which gets the options."""
+    """Return a copy of the nested structure `value` with every tensor moved. The arguments are those of `Tensor.to`."""
     if hasattr(value, "to"):  # a tensor, or an object that knows how to move what it holds
         return value.to(*args, **options)
     if isinstance(value, Mapping):
@@ -148,7 +147,7 @@ class PhaseItems:
     start: int
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of the phase; afterwards the common loop stays open for the next phase, if any."""
+        """Yield the batches of the phase. After them, the run's common loop stays open for the next phase."""
         items = self.loop.enter(self.phase)
         for item in items or ():
             batch = _batch(item)
@@ -220,7 +219,7 @@ class Epochs:
 
 
 class Epoch:
-    """One epoch of a run: an iterable over its batches that are not trained yet.
+    """One epoch of a run: an iterable over the batches of the epoch that are not trained yet.
 
     Its length counts all batches of the epoch, including those trained before a restart. For a progress bar use
     `tqdm(epoch, initial=epoch.initial)`."""

@@ -117,7 +117,7 @@ class Boundary:
         self._leave(Done(self.attempt, self.end))
 
     def abandon(self) -> None:
-        """Close the step log, saver and history, as the script leaves the loop early. The current step is lost."""
+        """Close the step log, saver and history when the script leaves the loop early. The current step is lost."""
         self.steps.log.write_all()
         self.saves.close()
         self.record.close()
@@ -128,7 +128,7 @@ class Boundary:
         self.steps.work.close()
 
     def _next_planned(self, step: int) -> int:
-        """Return the next step before which there is work: a save, a planned failure, the end of an epoch or phase."""
+        """Return the first step after `step` with work before it: a save, a failure, or the end of an epoch or phase."""
         if self.saves.is_under_way:
             return step + 1
         failure = self.injection.next(step + 1) if self.injection else NEVER
@@ -143,7 +143,7 @@ class Boundary:
                 continue  # a peer that this rank waited for is lost: again with those that are left
 
     def _follow_membership(self, step: int, *, last: bool = False) -> None:
-        """Recover from lost workers, admit new ones, and divide the samples from `step` on among the present workers.
+        """Recover from lost workers, admit new workers, and divide the samples from `step` on among those now present.
 
         If `last`, all steps are trained, and no worker joins."""
         live = self.live
@@ -229,7 +229,7 @@ class Loop:
     left_in: int | None = None  # the step in which the script left the loop before the run had ended
 
     def run(self) -> LoopItems:
-        """Yield the batches of all steps, with a marker before each phase and, if the script wants it, each epoch."""
+        """Yield the batches of all steps, with a marker before each phase, and before each epoch of `run.epochs`."""
         step = self.start
         try:
             step, at = self.boundary.begin(self.start)
@@ -269,10 +269,10 @@ class Loop:
                 self.boundary.close()
 
     def _keeping_between_phases(self, index: int, *, is_first: bool) -> AbstractContextManager[None]:
-        """Return a context manager that undoes changes of the protected state, if the script resumes in a later phase.
+        """Return a context manager for the script's code before phase `index`. It may undo changes of protected state.
 
-        Before phase `index`, the script then repeats changes that the restored state already contains. `is_first` is
-        True for the first phase that this process trains."""
+        It does so if the script resumes in a later phase than the first: the script then repeats changes that the
+        restored state already contains. `is_first` is True for the first phase that this process trains."""
         if not (index and is_first):
             return nullcontext()
         return self.keeper.keeping(in_memory=self.boundary.has_joined)
@@ -290,7 +290,7 @@ class Loop:
                 self.sharded.set_weight(weight * ranks.size)
 
     def while_summing(self) -> None:
-        """Write step records and compute the next sample ids, during a backward's all-reduce of the gradients."""
+        """Write step records, and compute the next sample ids. Called while a backward all-reduces the gradients."""
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoopSetup:
-    """The parts from which the training loop of one rank is built. `models` are those given to `run.replicate`."""
+    """The objects that the training loop of one rank is built from. The script gave `models` to `run.replicate`."""
 
     config: RunConfig
     ranks: Ranks
@@ -177,7 +177,7 @@ class LoopSetup:
         return injection
 
     def _check_conditions(self, phases: Phases) -> Conditions:
-        """Return the data digests and thread count of this process; check them against the restored snapshot."""
+        """Return digests of this process's data, and its thread count. Raise BadInput if a snapshot has other data."""
         if self.attempt is None:
             return Conditions.now([None])
         now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])
@@ -193,7 +193,7 @@ class LoopSetup:
     def _recover(
         self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
     ) -> Recover:
-        """Seed the random generators for step `start`; return the history event that says where this rank begins."""
+        """Seed the random generators for step `start`. Return the history event that records where this rank begins."""
         restored = self.restored
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank
@@ -290,7 +290,7 @@ def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str
 
 
 def data_digest(phase: TrainingPhase) -> str | None:
-    """Return a digest of a few samples of a training loop; None if the script draws the samples itself."""
+    """Return a digest of a few samples of the dataset of `phase`; None if the script draws the samples itself."""
     dataset = phase.loads.dataset
     return None if isinstance(dataset, OwnSamples) else probe(dataset, len(dataset), phase.plan.seed)
 

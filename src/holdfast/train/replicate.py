@@ -3,8 +3,8 @@
 The sum does not depend on when a process was started. DDP reduces gradients in buckets and reorders the buckets after
 the first backward of every process. The ring all-reduce adds the ranks in an order that depends on the position in a
 bucket. So a resumed process would round differently until it has reordered its buckets (observed with three or more
-ranks and about a megabyte or more). `_FixedBucketsDDP` fixes the order before the first backward; it depends on nothing
-but the model.
+ranks and about a megabyte or more). `_FixedBucketsDDP` fixes the order of the buckets before the first backward, so
+that the order depends only on the model.
 
 The private names of torch that this file uses are listed in tests/train/test_private_names.py.
 """
@@ -64,7 +64,7 @@ class Replica:
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
         """Call `posted(works, buckets)` in every backward: before the first all-reduce, and after the start of each.
 
-        `works` are the all-reduces started so far, and `buckets` is the number of gradient buckets."""
+        `works` are the all-reduces of this backward that have started; `buckets` is their final number."""
         if self._group:
             self._group.watch = posted
             return
@@ -189,7 +189,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
         return [bucket.parameters() for bucket in self.reducer._get_zeros_like_grad_buckets()]
 
     def last_to_come(self) -> list[nn.Parameter]:
-        """Return parameters whose gradients tell that backward ends: the last one, or all if some may be unused."""
+        """Return the parameters that may get the last gradient of a backward: one, or all if some may be unused."""
         parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters[:1] if self._all_used else parameters)
 

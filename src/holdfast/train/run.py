@@ -77,7 +77,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when one is lost, False if all workers are then restarted."""
+        """True if the other workers continue when a worker is lost, False if all workers are then restarted."""
         return self._session.live is not None
 
     @functools.cached_property
@@ -88,8 +88,8 @@ class Run:
     def device_mesh(self, *, replicas: int = 1) -> "DeviceMesh":
         """Return a device mesh over all ranks, for models that are sharded with FSDP2.
 
-        With `replicas` it has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP): each of that many
-        groups of ranks holds the whole model, sharded over the ranks of the group."""
+        If `replicas` is more than 1, the mesh has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP).
+        Each of the `replicas` groups of ranks then holds the whole model, sharded over the ranks of the group."""
         return self._session.make_mesh(replicas)
 
     def replicate(self, model: Model, **options: object) -> Model:
@@ -104,9 +104,9 @@ class Run:
         """Name the objects that are restored after a failure. If the run resumes, they are restored by this call.
 
         Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays.
-        Dicts and lists are restored in place, and each rank gets its own values back; with `--recovery forward`
-        or `skip`, a worker that replaces a lost one gets those of another rank. Random generators and the position in
-        the data are always restored."""
+        Dicts and lists are restored in place, and each rank gets its own values back. With `--recovery forward` or
+        `skip`, a worker that replaces a lost worker gets the values of another rank. Random generators and the position
+        in the data are always restored."""
         self._session.protect(things)
 
     def batches(
@@ -128,9 +128,10 @@ class Run:
         Train each batch before asking for the next: with that request the step ends, and the state may be saved. A step
         trains `global_batch` samples on all ranks together. `num_epochs` or `steps` says how long to train. A `sampler`
         determines the order: a torch sampler such as WeightedRandomSampler, or a function of the epoch and the seed
-        that returns the indices of an epoch; the default shuffles all samples in every epoch. With `micro_batches` this
-        rank's samples of a step come in that many batches, and gradients are all-reduced in the last one. `num_workers`
-        processes load ahead; `dataloader_options` are passed to torch's DataLoader, for example {"prefetch_factor": 4}.
+        that returns the indices of an epoch; the default shuffles all samples in every epoch. `micro_batches` is the
+        number of batches that this rank's samples of a step come in; gradients are all-reduced in the last batch.
+        `num_workers` processes load samples ahead of time; `dataloader_options` are passed to torch's DataLoader, for
+        example {"prefetch_factor": 4}.
 
         A script with several loops, such as pretraining and finetuning, makes all of them before it iterates over the
         first. They are phases of one run, and each counts its steps and epochs from 0.
@@ -159,7 +160,7 @@ class Run:
 
         The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
         epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
-        of an epoch iterates over the rest of it."""
+        of an epoch iterates over the rest of that epoch."""
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
@@ -169,7 +170,7 @@ class Run:
     def stop(self) -> None:
         """End the run before the next step: the state is saved, and the training loop ends on all ranks.
 
-        It is enough that one rank calls this. A call after the last batch of an epoch ends the run with that epoch."""
+        One rank's call is enough. A call after the last batch of an epoch ends the run with that epoch."""
         if self._session.stopping is None:
             raise BadInput("stop() ends the loop of this run, and it has not begun: call it inside the loop.")
         self._session.stopping.request()
@@ -179,7 +180,7 @@ class Run:
 
         `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
         that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
-        the same samples. `holdfast audit` counts the samples, but cannot check which ones they were."""
+        the same samples. `holdfast audit` counts the samples, but cannot check which samples they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
@@ -189,10 +190,10 @@ class Run:
         """Return an iterator over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
 
         Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
-        for every rank, so the world size must stay the same. A loader that ends is iterated over again, after a call of
-        `set_epoch` on the loader, its sampler and its dataset, where they have it. A step takes `micro_batches` batches
-        per rank, and all batches have the same weight. `holdfast audit` counts the batches; it cannot check which
-        samples they hold."""
+        for every rank, so the world size must stay the same. When the loader ends, it is iterated over again, after a
+        call of `set_epoch` on the loader, its sampler and its dataset, if they have that method. A step takes
+        `micro_batches` batches per rank, and all batches have the same weight. `holdfast audit` counts the batches, but
+        cannot check which samples they hold."""
         session = self._session
         if session.live:
             raise BadInput(
@@ -224,14 +225,13 @@ class Run:
         return DatasetShard(dataset, self._reducer.place)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, tensor or nested structure of them; all ranks must call this."""
+        """Return the sum over all ranks of a number, a tensor or a nested structure of these. All ranks must call this."""
         return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
-        """Return the mean of `value` over all ranks, weighted by `weight`, the number of samples behind it.
+        """Return the mean of `value` over all ranks, weighted by `weight`: the number of samples behind this rank's value.
 
-        All ranks must call this. A rank without samples gives the weight 0, and then its value, such as nan, is
-        ignored."""
+        All ranks must call this. If a rank has no samples, its weight is 0, and its value, such as nan, is ignored."""
         return self._reducer.mean(value, weight)
 
     def print(

@@ -103,7 +103,7 @@ class Session:
 
     @property
     def stopping(self) -> Stopping | None:
-        """The object by which a script ends its training loop early; None before the loop begins."""
+        """The object that ends the training loop early at the script's request; None before the loop begins."""
         return self._loop.boundary.stopping if self._loop else None
 
     @property
@@ -112,7 +112,7 @@ class Session:
 
     @property
     def _recovers_replicas(self) -> bool:
-        """True if a lost worker is replaced from a worker with the same weights, so models cannot be sharded."""
+        """True if replacements get their state from a worker that holds the whole model, so it cannot be sharded."""
         return self.live is not None and not isinstance(self.live, ShardedRecovery)
 
     @property
@@ -129,7 +129,9 @@ class Session:
         return cast(nn.Module, self._replicas[-1].ddp)
 
     def make_mesh(self, replicas: int) -> "DeviceMesh":
-        """Return a device mesh over all ranks, with `replicas` groups of ranks that each hold the model."""
+        """Return a device mesh over all ranks, for models that are sharded with FSDP2.
+
+        Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group."""
         from holdfast.train.sharded import make_mesh  # a slow import
 
         if self.live and not isinstance(self.live, ShardedRecovery):
@@ -218,7 +220,7 @@ class Session:
             )
 
     def close(self) -> None:
-        """Close the training loop, unless it has ended, then the history and the process group. Also runs at exit."""
+        """Close the training loop if it has not ended, then the history and the process group. Also runs at exit."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:  # a process that the script has forked
             return
@@ -240,7 +242,7 @@ class Session:
                 self.attempt.lock.release()
 
     def _check(self, phase: TrainingPhase, protected: Protected) -> None:
-        """Raise BadInput if a training loop has impossible settings, or its `protected` objects would not resume it."""
+        """Raise BadInput if `phase` has impossible settings, or if the `protected` objects could not resume it."""
         protect_checks.check_sharding(protected.things, is_live=self._recovers_replicas)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
@@ -258,7 +260,7 @@ class Session:
             restore.check_phase(self.attempt.store, self.restored, phase.plan, len(self._phases))
 
     def _make_writer(self) -> Writer:
-        """Return a writer of snapshots, which injects the planned storage faults."""
+        """Return a writer of snapshots that injects the planned storage faults."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
         store = _fenced(attempt.store, self.ranks)
@@ -300,7 +302,7 @@ class Session:
 
 
 def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`; in a run on several nodes, wrapped to refuse writes once other nodes go on without this node."""
+    """Return `store`. In a run on several nodes, wrap it to refuse writes once other nodes continue without this one."""
     term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store

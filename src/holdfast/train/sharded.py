@@ -1,7 +1,7 @@
 """Sharded models: the device mesh over the ranks of a run, and the weights of the ranks' gradients under FSDP2.
 
-FSDP averages gradients over the ranks. That is the mean over the samples of a step if all ranks have equally many. Else
-a rank's gradients are multiplied by its number of samples, relative to the mean, before FSDP reduces them.
+FSDP averages gradients over the ranks. If all ranks have equally many samples in a step, that is the mean over the
+samples. If not, each rank's gradients are first multiplied by its number of samples, divided by the mean of all ranks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,9 @@ _reduce_scatter = (
 
 
 def make_mesh(ranks: Ranks, replicas: int) -> DeviceMesh:
-    """Return a mesh over all ranks: of one dimension, or with `replicas` groups of ranks that each hold the model."""
+    """Return a device mesh over all ranks. It has one dimension, or two if `replicas` is more than 1.
+
+    Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group."""
     if replicas < 1 or ranks.size % replicas:
         raise BadInput(
             f"{ranks.size} ranks cannot be divided into {replicas} replicas of the model: choose a number that divides the "
@@ -41,7 +43,7 @@ def make_mesh(ranks: Ranks, replicas: int) -> DeviceMesh:
 
 
 def check_all_sharded(model: nn.Module) -> None:
-    """Raise BadInput if a trained parameter of `model` is not sharded: nothing would average its gradients."""
+    """Raise BadInput if a trained parameter of `model` is not sharded, because its gradients would not be averaged."""
     whole = [name for name, value in model.named_parameters() if value.requires_grad and not is_dtensor(value)]
     if whole:
         raise BadInput(
@@ -51,7 +53,7 @@ def check_all_sharded(model: nn.Module) -> None:
 
 
 class ShardedModels:
-    """The models of a script that are sharded with FSDP2. Each of their FSDP modules gathers and reduces on its own."""
+    """The models of a script that are sharded with FSDP2, and hooks into their gathers and reduce-scatters."""
 
     def __init__(self, models: Iterable[nn.Module], live: ShardedRecovery | None = None) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -73,12 +75,12 @@ class ShardedModels:
     def watch_backward(self, posted: Callable[[Sequence[Any], int], None]) -> None:
         """Call `posted(works, count)` in every backward: before the first reduce-scatter, and after the start of each.
 
-        `works` are the reduce-scatters started so far, and `count` is the number of all."""
+        `works` are the reduce-scatters of this backward that have started; `count` is their final number."""
         self._reduction.posted = posted
         self._replace_reduction()
 
     def on_gather(self, fraction: float, act: Callable[[], None]) -> None:
-        """Call `act` once, in the next forward, when `fraction` of the FSDP modules have gathered their parameters."""
+        """Call `act` once: in the next forward, when the given `fraction` of the FSDP modules have gathered parameters."""
         count = int(round(fraction * len(self._modules), 6))  # 6: 0.7 x 10 must not fall short of 7
         gathered = 0
 
@@ -100,12 +102,12 @@ class ShardedModels:
 def _count_reductions(modules: Iterable[Any]) -> int:
     """Return the number of reduce-scatters in a backward: one for each call of `fully_shard` with trained parameters.
 
-    Modules that were sharded by one call have one state."""
+    Modules that one call has sharded share a state, so the states are counted."""
     return len({id(module._get_fsdp_state()) for module in modules if _has_parameters(module)})
 
 
 def _has_parameters(module: Any) -> bool:
-    """Return True if an FSDP module shards trained parameters itself, not only by FSDP modules inside it."""
+    """Return True if an FSDP module shards trained parameters of its own, apart from those of FSDP modules inside it."""
     from torch.distributed.fsdp import FSDPModule
 
     shards = [child for child in module.modules() if child is not module and isinstance(child, FSDPModule)]
@@ -114,7 +116,7 @@ def _has_parameters(module: Any) -> bool:
 
 
 class _GradientReduction:
-    """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and reports what it has started."""
+    """A reduce-scatter for FSDP2 that multiplies this rank's gradients by `factor`, and calls `posted` when it starts."""
 
     def __init__(self, count: int, reduce_scatter: Callable[..., Any]) -> None:
         self.factor = 1.0

@@ -1,8 +1,8 @@
 """The record of every step: its samples, times, backward passes and optimizer steps, its loss, and a state fingerprint.
 
-On a device the result of a step is known a little later than its boundary. And lines are written several at a time,
-because each write would delay a loop of short steps. So the last steps before a kill may be missing from a history:
-they are lost in any case, and trained again. A save first writes every step that it covers.
+On a GPU the result of a step is known a little after the step's boundary. And the records of several steps are written
+together, because each write would delay a loop of short steps. So the last steps before a kill may be missing from a
+history: they are lost in any case, and trained again. Before a save, every step that it covers is written.
 """
 
 import time
@@ -46,13 +46,13 @@ only the launch.
 """
 # Tuples and not classes: objects of a class take longer to make while training waits (1 % of a 2 ms step, benchmarks/steady).
 BegunStep: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
-"""Step, position and samples; the seconds waited for data and for a save; the time at which the step began."""
+"""(step, position in the data, samples, seconds waited for data, seconds waited for a save, time of the start)."""
 EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
-"""The time at which the step ended, its work (see `WorkDone.take`), and the loss."""
+"""(time of the end, counts of backward passes and optimizer steps as `WorkDone.take` returns them, loss)."""
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
-    """Return a function that returns the current time or, on a CUDA device, an event in the device's stream."""
+    """Return a clock: a function that returns the current time or, on a CUDA device, an event in the device's stream."""
     if device.type != "cuda":
         return perf_counter
 
@@ -86,14 +86,14 @@ class Sample:
         return self._arrived is None or self._arrived.query()
 
     def digest(self) -> str:
-        """Return 32 hex digits: 16 for the parameters that are equal on all ranks, and 16 for shards and buffers."""
+        """Return a digest of 32 hex digits: 16 for parameters that all ranks share, and 16 for shards and buffers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return "".join([_digest(*copy) for copy in self._copies])
 
 
 class Fingerprints:
-    """A source of fingerprints of the training state, by which ranks and repeated steps are compared later.
+    """A source of fingerprints of the training state, to compare ranks, or repetitions of a step, with each other.
 
     A fingerprint covers a few values of the protected models, or the whole protected state if there is no model."""
 
@@ -127,7 +127,7 @@ class _Part:
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
-        """Copy these few values to host memory; a copy from a GPU may still be in progress."""
+        """Return a copy of these values in host memory. A copy from a GPU may still be in progress."""
         if not self._pointers:
             return b"", []
         places = [place() for place in self._pointers]
@@ -185,7 +185,7 @@ def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
 
 @dataclass(slots=True, eq=False)
 class RankPlacement:
-    """The rank and world size by which each step's samples are divided. Both change when workers are lost or join."""
+    """This worker's rank and the world size, to divide each step's samples. Both change if workers are lost or join."""
 
     rank: int
     world_size: int
@@ -193,7 +193,7 @@ class RankPlacement:
 
 @dataclass(slots=True, eq=False)
 class StepLog:
-    """A log of the steps of a rank, which writes them to its history in order, once the device has computed them."""
+    """A log of one rank's steps. It writes each step to the rank's history, in order, once the device has computed it."""
 
     record: Recorder
     fingerprints: Fingerprints
@@ -203,7 +203,7 @@ class StepLog:
     _flushed: float = 0.0
 
     def add(self, begun: BegunStep, ended: EndedStep) -> None:
-        """Add a trained step; from time to time, write the steps that the device has completed to the history."""
+        """Add a trained step. From time to time, also write the steps that the device has completed to the history."""
         waiting, now = self._waiting, time.time()
         waiting.append((now, begun, ended, self.fingerprints.take()))
         if len(waiting) >= MAX_WAITING or not 0 <= now - self._flushed < MAX_DELAY:
@@ -214,7 +214,7 @@ class StepLog:
             self._flushed = now
 
     def write_known(self) -> None:
-        """Append the steps that the device has completed to the history, without waiting for others or flushing."""
+        """Append the steps that the device has completed to the history. Do not wait for other steps, and do not flush."""
         waiting = self._waiting
         while waiting:
             _, _, (end, *_), sample = waiting[0]
@@ -250,7 +250,7 @@ class WorkDone:
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def take(self) -> tuple[int, int, int]:
-        """Return counts since the last call: backward passes with all-reduce, those without it, and optimizer steps."""
+        """Return three counts since the last call: backward passes with all-reduce and without it, and optimizer steps."""
         reduced = held = 0
         for replica in self._replicas:
             reduced, held = reduced + replica.reduced, held + replica.held
@@ -304,7 +304,7 @@ class WorkDone:
 
 
 def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
-    """Raise BadInput if `optimizer` stepped the model of `replica`, whose gradients were not summed over the ranks."""
+    """Raise BadInput if `optimizer` trains the model of `replica`, whose gradients are not yet summed over the ranks."""
     local = {id(parameter) for parameter in replica.ddp.parameters()}
     if any(id(parameter) in local for group in optimizer.param_groups for parameter in group["params"]):
         raise BadInput(
@@ -320,7 +320,7 @@ class LoggedLoss:
         self._loss: float | None = None
 
     def log(self, loss: float) -> None:
-        """Keep `loss` until the step is recorded."""
+        """Keep `loss` until the current step is recorded."""
         self._loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def take(self) -> float | None:
@@ -331,7 +331,7 @@ class LoggedLoss:
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """A recorder of steps. A step begins when its batch is handed out, and ends when the script asks for another."""
+    """A recorder of steps. A step begins when the script gets its batch, and ends when it asks for the next batch."""
 
     log: StepLog
     work: WorkDone
@@ -342,9 +342,10 @@ class StepRecorder:
     _begun: BegunStep | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
-        """Record the start of `step`, at position `at` in the data. `request` names its samples.
+        """Record the start of `step`, at position `at` in the data.
 
-        Its micro-batches `parts` took `data` seconds to load, and a save before the step took `stall` seconds."""
+        `request` has the ids of the step's samples, and `parts` are its micro-batches. Loading them took `data`
+        seconds, and a save before the step took `stall` seconds."""
         self._begun = (step, at, request.samples, data, stall, self.now())
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)

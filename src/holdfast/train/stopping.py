@@ -1,9 +1,9 @@
 """Stop all ranks before the same step, when one of them was asked to stop or its script called `run.stop()`.
 
 A rank that stops earlier than its peers would leave them waiting in a collective, and a rank may be many steps ahead of
-another, because a device works through a queue. So a rank that learns of the request announces the boundary it reaches
-next, and waits there until all ranks have announced theirs. All ranks stop at the furthest of these. The ranks behind
-can reach it, because the others have begun every collective up to it.
+another, because a GPU works through a queue. So a rank that learns of the request announces the boundary that it
+reaches next, and waits there until all ranks have announced their boundaries. All ranks stop at the latest of these
+boundaries. A rank that is behind can reach it, because the other ranks have begun every collective up to it.
 
 At that boundary the ranks agree on how the run ends: stopped by a script, which is part of the saved state, or
 preempted.
@@ -33,7 +33,7 @@ class Stopping:
     def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
         self._ranks, self._gate = ranks, gate or BoundaryGate()
         self.wanted = wanted
-        """True once this rank's script has called run.stop(); at the final boundary, if the script of any rank has."""
+        """True once this rank's script has called run.stop(). At the final boundary: True if any rank's script has."""
         self._over = threading.Event()
         self._listener: threading.Thread | None = None
         self.begin(start)
@@ -61,7 +61,7 @@ class Stopping:
     def is_here(self, step: int) -> bool:
         """Return True if all ranks stop before `step`, because of a stop signal or a call of run.stop().
 
-        Then `wanted` is set on all ranks: True if the script of any rank called run.stop()."""
+        If they do, set `wanted` to the same value on all ranks: True if any rank's script called run.stop()."""
         if self._ranks.size == 1:
             return self.wanted or process.requested.is_set()
         with self._gate.lock:
@@ -76,7 +76,7 @@ class Stopping:
         return True
 
     def agree(self, step: int) -> None:
-        """At the end of an epoch, before `step`, set `wanted` to True on all ranks if any rank called run.stop()."""
+        """At the end of an epoch, before `step`: set `wanted` to True on all ranks if any rank called run.stop()."""
         if self._ranks.size > 1:
             self.wanted = self._any_wants(f"{EPOCH}/{step}")
 

@@ -1,4 +1,4 @@
-"""FSDP2 in Hugging Face's Trainer: the settings that can be protected, and Accelerate's state for them."""
+"""FSDP2 in Hugging Face's Trainer: checks of its sharding settings, and preparation of Accelerate for a run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ def is_sharded(trainer: Any) -> bool:
 
 
 def unsupported_sharding(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Yield the options of the Trainer that shard its model in another way than FSDP2, with the reason."""
+    """Yield (option, reason) for options of the Trainer that shard its model in a way that a run does not support."""
     args = trainer.args
     if is_sharded(trainer) and _version(trainer) != FSDP2:
         yield f"fsdp of version {_version(trainer)}", "its shards cannot be saved; give fsdp_config={'version': 2}"
@@ -28,10 +28,10 @@ def unsupported_sharding(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def enable_sharding(trainer: Any) -> None:
-    """Prepare Accelerate to shard the model over the present process group, which is not the one it was made with.
+    """Prepare Accelerate to shard the model over the present process group, which is newer than Accelerate's own.
 
-    Accelerate ignores `fsdp` on CPUs and would train the whole model on every worker. FSDP2 works there, so it is
-    turned on."""
+    Accelerate ignores `fsdp` on CPUs and would train the whole model on every worker. FSDP2 works on CPUs, so this
+    function turns it on."""
     state, config = trainer.accelerator.state, trainer.accelerator.parallelism_config
     if not trainer.is_fsdp_enabled:
         state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)

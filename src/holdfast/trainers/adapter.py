@@ -15,7 +15,7 @@ from holdfast.train.run import Run
 
 
 def unsupported(name: str, reason: str) -> BadInput:
-    """Return an error which says that a protected Trainer does not support the option `name`, and why."""
+    """Return the error that a protected Trainer does not support the option `name`, with the reason."""
     return BadInput(f"a protected Trainer does not support {name}: {reason}.")
 
 
@@ -43,7 +43,7 @@ class RunLoader:
         self._gather: Callable[[], None] | None = None
 
     def begin(self, batches: Batches, gather: Callable[[], None]) -> None:
-        """Take batches from `batches` from now on; before each, call `gather` to collect the numbers of all ranks."""
+        """Take batches from `batches` from now on. Before each, call `gather`, which collects the numbers of all ranks."""
         self._batches, self._gather = batches, gather
 
     def end(self, run: Run) -> None:
@@ -81,9 +81,8 @@ class CollateParts:
 class RankNumbers:
     """Numbers that differ between ranks, such as a running loss, saved as part of a snapshot.
 
-    Only rank 0 saves such numbers, so `gather` collects those that `take` returns on every rank, with one small
-    all-gather per step. After a resume each rank gets its own numbers back, or the mean if the world size changed.
-    """
+    Only rank 0 saves such numbers, so `gather` collects the results of `take` from all ranks, with one small all-gather
+    per step. After a resume each rank gets its own numbers back, or the mean if the world size changed."""
 
     def __init__(self, rank: int, world_size: int, take: Callable[[], torch.Tensor]) -> None:
         self._rank, self._world_size, self._take = rank, world_size, take
@@ -93,7 +92,7 @@ class RankNumbers:
     def gather(self) -> None:
         """Collect the numbers of all ranks, such as running losses, with one all-gather.
 
-        The first call after a restore keeps the restored numbers, which may be those of another number of ranks."""
+        The first call after a restore keeps the restored numbers, which may come from more or fewer ranks."""
         if self._is_restored:
             self._is_restored = False
             return
@@ -111,7 +110,7 @@ class RankNumbers:
         return {"all": self._all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the numbers of all ranks that were saved."""
+        """Restore the saved numbers of all ranks."""
         self._all, self._is_restored = state["all"], True
 
     def own(self) -> torch.Tensor:

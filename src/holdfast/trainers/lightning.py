@@ -205,7 +205,7 @@ class LightningProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore saved progress; the sum of a logged value is restored when the value is logged next."""
+        """Restore saved progress. The sum of a logged value is restored when the value is logged next."""
         trainer = self._trainer
         loop = trainer.fit_loop
         loop.load_state_dict(state["loops"])

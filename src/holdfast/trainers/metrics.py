@@ -1,7 +1,7 @@
 """Running sums that Lightning keeps on every rank during an epoch: values of `self.log(on_epoch=True)`, and metrics.
 
-Lightning's checkpoints leave them out. Schedulers and early stopping may read them, so they must be restored when a run
-resumes in the middle of an epoch.
+Lightning's checkpoints leave these sums out. Schedulers and early stopping may read them, so they must be restored when
+a run resumes in the middle of an epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class RunningSums:
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 
     def restore(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
-        """Restore the running sums in `row`; entry i of `names` is the kind, owner and name of a sum.
+        """Restore the running sums from `row`, a result of `take`. `names` are the names of these sums, in order.
 
         Metrics are set at once. A logged value is set when the script logs it next."""
         place = 0
@@ -84,7 +84,7 @@ def _tensors(metric: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _set(metric: Any, name: str, row: torch.Tensor) -> int:
-    """Set the state `name` of a metric from the first values of `row`, and return how many values were used."""
+    """Set the state `name` of a metric from the first values of `row`. Return the number of values used."""
     if name == COUNT:
         metric._update_count = int(row[0])
         return 1

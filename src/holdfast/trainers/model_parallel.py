@@ -11,7 +11,7 @@ def is_model_parallel(strategy: Any) -> bool:
 def is_tensor_parallel(strategy: Any) -> bool:
     """Return True if the strategy has groups of workers that train the same samples together.
 
-    This is its default: all workers of a node are such a group."""
+    By default, all workers of a node are one such group."""
     if not is_model_parallel(strategy):
         return False
     size = strategy._tensor_parallel_size
@@ -19,7 +19,7 @@ def is_tensor_parallel(strategy: Any) -> bool:
 
 
 def renew_mesh(strategy: Any) -> None:
-    """Replace the device mesh of the strategy, if it has one, by one over the present process group."""
+    """Replace the device mesh of the strategy, if it has one, by a mesh over the present process group."""
     from torch.distributed.device_mesh import init_device_mesh  # a slow import
 
     if (mesh := strategy._device_mesh) is not None:

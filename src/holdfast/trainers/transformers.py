@@ -148,7 +148,7 @@ class _Protection:
         return self._run.replicate(ready, **(handler.to_kwargs() if handler else {}))
 
     def _begin(self, max_steps: int, updates: int, epochs: int, _resume: Any, trial: Any) -> tuple[int, int]:
-        """Prepare training and restore the saved state; return the first epoch, and 0 for the batches to skip."""
+        """Prepare training and restore the saved state. Return the first epoch, and 0, the number of batches to skip."""
         trainer, run_loader = self._trainer, self._run_loader
         assert run_loader is not None
         self._original["_init_training_state"](max_steps, updates, epochs, None, trial)

@@ -1,7 +1,7 @@
-"""Digests of weights, by which a run recognizes its source, and which verify every part of it that a rank reads.
+"""Digests of weights, to recognise the source of a run's weights, and to verify every part that a rank reads.
 
-The rows of a tensor are divided into chunks of about 1 MiB, and each has a digest. So a rank that reads some rows can
-verify them without reading the others. The digests do not depend on the format of the file.
+The rows of a tensor are divided into chunks of about 1 MiB, and each chunk has a digest. So a rank that reads some rows
+can verify them without reading the other rows. The digests do not depend on the format of the file.
 """
 
 import json
@@ -22,13 +22,15 @@ PIECE = 32  # chunks that are read at once
 
 
 def tabulate(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Read all tensors, and return the digests of the chunks of each, by name."""
+    """Read all tensors. Return the digests of each tensor's chunks, joined into one text, by the tensor's name."""
     ordered = sorted(tensors.items(), key=lambda pair: pair[1].position)
     return {name: "".join(_digests(tensor)) for name, tensor in ordered}
 
 
 def content_digest(tensors: Mapping[str, StoredTensor], table: Mapping[str, str], others: Any = None) -> str:
-    """Return a digest of the names, dtypes, shapes and values of tensors, and of `others`, JSON beside them."""
+    """Return a digest of the names, dtypes, shapes and values of tensors, and of the JSON value `others`.
+
+    `table` has the digests of the tensors' values, as `tabulate` returns them."""
     hasher = xxhash.xxh3_128(json.dumps(others).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -37,7 +39,9 @@ def content_digest(tensors: Mapping[str, StoredTensor], table: Mapping[str, str]
 
 
 def verified(tensor: StoredTensor, digests: str, refuse: Callable[[], Exception]) -> StoredTensor:
-    """Return a tensor whose values are compared with `digests` when they are read; else `refuse()` is raised."""
+    """Return a copy of `tensor` that compares its values with `digests` when they are read.
+
+    If the values differ, reading raises the exception that `refuse()` returns."""
 
     def read(box: Box) -> torch.Tensor:
         if is_empty(box):
@@ -67,7 +71,7 @@ def _chunk_digests(tensor: StoredTensor, values: Any) -> Iterator[str]:
 
 
 def _chunks_of(tensor: StoredTensor, box: Box) -> tuple[int, int]:
-    """Return the number of the first chunk that has rows of the box, and the one after the last."""
+    """Return the numbers (first, end) of the chunks that have rows of `box`. The chunk `end` is not included."""
     if not box:  # a number
         return 0, 1
     rows = _rows_per_chunk(tensor)
@@ -75,7 +79,7 @@ def _chunks_of(tensor: StoredTensor, box: Box) -> tuple[int, int]:
 
 
 def _rows(tensor: StoredTensor, first: int, last: int) -> Box:
-    """Return the box with the rows of the chunks from `first` to the one before `last`."""
+    """Return the box with the rows of the chunks from `first` up to, but not including, `last`."""
     if not tensor.shape:
         return ()
     rows = _rows_per_chunk(tensor)

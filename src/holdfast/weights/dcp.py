@@ -1,8 +1,8 @@
 """Read the tensors of a torch.distributed.checkpoint (DCP) folder that is not trusted, without running code in it.
 
-The index `.metadata` is a pickle. Torch unpickles it without limits; here it may name only the few classes that an
-index consists of. A tensor consists of chunks, each of which is a `torch.save` file within a file of the folder. Of a
-chunk, only the rows that are asked for are read. Everything else in the folder is ignored.
+The index `.metadata` is a pickle. Torch unpickles it without limits; this module accepts only the few classes that an
+index consists of. A tensor consists of chunks. Each chunk is a `torch.save` file within a file of the folder, and only
+the requested rows of a chunk are read. Everything else in the folder is ignored.
 """
 
 import io
@@ -67,7 +67,7 @@ def _refusing(folder: Path) -> Iterator[None]:
 
 
 def _read(folder: Path, index: Metadata, key: str, box: Box) -> torch.Tensor:
-    """Return the box of a tensor, from the chunks that have a part of it."""
+    """Return the values of the tensor `key` inside `box`, read from the chunks that overlap the box."""
     entry = cast(TensorStorageMetadata, index.state_dict_metadata[key])
     memory.require(str(folder), _count(sizes(box)) * entry.properties.dtype.itemsize)
     with _refusing(folder):
@@ -83,13 +83,13 @@ def _read(folder: Path, index: Metadata, key: str, box: Box) -> torch.Tensor:
 
 
 class _Chunk:
-    """A chunk of a tensor, the values of the box `part`, in a file of the folder."""
+    """A chunk of a tensor in a file of the folder. It has the values inside the box `part`."""
 
     def __init__(self, folder: Path, info: Any, part: Box) -> None:
         self._path, self._info, self._part = folder / info.relative_path, info, part
 
     def read(self, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values of the box `wanted`. Only their rows are read, if the chunk lies in the file as it is."""
+        """Return the values inside the box `wanted`. If the chunk is contiguous in the file, read only their rows."""
         with self._path.open("rb", buffering=0) as file:
             chunk = cast(IO[bytes], _Slice(file, self._info.offset, self._info.length))
             described = restricted_load(chunk, device="meta")
@@ -120,7 +120,7 @@ class _Chunk:
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, as a file of its own."""
+    """A part of a file, which can be read like a whole file."""
 
     def __init__(self, file: IO[bytes], start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0

@@ -36,7 +36,7 @@ def export(state: Mapping[str, Any], to: str, *, force: bool = False, shard_size
 
 
 def writer_for(to: str, shard_size: str | None = None) -> Callable[[Mapping[str, Any], Path], None]:
-    """Return the function that writes the format selected by the suffix of the path `to`; raise BadInput if unknown."""
+    """Return the function that writes the format that the suffix of `to` selects; raise BadInput for other suffixes."""
     suffix = Path(to).suffix
     if to.endswith("/") or not suffix:
         return _folder_writer(shard_size)
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path to write to, then rename it to `target`; raise BadInput if that exists, unless `force`."""
+    """Yield a temporary path to write to, then rename it to `target`. If `target` exists, raise BadInput unless `force`."""
     if os.path.lexists(target) and not force:
         raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")

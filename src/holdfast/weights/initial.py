@@ -1,8 +1,8 @@
-"""The initial weights of a run: matched to the model by their names, and read into it, each rank its own shards.
+"""The initial weights of a run: matched to the model by their names, and loaded. Each rank reads only its own shards.
 
-Files name weights in many ways: plainly, with a wrapper's prefix (`module.`, `_orig_mod.`), nested in `state_dict` or
-`model`. Of these interpretations, the one that matches most names of the model is used. Every rank loads the weights
-before the first step, unless it restored a snapshot.
+Files name weights in many ways: plainly, with a wrapper's prefix (`module.`, `_orig_mod.`), or nested in `state_dict` or
+`model`. All these interpretations are tried, and the best match with the names in the model is used. Every rank loads
+the weights before the first step, unless it restored a snapshot.
 """
 
 import logging
@@ -32,7 +32,7 @@ _BESIDE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")  # othe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The weights of a file that fit a model, by the model's keys, and all keys that do not match."""
+    """The weights in a file that fit a model, by the model's keys, and all keys that do not match."""
 
     values: dict[str, Any]
     missing: list[str]
@@ -41,7 +41,7 @@ class Match:
 
     @property
     def differences(self) -> list[str]:
-        """A message for each key that is missing, is unexpected, or has another shape or kind of numbers."""
+        """A message for each key that is missing or unexpected, or whose tensor has another shape or kind of numbers."""
         missing = [f"{key} is missing" for key in self.missing]
         return [*missing, *self.misfits, *(f"{key} is unexpected" for key in self.unexpected)]
 
@@ -51,8 +51,8 @@ def match(
 ) -> Match:
     """Match the weights in `content` to `model`, the state_dict of the model called `name`.
 
-    Keys in `content` may be nested or prefixed; the interpretation that shares most keys with `model` is used. `tied`
-    are groups of keys of the model that are one parameter, of which `content` needs only one."""
+    Keys in `content` may be nested or prefixed; the interpretation that shares most keys with `model` is used. Each
+    group of keys in `tied` stands for a single parameter of the model, so `content` needs only one key of the group."""
     keys = dict(zip(own_keys(model), model, strict=True))  # the user's own keys to the model's keys
     readings = _readings(name, content, keys)
     best = max(readings, key=lambda reading: (len(reading.keys() & keys.keys()), len(reading)))
@@ -82,7 +82,9 @@ def _readings(name: str, content: Mapping[str, Any], keys: Collection[str]) -> I
 
 
 def _with_tied(reading: dict[str, Any], own: Mapping[str, str], tied: Collection[Collection[str]]) -> dict[str, Any]:
-    """Return a reading completed with the keys of tied parameters that it has under another key."""
+    """Return `reading`, completed so that each tied parameter with at least one of its keys has all of them.
+
+    `own` maps keys of the model to the user's own keys, which `reading` uses."""
     for group in tied:
         names = [own[key] for key in group if key in own]
         if present := [key for key in names if key in reading]:
@@ -93,7 +95,7 @@ def _with_tied(reading: dict[str, Any], own: Mapping[str, str], tied: Collection
 def _misfit(value: Any, target: Any) -> str | None:
     """Return the reason why a value cannot be loaded into the model's `target`; None if it can.
 
-    Precisions may differ, as torch converts them; floating-point values and integers may not."""
+    The precision may differ, because torch converts it. Integers do not fit floating-point parameters, or vice versa."""
     if _shape(value) != _shape(target):
         return f"has shape {_shape(value)}, not {_shape(target)}"
     if isinstance(target, torch.Tensor) and _number_kind(value.dtype) != _number_kind(target.dtype):
@@ -172,7 +174,7 @@ def _load_model(
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
-    """Return the groups of names under which a model has one parameter several times."""
+    """Return groups of names in a model. All names in a group belong to a single parameter (tied weights)."""
     groups: defaultdict[int, list[str]] = defaultdict(list)
     for key, parameter in model.named_parameters(remove_duplicate=False):
         groups[id(parameter)].append(key)
@@ -180,7 +182,7 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _fill(target: torch.Tensor, stored: StoredTensor, rank: int) -> None:
-    """Read the values of `target` that this rank holds: all, or those of its shard."""
+    """Read the values of `target` that this rank holds: all of them, or only those of its shard."""
     box = held_box(target, rank)
     if not is_empty(box):
         with torch.no_grad():
@@ -188,7 +190,7 @@ def _fill(target: torch.Tensor, stored: StoredTensor, rank: int) -> None:
 
 
 def _load_other(protected: Protected, states: Mapping[str, Any], source: WeightsSource, rank: int) -> None:
-    """Load the state of an object that is not a model; each rank reads its shards of a distributed state."""
+    """Load the state of an object that is not a model. Each rank reads only its shards of distributed tensors."""
     held = flatten(protected.capture()).tensors
 
     def read(path: str, value: Any) -> Any:

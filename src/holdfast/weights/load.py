@@ -1,4 +1,4 @@
-"""Load the states of a run as state_dicts, or one tensor of them, for inference or another program."""
+"""Load the states of a run as state_dicts, or a single tensor of a state, for inference or another program."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -46,15 +46,15 @@ class SavedStates:
 def load(
     run: str | os.PathLike[str], step: int | None = None, name: str | None = None, tensor: str | None = None
 ) -> Any:
-    """Return the state_dicts that a run saved, by the names passed to `run.protect()`; with `name`, only that one.
+    """Return the state_dicts that a run saved, by the names passed to `run.protect()`; with `name`, only that state.
 
     `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Everything
     that is read is verified, nothing is unpickled, and the tensors are on the CPU:
 
         model.load_state_dict(hf.load("runs/a", name="model"))
 
-    With `tensor`, only one tensor is read and returned: of the state `name`, or else of the only model. The names of
-    nested tensors are joined by slashes:
+    With `tensor`, only that tensor is read and returned. It belongs to the state `name`, or without `name` to the only
+    model. The names of nested tensors are joined by slashes:
 
         hf.load("runs/a", tensor="layers.0.weight")
         hf.load("runs/a", name="optimizer", tensor="state/0/exp_avg")"""
@@ -70,9 +70,9 @@ def load(
 def from_snapshot(
     store: Store, step: int | None, read: Callable[[SavedStates], T]
 ) -> tuple[T, int, tuple[PassedOver, ...]]:
-    """Return the result of `read`, the step of the snapshot that it was given, and the damaged snapshots passed over.
+    """Return the result of `read` for a snapshot, the step of that snapshot, and the damaged snapshots passed over.
 
-    That snapshot is the one of `step`, or else the newest one whose data `read` finds intact."""
+    If `step` is None, use the newest snapshot that `read` can read without finding damage."""
     if step is not None:
         return read(open_states(store, step)), step, ()
     found, bad = snapshot.search(store, lambda step: (read(open_states(store, step)), step))

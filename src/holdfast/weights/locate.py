@@ -12,7 +12,7 @@ from holdfast.runs.config import RUN, read_config
 
 
 def missing_commit(run: Path, store: Store) -> int | None:
-    """Return the step of the last snapshot that the run recorded as committed, if `store` lacks it, else None."""
+    """Return the step of the last snapshot that the run recorded as committed, if `store` lacks it; otherwise None."""
     try:
         step = last_commit(run / "history")
     except (HoldfastError, OSError):  # the audit reports a damaged history
@@ -43,7 +43,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
 
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
-    """Return the step of the last snapshot that the run in `place` committed, if its store lacks it, else None."""
+    """Return the step of the last snapshot that the run in `place` committed, if its store lacks it; otherwise None."""
     text = os.fspath(place)
     if "://" in text or not looks_like_run(Path(text)):
         return None

@@ -15,7 +15,7 @@ from holdfast.errors import BadInput, Corrupt
 def read_torch(path: Path) -> Any:
     """Return the content of a `torch.save` file without running code in it.
 
-    Tensors are read from the file when their values are used, unless a version of torch before 1.6 wrote it."""
+    Tensors are read from the file when their values are used, unless torch before version 1.6 wrote the file."""
     is_mapped = zipfile.is_zipfile(path)
     if not is_mapped:
         memory.require(str(path), path.stat().st_size)

@@ -22,7 +22,9 @@ _LONGEST = 256 << 20  # bytes of an index
 
 
 def read_safetensors(path: Path, first: int = 0) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file; raise Corrupt if it is malformed. `first` is the first position."""
+    """Return the tensors of a safetensors file; raise Corrupt if it is malformed.
+
+    Each tensor has a position in the order of reading. `first` is the position of the first tensor."""
     try:
         length = path.stat().st_size
         entries = payload.read_header(partial(_read_bytes, path), length, str(path))
@@ -34,7 +36,7 @@ def read_safetensors(path: Path, first: int = 0) -> dict[str, StoredTensor]:
 
 
 def read_indexed(index: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the files that `index`, of a Hugging Face model, lists; raise Corrupt if it is malformed."""
+    """Return the tensors of all files listed in `index`, a Hugging Face model's index file; raise Corrupt on damage."""
     files = _weight_map(index)
     tensors: dict[str, StoredTensor] = {}
     contents: dict[str, dict[str, StoredTensor]] = {}
@@ -66,7 +68,7 @@ def _stored(path: Path, entry: Entry, position: int) -> StoredTensor:
 
 
 def _read(path: Path, entry: Entry, box: Box) -> torch.Tensor:
-    """Return the box of a tensor. Only its rows are read."""
+    """Return the values of a tensor inside `box`. Read only the rows of the box."""
     if not box:  # a number
         return payload.as_tensor(payload.as_array(_read_bytes(path, entry.start, entry.end), entry, ()))
     first, last = box[0]

@@ -1,6 +1,6 @@
 """Open the source of a run's initial weights: another run, a Hugging Face model, a DCP folder or a weights file.
 
-The tensors of a source are known by their names, dtypes and shapes. Each rank reads the parts that it needs.
+Opening a source reads only the names, dtypes and shapes of its tensors. Later, each rank reads the parts that it needs.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ ACCELERATE = "pytorch_model_fsdp_*"  # the DCP folder of the model in a checkpoi
 class SourceContent:
     """Nested dicts of stored tensors: the weights in a file or folder or, if `step` is given, states of a run.
 
-    `tensors` are those that the digest of the source covers, and `others` is JSON that it covers too."""
+    The digest of the source covers the stored tensors `tensors`, and `others`, which is JSON."""
 
     states: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
@@ -43,7 +43,7 @@ class SourceContent:
 
 
 def resolve(source: WeightsSource) -> WeightsSource:
-    """Return `source` completed with the step of its snapshot and the digests of its content, all of which is read."""
+    """Return `source` completed with the step of its snapshot and the digests of its content. This reads all content."""
 
     def resolved(content: SourceContent) -> WeightsSource:
         table = tabulate(content.tensors)
@@ -56,7 +56,7 @@ def resolve(source: WeightsSource) -> WeightsSource:
 def verified_content(source: WeightsSource) -> SourceContent:
     """Open a source that `resolve` has completed. A tensor that has changed since then raises BadInput when it is read.
 
-    If `source` lacks the digests of its tensors, all of it is read to compute them."""
+    If `source` lacks the digests of its tensors, all of its content is read to compute them."""
     content = from_source(source, lambda content: content)
     table = source.table or tabulate(content.tensors)
 
@@ -73,7 +73,7 @@ def verified_content(source: WeightsSource) -> SourceContent:
 def from_source(source: WeightsSource, use: Callable[[SourceContent], T]) -> T:
     """Open a source, and return the result of `use`; raise BadInput or Corrupt if it has no weights.
 
-    Without `source.step`, the newest snapshot of a run is used whose data is intact."""
+    If the source is a run and `source.step` is None, use its newest intact snapshot."""
     path = Path(source.place)
     states = _folder_content(path) if path.is_dir() else _file_content(path)
     if states is None:
@@ -82,7 +82,7 @@ def from_source(source: WeightsSource, use: Callable[[SourceContent], T]) -> T:
 
 
 def _folder_content(path: Path) -> Mapping[str, Any] | None:
-    """Return the tensors of a DCP folder or Hugging Face model, or None if the folder is that of a run."""
+    """Return the tensors of a DCP folder or Hugging Face model; None if `path` is the folder of a run."""
     indexes = [path / DCP_INDEX] if (path / DCP_INDEX).is_file() else _only(path, f"{ACCELERATE}/{DCP_INDEX}")
     if indexes:
         from holdfast.weights.dcp import read_dcp  # a slow import
@@ -100,7 +100,7 @@ def _folder_content(path: Path) -> Mapping[str, Any] | None:
 
 
 def _only(path: Path, pattern: str) -> list[Path]:
-    """Return the only path that matches a pattern, in a list; none if there is none."""
+    """Return a list of the only path that matches `pattern`, or an empty list. Raise BadInput if several paths match."""
     found = sorted(path.glob(pattern))
     if len(found) > 1:
         names = ", ".join(str(place.relative_to(path)) for place in found[:4])

@@ -44,7 +44,7 @@ def write_folder(state: Mapping[str, Any], folder: Path) -> None:
 
 
 class _Planner(DefaultSavePlanner):
-    """PyTorch's plan of a save, for a state in which other tensors stand in for the stored ones."""
+    """PyTorch's planner of a save, for a state in which placeholder tensors stand in for stored tensors."""
 
     def __init__(self, stored: Mapping[int, StoredTensor]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(FileSystemWriter):
-    """PyTorch's writer of a folder, with one file into which values are written as they are read."""
+    """PyTorch's writer of a folder, reduced to a single file. Each value is written as soon as it is read."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert isinstance(planner, _Planner)

@@ -1,4 +1,4 @@
-"""Write stored tensors as safetensors: one file, or the files and index of a Hugging Face model. One is in memory."""
+"""Write stored tensors as safetensors, one tensor at a time: a single file, or the files of a Hugging Face model."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def write_file(state: Mapping[str, Any], path: Path) -> None:
 def write_sharded(state: Mapping[str, Any], folder: Path, shard_size: int) -> None:
     """Write a state_dict of stored tensors to a folder, as a Hugging Face model of files of at most `shard_size` bytes.
 
-    One file is named model.safetensors. Several have an index that says which file holds which tensor."""
+    A single file is named model.safetensors. Several files have an index file, which lists the file of each tensor."""
     tensors = _only_tensors(state)
     folder.mkdir()
     shards = divide({name: tensor.nbytes for name, tensor in tensors.items()}, shard_size)
@@ -57,7 +57,7 @@ def divide(sizes: Mapping[str, int], shard_size: int) -> list[list[str]]:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` names, such as 500MB or 5GB; raise BadInput if it is no size."""
+    """Return the number of bytes in `text`, such as 500MB or 5GB; raise BadInput if it is not a size."""
     number, unit = text[:-2], {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}.get(text[-2:].upper())
     if unit is None or not (number.isascii() and number.isdecimal() and int(number)):
         raise BadInput(f"{text!r} is not a size: write it as 500MB or 5GB.")

@@ -1,12 +1,12 @@
 """The collectives of a sharded run, numbered within each step, so that a lost worker's part of a step can be repeated.
 
 All ranks make the same collectives in the same order, and a collective completes on no rank before all ranks have begun
-it. So after a loss, the survivors are in the same collective or one apart. The worker that replaces the lost one
-computes the step from its beginning. Until it has reached the collective in which the survivors wait, it is served:
-for each collective of the step that the survivors have completed, they send it what the lost worker had received.
+it. So after a loss, the survivors are in the same collective or one apart. The worker that replaces the lost worker
+computes the step from its beginning. The survivors wait in a collective and serve the replacement until it has reached
+that collective: they send it the results of the earlier collectives of the step, as the lost worker had received them.
 
 gloo computes a reduce-scatter as an all-reduce, so this module uses the all-reduce, with the same bits. Every rank then
-also has the reduced gradients of the rank before it, which that rank's replacement needs. Tensors on a GPU pass through
+also has the reduced gradients of the previous rank, which that rank's replacement needs. Tensors on a GPU pass through
 host memory.
 """
 
@@ -28,7 +28,7 @@ _REDUCIBLE = {
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The ranks as a ring, in which each rank keeps a copy of the shards of the rank before it."""
+    """The ranks as a ring, in which each rank keeps a copy of the previous rank's shards."""
 
     rank: int
     size: int
@@ -49,13 +49,13 @@ class Operation(Protocol):
         """Carry out the collective together with all ranks."""
 
     def run_again(self, link: Link, ring: Ring) -> bool:
-        """Repeat a collective that this rank has completed; return False if its result is not the same as before."""
+        """Repeat a collective that this rank has completed; return False if the result differs from the first one."""
 
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        """Send the result of this completed collective to the ranks `needy`. All ranks call this, also those."""
+        """Send the result of this completed collective to the ranks `needy`. All ranks call this, including `needy`."""
 
     def release(self) -> None:
-        """Free what only `run_again` needs, because all ranks have completed the collective."""
+        """Free the memory that only `run_again` needs. Called when all ranks have completed the collective."""
 
 
 class Gather:
@@ -96,7 +96,7 @@ class Gather:
 
 
 class Reduce:
-    """A reduce-scatter of `values` into `output`. It keeps the result of this rank and that of the rank before it."""
+    """A reduce-scatter of `values` into `output`. It keeps the results of this rank and of the previous rank."""
 
     def __init__(self, output: torch.Tensor, values: torch.Tensor, op: Any) -> None:
         self._output: torch.Tensor | None = output
@@ -188,7 +188,7 @@ class AllReduce:
 
 @dataclass(slots=True, eq=False)
 class Collectives:
-    """The collectives of one rank. `recover` is called when one fails, and returns when it can be carried out again."""
+    """The collectives of one rank. When a collective fails, `recover` is called, and then the collective is repeated."""
 
     link: Link
     ring: Ring
@@ -201,7 +201,7 @@ class Collectives:
     _until: int = 0  # the number of collectives of this step that are served to needy ranks
 
     def begin_step(self) -> None:
-        """Forget the collectives of the step before."""
+        """Forget the collectives of the previous step."""
         self.log, self.optimizer_steps, self._until = [], 0, 0
         self._contributions.clear()
 
@@ -212,11 +212,11 @@ class Collectives:
 
     @property
     def is_catching_up(self) -> bool:
-        """True if this rank replaces a lost worker, and has not reached the collective in which the others wait."""
+        """True if this rank replaces a lost worker, and has not reached the collective in which other ranks wait."""
         return self.ring.rank in self._completed and len(self.log) < self._until
 
     def gather(self, output: torch.Tensor, values: torch.Tensor, key: Hashable = None) -> None:
-        """All-gather `values` of all ranks into `output`. Values with the same `key` are the same within a step."""
+        """All-gather `values` of all ranks into `output`. Calls with the same `key` in a step pass the same values."""
         contribution = None if key is None else self._contributions.get(key)
         if contribution is None:
             contribution = values.detach().to("cpu", copy=True).reshape(-1)
@@ -257,7 +257,7 @@ class Collectives:
                 self.log[number].serve(self.link, self.ring, needy)
 
     def repeat_last(self) -> bool:
-        """Repeat the last collective with a rank that has not completed it; return False if its result has changed."""
+        """Repeat the last collective, because another rank has not completed it; return False if the result differs."""
         assert self.last is not None
         return self.last.run_again(self.link, self.ring)
 

@@ -1,8 +1,8 @@
 """The default process group of a sharded run with live recovery: all its collectives survive the loss of a worker.
 
 The device mesh of the run uses this group, so the collectives of distributed tensors pass through it, such as the
-all-reduce of `clip_grad_norm_`. So do those that the script calls itself. FSDP2 has two public hooks for its own
-collectives, which `route_through` sets: with them, an all-gather says which module it belongs to.
+all-reduce of `clip_grad_norm_`. Collectives that the script calls itself pass through it too. FSDP2 has two public hooks
+for its own collectives, all-gather and reduce-scatter. With the first hook, it is known which module is gathered.
 """
 
 from collections.abc import Iterable
@@ -130,7 +130,7 @@ _groups: list[MeshGroup] = []
 
 
 class ModuleGather:
-    """The all-gather of one FSDP module, whose values do not change between two optimizer steps."""
+    """The all-gather of one FSDP module. The gathered values do not change between two optimizer steps."""
 
     def __init__(self, collectives: Collectives, module: int) -> None:
         self._collectives, self._module = collectives, module

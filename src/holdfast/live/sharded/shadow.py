@@ -1,8 +1,8 @@
 """The shadow of a rank's shards: a copy on the next rank that makes the same optimizer steps.
 
-Each rank sends its final gradients to the next rank just before its optimizer steps, after clipping and scaling. The
-next rank steps its copy of the parameters and moments with them. The optimizers of torch compute every element on its
-own, so the copy has the same bits at every step.
+Each rank sends its final gradients to the next rank just before its optimizer steps, after clipping and scaling. With
+these gradients, the next rank makes the same step on its copy of the parameters and moments. The optimizers of torch
+compute every element independently, so the copy has the same bits after every step.
 """
 
 import copy
@@ -30,7 +30,8 @@ PARAMETERS, MOMENTS = "parameters", "moments"
 def check_copyable(protected: Protected) -> None:
     """Raise BadInput if a neighbour could not keep a copy of a rank's shards.
 
-    That needs optimizers that compute every element of a parameter on its own, and no distributed tensors elsewhere."""
+    The copy needs optimizers that compute every element of a parameter independently. Distributed tensors may be only in
+    models and optimizers."""
     for name, thing in protected.own_objects.items():
         if _has_dtensors(thing.state_dict()):
             raise BadInput(
@@ -50,8 +51,7 @@ def check_copyable(protected: Protected) -> None:
 class OwnShards:
     """The shards of the protected models and optimizers that this rank trains.
 
-    The parameters are found when this object is made, outside of a step: within one, FSDP puts gathered parameters in
-    the place of the sharded ones."""
+    Make this object between two steps: within a step, FSDP replaces sharded parameters by gathered parameters."""
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
@@ -92,7 +92,7 @@ class OwnShards:
         }
 
     def capture_rest(self) -> dict[str, Any]:
-        """Return the protected state that is not sharded and belongs to no single rank, such as that of schedulers."""
+        """Return the remaining protected state, which a replacement gets from any rank, such as that of schedulers."""
         return {
             name: _without_dtensors(thing.state_dict())
             for name, thing in self._protected.things.items()
@@ -115,7 +115,7 @@ class OwnShards:
 
 
 class Shadow:
-    """A copy of the previous rank's shards, with optimizers that make the previous rank's steps."""
+    """A copy of the previous rank's shards, with optimizers that repeat the previous rank's steps."""
 
     def __init__(self, own: OwnShards, state: Mapping[str, Any]) -> None:
         self._own = own
@@ -156,7 +156,7 @@ class Shadow:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the copy: parameters, and moments as far as they exist."""
+        """The size of the copy in bytes: its parameters, and the moments that its optimizers have so far."""
         tensors = [*self._parameters.values()]
         for mirror in self._optimizers.values():
             tensors += [value for state in mirror.state.values() for value in state.values() if _is_moment(value)]
@@ -175,7 +175,7 @@ class Shadow:
         return Exchange(own, [self._parameters[name] for name in names], _set_values)
 
     def step(self, name: str) -> None:
-        """Make the step of the optimizer `name` on the copy, with the gradients that the exchange has set."""
+        """Repeat the step of the optimizer `name` on the copy, with the gradients that were received before."""
         optimizer, mirror = self._own.optimizers[name], self._optimizers[name]
         for group, copied in zip(optimizer.param_groups, mirror.param_groups, strict=True):
             copied.update({key: value for key, value in group.items() if key != "params"})
@@ -188,9 +188,9 @@ class Shadow:
 
 
 class Exchange:
-    """Each rank sends `own` to the next rank and receives values for `copies`. All ranks have them before one continues.
+    """An exchange in which each rank sends `own` to the next rank and receives the values of `copies`.
 
-    `write` is called with each of `copies` and its new values."""
+    It ends when all ranks have received their values. `write` is called with each tensor in `copies` and its values."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ def _without_dtensors(state: Any) -> Any:
 
 
 def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
-    """Send this rank's shards to the next rank, and return the copy of the previous rank's."""
+    """Send this rank's shards to the next rank, and return the copy of the previous rank's shards."""
     copied = None
     for pairs in neighbours(ring.size):
         for giver, taker in pairs:
@@ -281,7 +281,9 @@ def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
 
 
 def neighbours(size: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield rounds of (giver, taker) in which every rank gives to the next rank once, and no rank does both at once."""
+    """Yield rounds of (giver, taker) pairs. In all rounds together, every rank gives to the next rank once.
+
+    In a single round, no rank is both giver and taker."""
     for colour in range(3):
         yield [(rank, (rank + 1) % size) for rank in range(size) if _colour(rank, size) == colour]
 

@@ -1,7 +1,7 @@
 """The plan by which the survivors of a sharded run complete the step in which a worker was lost. No I/O.
 
-Until an optimizer steps, the state is that of the beginning of the step on every rank. So a worker that replaces a lost
-one can get its shards from the next rank, and compute the step from its beginning.
+Until an optimizer steps, every rank has the state of the beginning of the step. So a worker that replaces a lost worker
+can get its shards from the next rank, and compute the step from its beginning.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ JOINS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """A report on how far one rank has trained, which it sends to all others when a recovery begins."""
+    """A report on how far one rank has trained. The rank sends it to all other ranks when a recovery begins."""
 
     step: int  # the step that the rank trains or reaches next; JOINS for a worker that replaces a lost one
     begun: bool = False  # the rank has begun `step`
@@ -33,7 +33,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """The plan by which all ranks complete `step`, or begin it, after some were lost and replaced."""
+    """The plan by which all ranks complete `step`, or begin it, after some workers were lost and replaced."""
 
     step: int
     begun: bool

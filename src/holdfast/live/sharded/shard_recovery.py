@@ -125,10 +125,10 @@ class ShardedRecovery(LiveRecovery):
         self._has_reported = True
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
-        """Recover from lost workers between two steps: just before `step`.
+        """Recover from lost workers just before `step`.
 
-        Return False, because the samples stay divided among the same ranks, and the last step in which ranks
-        recovered (None if there is none)."""
+        Return two values: False, because the samples stay divided among the same ranks, and the last step in which
+        ranks recovered since the previous boundary (None if they did not recover)."""
         while self.coordination.is_outdated:
             self.recover(None)
         self.coordination.gate.leave(self)
@@ -140,7 +140,7 @@ class ShardedRecovery(LiveRecovery):
         raise restart_needed(f"a model that is sharded over {self.size} ranks needs all of them")
 
     def recover_collective(self) -> None:
-        """Recover from a loss that interrupted a collective, which is then carried out again."""
+        """Recover from a loss that interrupted a collective. The caller then repeats the collective."""
         if self._hooks is None or self._shadow is None:
             raise restart_needed("a worker was lost before training began")
         self.recover(None)
@@ -209,7 +209,7 @@ class ShardedRecovery(LiveRecovery):
         self._training.record.flush()
 
     def _hand_over(self, plan: ShardPlan, reports: Mapping[int, ShardReport]) -> None:
-        """Send the replacements the shards that they train, those that they copy, and all other state."""
+        """Send the replacements the shards that they train, the shards that they keep a copy of, and all other state."""
         own, rank = self._own, self.collectives.ring.rank
         assert own is not None
         if rank == plan.giver:
@@ -248,7 +248,7 @@ class ShardedRecovery(LiveRecovery):
 def sharded_live(live: LiveRecovery, backend: str, replicas: int) -> ShardedRecovery | None:
     """Return the recovery of a sharded run; None if a lost worker makes the run restart instead.
 
-    `replicas` is the number of copies of the model, among groups of ranks."""
+    `replicas` is the number of groups of ranks that each hold the whole model."""
     if live.strategy != "replay":
         raise BadInput(
             f"a sharded model supports --recovery restart and replay, not {live.strategy}: a lost worker's samples can be "
@@ -267,7 +267,7 @@ def sharded_live(live: LiveRecovery, backend: str, replicas: int) -> ShardedReco
 
 
 def check_models(models: Iterable[nn.Module]) -> None:
-    """Raise BadInput if a parameter of `models` is not sharded over the run's mesh, so that no copy of it exists."""
+    """Raise BadInput if a parameter of `models` is not sharded over the run's mesh: no other rank would keep a copy."""
     for model in models:
         for name, parameter in model.named_parameters():
             mesh = getattr(parameter, "device_mesh", None)

@@ -1,8 +1,9 @@
 """The end of a rendezvous round: the node that hosts the store decides which nodes start, and in which term.
 
-Nodes that have met before also start without others that were silent for so long that they count as lost. They then
-need a new term, a numbered group of nodes that may write checkpoints: of two groups that cannot reach each other, only
-one can claim it. Each round gives the workers a new store, which no message of a dead attempt can reach.
+Nodes that have met before also start without nodes that were silent for so long that they count as lost. The remaining
+nodes then need a new term: a number for a group of nodes that may write checkpoints. Of two groups that cannot reach
+each other, only one can claim the next number. Each round gives the workers a new store, so that they cannot receive
+messages of a dead attempt.
 """
 
 import json
@@ -35,7 +36,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeats:
-    """The times of the last heartbeats of the supervisors on all nodes, to find silent ones."""
+    """The times of the last heartbeats of the supervisors on all nodes, to find silent supervisors."""
 
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Heartbeats:
     def update(self, counts: Mapping[str, int], now: float) -> None:
         """Record the heartbeat counter of each supervisor at time `now`.
 
-        If this process itself was paused, the pause does not count as silence of the others."""
+        If this process itself was paused, the pause does not count as silence of the other supervisors."""
         gap, self._updated = now - (now if self._updated is None else self._updated), now
         if gap > LISTENS:
             self._times = {who: time + gap for who, time in self._times.items()}
@@ -82,10 +83,10 @@ def starting(
     least: int,
     lost_after: float,
 ) -> Sequence[Arrival] | None:
-    """Return the nodes that start now, or None to wait for more.
+    """Return the nodes that start now, or None to wait for more nodes.
 
-    `members` are the supervisors of the last start, `of` is the number of all nodes, and `least` the fewest that may
-    start. Two arrivals with the same node number are both returned, for the caller to report."""
+    `members` are the supervisors of the last start, `of` is the number of all nodes, and `least` the fewest nodes that
+    may start. Two arrivals with the same node number are both returned, for the caller to report."""
     alive = [arrival for arrival in arrivals if heartbeats.silence(arrival.who, now) < lost_after]
     nodes = {arrival.node for arrival in alive}
     if len(nodes) < len(alive):
@@ -100,14 +101,14 @@ def starting(
 
 
 class RoundCloser:
-    """The decision which nodes start together, made by the node whose store, at address `own`, hosts the rendezvous."""
+    """The decision of a rendezvous host: which nodes start together. `own` is the address of the host's store."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
-        """Announce which nodes start together in rendezvous `number`, once enough have registered.
+        """Announce which nodes start together in rendezvous `number`, once enough nodes have registered.
 
         `last` are the nodes of the previous start, and `heard` the times of heartbeats."""
 
@@ -153,7 +154,7 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
         """Return the term (numbered group of nodes) of this start; None if other nodes have claimed its number already.
 
-        The same nodes as in `last` keep their term; otherwise the next number is claimed."""
+        If the nodes are the same as in the `last` start, they keep their term. Otherwise claim the next number."""
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)
@@ -165,7 +166,7 @@ class RoundCloser:
 
 
 def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
-    """Return the reason why `nodes` cannot start together, or None if they can; `of` is the number of all nodes."""
+    """Return the reason why `nodes` cannot start together; None if they can. `of` is the number of all nodes."""
     numbers = [node["node"] for node in nodes]
     if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
         names = ", ".join(map(str, numbers))

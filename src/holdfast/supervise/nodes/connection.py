@@ -1,8 +1,8 @@
 """A connection to the TCPStore in which the nodes of a run meet, and the messages that they exchange there.
 
 A machine that is cut off closes no connection, and torch would wait forever for its answer. So a thread talks to the
-store, and callers wait for the thread for a limited time. The thread also sends heartbeats. It must end before the
-interpreter does: a thread that returns from torch during the interpreter's shutdown crashes the process.
+store, and callers wait for the thread for a limited time. The thread also sends heartbeats. The thread must end before
+the interpreter does: a thread that returns from torch during the interpreter's shutdown crashes the process.
 """
 
 import ipaddress

@@ -1,8 +1,8 @@
 """The search for the store in which the nodes of a run meet; it moves if the node that hosts it is lost.
 
-At first the nodes meet at the endpoint. Later the newest term in the checkpoint store, a numbered group of nodes, says
-where its nodes meet, so a lost node that comes back finds them. If no node answers there, each tries the nodes of the
-last start, the lowest number first.
+At first the nodes meet at the endpoint (--rendezvous). Later they meet at the address in the newest term, the numbered
+group of nodes in the checkpoint store, so that a lost node that comes back finds the others. If no node answers there,
+a node tries the addresses of the nodes of the last start, in the order of their numbers.
 """
 
 import time
@@ -46,7 +46,7 @@ class HostFinder:
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """Return a connection to a store that comes before `here` in the order of meeting places, or None."""
+        """Return a connection to a store that `find` would try before the store at `here`; None if none answers."""
         for where, token in self._places(last):
             if where == here:
                 return None
@@ -62,7 +62,7 @@ class HostFinder:
         return where in self._failed and time.monotonic() - self._failed[where] < _RESTS * self.look_every
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Return addresses where the nodes may meet, best first, each with the key that its store must have, if any."""
+        """Return addresses where the nodes may meet, best first, each with the token that its store must have, if any."""
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
             with suppress(HoldfastError):  # keep the last result

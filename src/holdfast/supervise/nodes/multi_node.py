@@ -1,9 +1,10 @@
 """The rendezvous of several nodes before each start of the workers, also after nodes or their meeting place were lost.
 
-Each node hosts a store at an address that the others can reach; at first they meet in the one at the given endpoint. A
-node leaves a greeting there and waits until the node that hosts the store closes the round (`close_round.py`). If that
-node is lost, the others meet in another store (`find_host.py`), and start only if they claim the next term in the
-checkpoint store (`checkpoint/terms.py`). Processes that reach these stores are trusted with the run.
+Each node hosts a store at an address that the other nodes can reach. At first the nodes meet in the store at the given
+endpoint. A node leaves a greeting there and waits until the node that hosts the store closes the round
+(`close_round.py`). If that node is lost, the other nodes meet in another store (`find_host.py`), and start only if they
+claim the next term in the checkpoint store (`checkpoint/terms.py`). Processes that reach these stores are trusted with
+the run.
 """
 
 import json
@@ -49,8 +50,8 @@ _LOOK = 0.02
 class RunEndWatch:
     """A watch that notices if other nodes complete the run while this node waits for them.
 
-    It reads the histories in `out` and those beside the checkpoints. If the run is extended (`extends`), an end that
-    was recorded before does not count."""
+    It reads the histories in `out` and the histories beside the checkpoints. If the run is extended (`extends`), an end
+    that was recorded before does not count."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ def _has_launched(history: Path) -> bool:
 
 
 class MultiNodeRendezvous(Rendezvous):
-    """The rendezvous of several nodes; `command` has the settings that must be the same on all of them."""
+    """The rendezvous of several nodes. `command` has the settings that must be the same on all nodes."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class MultiNodeRendezvous(Rendezvous):
         return None
 
     def _check(self, answer: RoundResult) -> None:
-        """Raise BadInput if the nodes that met cannot start together, or do not share one place for checkpoints."""
+        """Raise BadInput if the nodes that met cannot start together, or do not use the same store for checkpoints."""
         if answer["refused"]:
             raise BadInput(answer["refused"])
         if all(node["term"] for node in answer["nodes"]):

@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The settings of this node: its number (`rank`), how many nodes there are (`of`), where they meet (`endpoint`)."""
+    """The settings of this node: its number (`rank`), the number of nodes (`of`), and where they meet (`endpoint`)."""
 
     rank: int = 0
     of: int = 1
@@ -109,7 +109,7 @@ class MembersReport(NamedTuple):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The process numbers of the workers that train, without those that wait to join."""
+        """The process numbers of the workers that train, without workers that wait to join."""
         return tuple(worker.seat for worker in self.seen if worker.membership is not None)
 
     @property
@@ -159,7 +159,7 @@ class RoundInfo:
         return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """Return messages to the user: which of the `of` nodes are missing, and a change of the host since `before`."""
+        """Return messages to the user about missing nodes (of all `of` nodes), and about a new host since `before`."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
             continues = "continues" if len(self.nodes) == 1 else "continue"
@@ -202,13 +202,13 @@ class Peers:
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        """Send `report` to the node that decides which workers train; return training groups numbered above `known`."""
+        """Send `report` to the node that decides which workers train. Return the decisions numbered above `known`."""
         return []
 
     def reports(self) -> dict[int, MembersReport] | None:
-        """Return the last report of each other node, or None until all have sent one.
+        """Return the last report of each other node; None until all of them have sent a report.
 
-        Return {} unless this node decides for all nodes which workers train."""
+        Return {} if this node does not decide which workers train."""
         return {}
 
     def announce_end(self) -> None:
@@ -219,11 +219,11 @@ class Peers:
         return False
 
     def is_left_behind(self) -> bool:
-        """Return True if the other nodes continue without this one."""
+        """Return True if the other nodes continue without this node."""
         return False
 
     def finish(self) -> bool:
-        """Report that the workers of this node have exited normally; return True once the workers of all nodes have."""
+        """Report that this node's workers have exited normally. Return True once all nodes have reported that."""
         return True
 
     def exchange_progress(self, progress: JSON) -> list[Any]:
@@ -249,7 +249,7 @@ class Rendezvous:
         self.prepared: tuple[RoundInfo, Peers] | None = None  # the next start of the workers, if it was prepared
 
     def prepare(self, workers: int) -> RoundInfo:
-        """Return the result of the next `meet` in advance, for workers that are started before it."""
+        """Return the result of the next call of `meet` in advance, for workers that are started before that call."""
         server, name = listen(LOOPBACK), secrets.token_hex(6)
         store = LOOPBACK, server.port
         round = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=store)
@@ -257,7 +257,7 @@ class Rendezvous:
         return round
 
     def meet(self, workers: int) -> RoundInfo:
-        """Wait for the other nodes and return the result of the rendezvous; this node offers `workers` workers."""
+        """Wait for the other nodes, and return the result of the rendezvous. This node starts `workers` workers."""
         self.round = self._meet(workers)
         self.next_attempt = self.round.attempt + 1
         return self.round
@@ -274,7 +274,7 @@ class Rendezvous:
         return False
 
     def waiting_nodes(self) -> int:
-        """Return how many nodes wait for the next start."""
+        """Return the number of nodes that wait for the next start of all workers."""
         return 0
 
     def stop(self, verdict: str) -> None:

@@ -81,10 +81,10 @@ def die_with(supervisor: int) -> None:
 
 
 def _take_resolver_lock() -> None:
-    """Take the C library's resolver lock, so that a worker to which the fork copied a held lock blocks now, not later.
+    """Take and release the C library's resolver lock. If the lock was held during the fork, this worker blocks here.
 
-    The supervisor then forks the worker again. Its own threads hold the lock briefly when a worker connects to its
-    store."""
+    The supervisor then forks the worker again. The supervisor's own threads hold the lock briefly when a worker
+    connects to its store."""
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
 

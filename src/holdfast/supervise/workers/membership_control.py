@@ -4,7 +4,8 @@ A *seat* is the unique number of a worker process. A *member number* is the rank
 it passes from a lost worker to its replacement. Workers without a member number wait in reserve: spares, new
 replacements, and workers that `holdfast scale` put to sleep.
 
-Of several nodes, the one that hosts the store in which they met decides for all; the others report to it and follow.
+If there are several nodes, the node that hosts the store in which they met decides for all nodes. The other nodes report
+to it and follow its decisions.
 """
 
 import time
@@ -41,11 +42,11 @@ class Members:
         self._asleep: set[int] = set()  # seats
 
     def number_of(self, seat: int) -> int:
-        """Return the rank of the worker process number `seat`; if it has never trained, return `seat` to name it."""
+        """Return the rank of the worker process number `seat`; if the process has never trained, return `seat`."""
         return self._numbers[seat] if seat in self._been else seat
 
     def assigned(self, seat: int) -> int | None:
-        """Return the rank of the worker process number `seat`; None for a spare, which has none yet."""
+        """Return the rank of the worker process number `seat`; None for a spare, which has no rank yet."""
         return self._numbers.get(seat)
 
     def assign(self, seat: int, number: int) -> None:
@@ -61,12 +62,12 @@ class Members:
         return seat in self._been and seat not in self._asleep
 
     def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
-        """Return the ranks of the training processes that are not among `workers`, those that have not failed."""
+        """Return the ranks whose processes were lost. `workers` are all workers that have not failed."""
         seats = {worker.seat for worker in workers}
         return [number for number, seat in self._seats.items() if seat not in seats]
 
     def numbers_of(self, seats: Collection[int]) -> list[int]:
-        """Return the sorted ranks of those worker processes that train, among the process numbers `seats`."""
+        """Return the sorted ranks of the processes with the numbers `seats`, without processes that do not train."""
         return sorted(number for number, seat in self._seats.items() if seat in seats)
 
     def adopt(self, membership: Membership) -> None:
@@ -84,15 +85,16 @@ class Members:
         return number in self._seats and self._seats[number] not in dead
 
     def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
-        """Return True if all workers that should train do so, in the current group."""
+        """Return True if the current group has as many workers as it should, and all of them have joined it."""
         inside = [worker for worker in workers if worker.membership is not None]
         together = all(worker.membership == self.current.number for worker in inside)
         return together and len(inside) == len(self._seats) == self.wanted
 
     def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
-        """Choose, adopt and return the next group of training workers, or None if no change is due.
+        """Choose, adopt and return the next group of workers that train; None if no change is due.
 
-        `broken` is True if a connection in the group broke although no worker was lost."""
+        `workers` are all workers that have not failed. `broken` is True if a connection in the group broke although no
+        worker was lost."""
         present = {worker.seat: worker for worker in workers}
         self._numbers |= {worker.seat: worker.number for worker in workers if worker.number is not None}
         known = {**self._leaving, **self._seats}
@@ -125,7 +127,8 @@ class Members:
     def _seated(self, free: set[int], inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> dict[int, int]:
         """Return the processes that can join now, as a mapping from rank (one of `free`) to process number.
 
-        A process never changes its rank. `inside` has the training processes by rank, `present` all by number."""
+        A process never changes its rank. `inside` has the processes that train, by rank. `present` has all processes, by
+        number."""
         ready = {seat for seat, worker in present.items() if worker.is_ready} - {*inside.values()}
         numbers = {seat: number for seat, number in self._numbers.items() if seat in present}
         spare_numbers = sorted(free - {*numbers.values()})
@@ -139,11 +142,11 @@ class Members:
 
 
 class Stranded(Exception):
-    """Raised if training workers were lost and the remaining ones cannot continue without them."""
+    """Raised if workers were lost and the remaining workers cannot continue without them."""
 
 
 class MembershipController:
-    """The controller of which workers train together; `wanted` is their number, or None for all workers."""
+    """A controller that decides which workers train together. `wanted` is their number, or None for all workers."""
 
     def __init__(
         self,
@@ -213,7 +216,7 @@ class MembershipController:
         return self.members.numbers_of(seats)
 
     def update(self) -> None:
-        """Choose and publish the next training group if this node decides, otherwise adopt the latest published one."""
+        """Choose and publish the next group of workers that train. If another node decides, adopt its latest choice."""
         self._assign_spares()
         if self._peers.decides:
             self._decide()
@@ -293,7 +296,7 @@ class MembershipController:
         return sorted(number for number in numbers if number is not None and not self.members.is_held(number, dead))
 
     def news(self) -> list[str]:
-        """Return messages about rank changes since the last call, and one when all workers train again."""
+        """Return messages about rank changes since the last call, and a message when all workers train again."""
         current, wanted = self.members.current, self.members.wanted
         members = [worker for worker in self._pool.running if self.members.is_member(worker.seat)]
         all_train = len(current.members) == wanted and all(worker.membership == current.number for worker in members)

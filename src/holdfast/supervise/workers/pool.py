@@ -63,7 +63,7 @@ class WorkerPool:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Enclose calls of `start`; at the end of the `with` block, wait until the new processes run."""
+        """Return a context manager for calls of `start`. At the end of the `with` block, wait until the processes run."""
         try:
             with held_back(), warnings.catch_warnings():
                 # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
@@ -87,8 +87,8 @@ class WorkerPool:
     ) -> WorkerProcess:
         """Fork a worker process with the unique number `seat`, which is also its rank unless `joins`.
 
-        A worker that `joins` enters the training group later, with the given `rank`, or None for a spare. A standby
-        worker waits for the next start of all workers."""
+        If `joins` is True, the worker begins to train later, with the given `rank` (None for a spare). A standby worker
+        waits for the next start of all workers."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
         logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
@@ -151,7 +151,9 @@ class WorkerPool:
         return {name: str(value) for name, value in variables.items()}
 
     def late_start(self) -> list[str]:
-        """If no worker has begun a step after a minute, return messages about what they do, only once; otherwise []."""
+        """Return messages about what the workers do if none of them has begun a step after a minute; otherwise [].
+
+        The messages are returned only once."""
         if not self._reports_start or time.monotonic() - self._began < FIRST_STEP:
             return []
         self._reports_start = False
@@ -179,11 +181,11 @@ class WorkerPool:
 
     @property
     def failed(self) -> list[WorkerProcess]:
-        """The workers that exited with an error, left their training loop early, or hang."""
+        """The workers that have failed: they exited with an error, left their training loop early, or hang."""
         return [worker for worker in self.running if worker.has_failed]
 
     def finish_in_order(self, *, others_are_ending: bool) -> bool:
-        """Return True if all training workers have exited normally; then also end the spares.
+        """Return True if all workers that train have exited normally. If so, also end the spares.
 
         A node with only spares waits until workers of other nodes have finished (`others_are_ending`)."""
         exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
@@ -205,7 +207,7 @@ class WorkerPool:
         ]
 
     def late_to_stop(self, is_member: Callable[[int], bool]) -> list[WorkerProcess]:
-        """Return the workers that were asked to stop, and have made no progress for too long since.
+        """Return the workers that have made no progress for too long since they were asked to stop.
 
         `is_member(seat)` tells whether process number `seat` trains."""
         members = (look for look in self.looks(is_member) if look.is_member)  # spares wait for nothing else
@@ -213,9 +215,9 @@ class WorkerPool:
         return [worker for worker in self.running if worker.seat in late]
 
     def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
-        """Set `hung` of the workers that hang, and kill processes that do not exit after their script has ended.
+        """Find workers that hang, and set their attribute `hung`. Kill processes that do not exit after their script.
 
-        `is_member(seat)` tells whether process number `seat` trains; `remote` is the progress of other nodes."""
+        `is_member(seat)` tells whether process number `seat` trains. `remote` is the progress of other nodes."""
         now = time.monotonic()
         if now - self._looked < 0.25:
             return
@@ -241,7 +243,7 @@ class WorkerPool:
         return [error.message for error in raised if error]
 
     def log_with_stacks(self, rank: int) -> str:
-        """Return the log file with the stacks of worker `rank`, relative to the run's folder; "" if there is none."""
+        """Return the path, relative to the run's folder, of the log with the stacks of `rank`; "" if there is none."""
         return next((report.log for report in self.exit_reports() if report.rank == rank), "")
 
     def remove_failed(self) -> list[tuple[int, WorkerExit]]:
@@ -261,7 +263,7 @@ class WorkerPool:
         return reports
 
     def kill(self, *, stacks: bool = False) -> None:
-        """Kill all workers and their child processes; if `stacks`, they first print the stacks of their threads."""
+        """Kill all workers and their child processes. If `stacks`, the workers first print the stacks of their threads."""
         if stacks:
             self._print_stacks(self.running, STACKS_WITHIN)
         self.end([*self.running, *self._leaving])

@@ -49,7 +49,7 @@ class WorkerProcess:
         return process
 
     def wait_until_up(self) -> None:
-        """Wait until the process runs; fork it again if it hangs because a lock was held during the fork."""
+        """Wait until the process runs. If it hangs, because a lock was held during the fork, fork it again."""
         for _ in range(3):
             deadline = time.monotonic() + UP_WITHIN
             while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
@@ -94,22 +94,22 @@ class WorkerProcess:
 
     @property
     def membership(self) -> int | None:
-        """The number of the training group that this worker is in; None if it waits to join."""
+        """The number of the membership (group of workers that train) that this worker is in; None if it waits to join."""
         return number if (number := self.task.progress.membership) >= 0 else None
 
     @property
     def is_in_reserve(self) -> bool:
-        """True if the worker does not train yet: it is starting, or waits to join the training group."""
+        """True if the worker does not train yet: it is starting, or waits to join the workers that train."""
         return self.membership is None
 
     @property
     def is_ready(self) -> bool:
-        """True if the worker has started, has a rank, and waits to join the training group."""
+        """True if the worker has started, has a rank, and waits to join the workers that train."""
         return self.task.progress.phase is Phase.JOINING and not self.task.progress.asks_for_rank
 
     @property
     def is_starting(self) -> bool:
-        """True if the worker will join the training group, but its script is not ready yet."""
+        """True if the worker will join the workers that train, but its script is not ready yet."""
         return self.is_in_reserve and self.task.progress.phase is not Phase.JOINING
 
     @property
@@ -133,7 +133,9 @@ class WorkerProcess:
         return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def look(self, is_member: bool, *, has_done_peers: bool = False) -> WorkerLook:
-        """Return the worker's progress; `is_member` says that it trains, `has_done_peers` that another has finished."""
+        """Return the worker's progress.
+
+        `is_member` is True if this worker trains, and `has_done_peers` if another worker has finished."""
         progress, fields = self.task.progress, _stat_fields(_PROC / str(self.pid))
         state = fields[0] if fields else ""  # of the first thread
         return WorkerLook(
@@ -202,9 +204,9 @@ class WorkerProcess:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def exit_report(self, idle: float, out: Path) -> WorkerExit:
-        """Return how the worker exited, or that it still runs without progress for `idle` seconds.
+        """Return a report of how the worker exited, or that it still runs without progress for `idle` seconds.
 
-        The path of its log is relative to `out`."""
+        The path of the worker's log in the report is relative to `out`."""
         progress = self.task.progress
         return WorkerExit(
             rank=self.rank,
@@ -222,7 +224,7 @@ class WorkerProcess:
 
 
 def innermost_call(stack: str, script: str) -> str:
-    """Return the innermost line of `script` in a faulthandler `stack`, and the function it called, as text."""
+    """Return, as text, the innermost line of `script` in `stack` (printed by faulthandler), and the call in progress."""
     frames = [(path, f"{Path(path).name}:{line}", name) for path, line, name in _FRAME.findall(stack)]
     if not frames:
         return ""

@@ -1,4 +1,4 @@
-"""The record of which worker has which rank on one node, for the user and for readers of the logs.
+"""The record of the rank of each worker on one node, for messages to the user and for readers of the logs.
 
 A process keeps its rank for life. With live recovery, the rank of a lost worker passes to the worker that replaces it.
 """
@@ -23,7 +23,7 @@ class RankLog:
         self._has_main = True  # a worker has rank 0
 
     def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
-        """Record the ranks in a new training group; `names` maps each rank on this node to a log file name."""
+        """Record the ranks in a new membership. `names` maps each rank on this node to the name of its log files."""
         changed = []
         for rank in membership.members:
             before, name = self._names.get(rank, f"rank-{rank}"), names.get(rank, "")
@@ -44,7 +44,7 @@ class RankLog:
                 file.write(text)
 
     def news(self, *, all_train: int) -> list[str]:
-        """Return messages about new rank changes; if all workers train again, `all_train` is their number, else 0."""
+        """Return messages about new rank changes. `all_train` is the number of workers if all of them train, else 0."""
         lines, self._lines = self._lines, []
         if all_train and self._is_replacing:
             self._is_replacing = False

@@ -28,7 +28,7 @@ class Scaler:
         self.wanted: int | None = None  # the number of workers that should train, once it was requested
 
     def update(self, controller: MembershipController, pool: WorkerPool, attempt: int) -> None:
-        """Put workers to sleep or wake them if the user requested it; record an event when the change is complete."""
+        """Put workers to sleep or wake them if the user has requested it. Record an event when the change is complete."""
         now = time.monotonic()
         if now - self._looked >= SCALE_LOOK:
             self._looked = now

@@ -1,8 +1,8 @@
 """Standby workers: the workers of the next attempt of a run that recovers by restart, started early (`--spares 1`).
 
-They run the script as far as `run.protect` and wait there, with their models built. Until they take over they read and
-write nothing in the run's folder but their logs. Their attempt has its own store, so they cannot meet the workers that
-train.
+They run the script as far as `run.protect` and wait there, with their models built. Until they take over, they only use
+the run's folder for their logs. Their attempt has a store of its own, so they exchange no messages with the workers
+that train.
 """
 
 import shutil
@@ -24,7 +24,7 @@ FIRST_STEP = 2  # boundaries that a worker has passed after its first step
 
 
 class Standby:
-    """Standby workers, which have started early and wait for the next restart; `say` shows a message to the user."""
+    """Standby workers, which are started early and wait for the next restart. `say` shows a message to the user."""
 
     def __init__(
         self, config: RunConfig, out: Path, pool: WorkerPool, nodes: Rendezvous, say: Callable[[str], None]
@@ -35,9 +35,9 @@ class Standby:
         self._is_announced = False
 
     def update(self, restarts: int) -> None:
-        """Start standby workers once all workers have trained a step, and replace dead ones; end them after training.
+        """Start standby workers once all workers have trained a step. End them when training has ended.
 
-        `restarts` is the number of restarts so far."""
+        Also replace standby workers that have died. `restarts` is the number of restarts so far."""
         running = self._pool.running
         if any(worker.has_finished for worker in running):
             self.end()
@@ -51,7 +51,7 @@ class Standby:
             self._say(f"{counted(len(self._workers), 'standby worker')} ready to take over")
 
     def take_over(self) -> list[WorkerProcess]:
-        """Let the standby workers begin to train, and return them; if some are not ready, end all and return []."""
+        """Let the standby workers begin to train, and return them. If any is not ready, end all of them and return []."""
         for worker in self._workers:
             worker.poll()
         if self._workers and not self._is_ready:

@@ -1,4 +1,4 @@
-"""Map-style datasets: their size, and a digest of a few samples by which a dataset is recognised."""
+"""Map-style datasets: their size, and a digest of a few samples, to recognise a dataset."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ def size(dataset: MapDataset) -> int:
 
 
 def probe(dataset: MapDataset, count: int, seed: int) -> str:
-    """Return a digest of a few of the dataset's `count` samples, to detect that a process has other data.
+    """Return a digest of a few of the dataset's `count` samples, to detect ranks or attempts that have different data.
 
     A dataset that was split or shuffled without a seed differs in every process. The random generators are seeded from
     `seed` before each sample is read."""

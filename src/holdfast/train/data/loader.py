@@ -54,7 +54,7 @@ REFUSED = {
 class LoadRequest:
     """A request to load the samples `ids`, which one rank trains in one step. `key` seeds the random generators.
 
-    `numbers` are the same ids as Python integers, `samples` their count and digest."""
+    `numbers` are the same ids as Python integers. `samples` holds the number of samples, and a digest of the ids."""
 
     ids: Ids
     numbers: list[int]
@@ -74,12 +74,12 @@ class ShareLoader(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Return (epoch, state as text) of the data source, to be saved; None if the step number is enough."""
+        """Return the position to save: (epoch, the data source's state as text). None if the step number is enough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShareDataset:
-    """A dataset for torch's DataLoader, in which each item is all samples that one rank trains in one step."""
+    """A dataset for torch's DataLoader. Each item consists of all samples that one rank trains in one step."""
 
     dataset: MapDataset
     parts: int
@@ -137,7 +137,7 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """Yield the samples that `shares` loads for each request in `wanted`. `num_workers` processes load ahead."""
+    """Yield the samples that `shares` loads for each request in `wanted`. `num_workers` processes load ahead of time."""
     if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:

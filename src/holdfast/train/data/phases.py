@@ -1,6 +1,6 @@
-"""The phases of a run: what each of its loops trains, in the order in which the script made them.
+"""The phases of a run: the training loops of its script, one after another, and the samples of their steps.
 
-Most scripts have one loop, and their runs one phase.
+Most scripts have one loop, so most runs have one phase.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Phases:
         return self._phases[index]
 
     def seam_after(self, step: int) -> int:
-        """Return the first step after the epoch or phase of `step`; before that step the script runs its own code."""
+        """Return the first step after the epoch or phase that `step` is in. The script's own code runs before it."""
         plan = self.plan
         index = plan.index(step)
         phase, local = plan.phase(step)
@@ -67,7 +67,7 @@ class SampleSource:
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
-        """Continue with step `start`, and from there on load the samples of `rank` among `world` ranks."""
+        """Continue with step `start`. From there on, load the samples of rank `rank` among `world` ranks."""
         first, *later = range(self._plan.index(start), len(self._phases))
         loaded = self._load(first, start - self._plan.first_steps[first], rank, world)
         self._loaded = self._chained(loaded, later, rank, world) if later else loaded
@@ -91,7 +91,7 @@ class SampleSource:
 
 
 class LoadRequests:
-    """An iterator over requests to load samples, whose next request can be computed early."""
+    """An iterator over requests to load samples. `prepare` computes the next request early."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
@@ -116,7 +116,7 @@ def requests(
     """Yield one request per step of `plan`, from step `start` on, for the samples that `rank` of `world` ranks trains.
 
     If a sampler determines the order, rank 0 calls `record` with each epoch and its order, before the epoch's requests.
-    The epochs are counted from `first_epoch`."""
+    `first_epoch` is the number of the plan's first epoch in the run."""
     if plan.orders and rank == 0 and record:
         yield from _recorded_requests(plan, plan.orders, start, world, record, first_epoch)
         return

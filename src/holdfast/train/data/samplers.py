@@ -25,8 +25,8 @@ KEPT = 2  # epochs whose order is kept: batches are requested ahead of the step 
 class DrawnOrders:
     """The order of the samples in each epoch, which the script's `sampler` determines when the epoch begins.
 
-    An iterable `sampler` is iterated over once per epoch, after a call of its `set_epoch` if it has one. A function is
-    called with the epoch and the seed. `size` is the number of samples in the dataset."""
+    An iterable `sampler` is iterated over once per epoch, after a call of its method `set_epoch`, if it has that. A
+    function is called with the epoch and the seed. `size` is the number of samples in the dataset."""
 
     def __init__(self, sampler: Sampler, size: int, seed: int) -> None:
         self._sampler, self._size, self._seed = _checked(sampler), size, seed

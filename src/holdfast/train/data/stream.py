@@ -1,8 +1,8 @@
 """Runs whose samples holdfast counts but does not choose: from a stateful loader, or drawn by the script.
 
-With `run.stream` every rank has a loader of its own, such as torchdata's StatefulDataLoader. A step takes the loader's
-next batches and none ahead. So at a step boundary the loader is just after the last trained batch, and that position is
-saved for every rank.
+With `run.stream` every rank has a loader of its own, such as torchdata's StatefulDataLoader. A step takes only its own
+batches from the loader, and none ahead. So at a step boundary the loader is just after the last trained batch, and that
+position is saved for every rank.
 
 With `run.steps` the script draws its samples. The random generators are seeded before every step, so a step that is
 trained again with the same world size draws the same samples.
@@ -55,7 +55,7 @@ class Loader(Protocol):
 
 
 class LoaderBatches:
-    """An endless iterator over the batches of a loader, which starts the loader's next epoch when one ends."""
+    """An endless iterator over the batches of a loader. When an epoch of the loader ends, its next epoch begins."""
 
     def __init__(self, loader: Loader) -> None:
         if lacking := [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(loader, name)]:
@@ -70,7 +70,9 @@ class LoaderBatches:
         _set_epoch(loader, 0)
 
     def resume(self, restored: RestoredState, rank: int, world: int) -> None:
-        """Set the loader to the position that `rank` of `world` ranks had in the restored snapshot, if there is one."""
+        """Set the loader to its position in the restored snapshot, if there is one.
+
+        `rank` and `world` are this process's rank and the world size, which must be the same as in the snapshot."""
         if restored.step is None:
             return
         if not restored.positions:
@@ -127,8 +129,8 @@ class LoaderBatches:
 class Streamed:
     """A loader that takes the next `parts` batches of the script's own data loader for every step.
 
-    The random generators are seeded before loading, and again before training, because a restored loader may draw more
-    or fewer random numbers than one that was not interrupted."""
+    The random generators are seeded before loading, and again before training, because a restored loader may not draw
+    as many random numbers as a loader that was not interrupted."""
 
     dataset: OwnSamples
     parts: int

@@ -1,7 +1,7 @@
 """The plan of a rehearsal (its length, saves and kills), and the observations of its workers in each step. No I/O.
 
 A mark is a short text that stands for a value: a plain value itself, or the type, shape and digest of a tensor. Two
-marks are equal if and only if the values are, bit by bit.
+marks are equal if and only if the two values are equal, bit by bit.
 """
 
 import json
@@ -29,7 +29,9 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """Return how many of `steps` steps a test run trains: `asked`, or by default 2.5 epochs, but at most LONGEST."""
+    """Return the number of steps that a test run trains: `asked`, or by default 2.5 epochs, but at most LONGEST.
+
+    It is never more than `steps`, the length of the whole training. `per_epoch` is the number of steps in an epoch."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 

@@ -1,6 +1,7 @@
 """The worker's side of a rehearsal: the loop ends early, saves at given steps, and observes the script's state.
 
-An environment variable turns this on. Lengths that the script sees stay those of the whole training.
+An environment variable turns this on. The script does not see that the loop ends early: the length of the loop, for
+example, is still the length of the whole training.
 """
 
 import atexit
@@ -31,7 +32,7 @@ LIVES = 1000  # memberships of one attempt, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """Instructions to a worker of a rehearsal (test run): how many `steps` to train, and before which ones to save."""
+    """Instructions to a worker of a rehearsal (test run): the number of `steps` to train, and the steps to save at."""
 
     folder: str  # for the observations
     steps: int | None = None
@@ -66,8 +67,8 @@ class SavingAt(CheckpointSaver):
 class StepObserver:
     """An observer that writes digests of the state of one rank's script to a file, for every step.
 
-    `rank` returns the current rank. `joined` returns 0 or, in a worker that replaces a lost one, a number that is
-    larger for later replacements; such a worker is recorded as a further attempt."""
+    `rank` returns the current rank. `joined` returns 0 or, in a worker that replaces a lost worker, a number that is
+    larger for later replacements. The replacement is recorded as a further attempt."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Search for the state of a script that is not protected (saved and restored).
 
-The search starts from the variables of the script's running functions and modules, and from objects that are named.
+The search starts from the variables of the script's running functions and modules, and from objects of the caller.
 """
 
 import functools
@@ -66,7 +66,7 @@ class Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Return the values that the run does not save, by path.
+    """Return the values in the script's memory that the run does not save, by path.
 
     The search begins at the variables of `frames`, the named objects `roots` and the `protected` objects."""
     memory = saved_memory({name: thing.state_dict() for name, thing in protected.items()})
@@ -120,7 +120,7 @@ class Search:
             yield place
 
     def expand(self, place: Place) -> None:
-        """Also search the values inside `place`, unless it is too deep."""
+        """Also search the values inside `place`, unless `place` is nested too deeply."""
         if place.depth < DEEPEST:
             self._waiting.extend(place.parts())
 
@@ -137,7 +137,7 @@ class Search:
 
 
 def starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield where to search: the objects `roots` by name, the variables of `frames`, and of the script's modules."""
+    """Yield the places where a search begins: the named objects `roots`, and the variables of `frames` and modules."""
     for name, value in roots.items():
         yield Place(value, name)
     spaces: dict[int, Mapping[str, Any]] = {}
@@ -162,7 +162,7 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _kind(place: Place, memory: set[int], things: set[int]) -> str | None:
-    """Return the kind of the value, such as "tensor", if the run does not save it; None if the run does.
+    """Return the kind of the value, such as "tensor"; None if the run saves it, or if it only contains other values.
 
     `memory` has the addresses of all saved tensors, and `things` the ids of the protected objects."""
     value = place.value
@@ -200,7 +200,7 @@ def _mark(value: Any, kind: str) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
-    """Return (name, child) for each child of `value` to search; if the name is None, the path stays that of `value`."""
+    """Return (name, child) for each value inside `value` to search. The name is None if it adds nothing to the path."""
     if isinstance(value, nn.Module):
         return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
     if isinstance(value, Mapping):

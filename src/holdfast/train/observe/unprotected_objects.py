@@ -23,7 +23,7 @@ _VALUES = (*PLAIN, torch.Tensor, np.ndarray)
 class UnprotectedObject:
     """An object with state that is not protected: its place in the script's memory, and a few of its present values.
 
-    `kept` is the object, or a tensor in it, by whose identity a later search recognises the same state."""
+    `kept` is the object, or a tensor in it. A later search recognises the same state by the identity of `kept`."""
 
     place: Place
     kept: object
@@ -65,7 +65,8 @@ def unprotected_objects(
     """Search from the places `begin` for modules, scalers, schedulers and optimizers that are not protected.
 
     With `averages`, also find dicts and lists of tensors that resemble a protected model. `now` has the present
-    protected values, `before` those of the last search; an object equal to one of them is marked as a copy."""
+    protected values, and `before` the protected values at the last search. An object that equals a model in either is
+    marked as a copy."""
     found: list[UnprotectedObject] = []
     inside: set[int] = set()  # modules inside others
     search = Search(begin)
@@ -87,7 +88,7 @@ def unprotected_objects(
 
 
 def _module(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
-    """Yield the module at `place` if parts of its state are not protected. Metrics are left out: scripts reset them."""
+    """Yield the module at `place` if part of its state is not protected. Leave out metrics, which scripts reset."""
     module: nn.Module = place.value
     is_metric = next(module.parameters(), None) is None and hasattr(module, "reset")
     if now.unsaved(_state(module)) and not is_metric:
@@ -109,7 +110,7 @@ def _trainer(place: Place, now: ProtectedValues) -> Iterator[UnprotectedObject]:
 def _average(place: Place, now: ProtectedValues, before: ProtectedValues | None) -> Iterator[UnprotectedObject]:
     """Yield the dict or list at `place` if it holds tensors that resemble the parameters of a protected model.
 
-    `now` has the present values of the protected models, `before` those at the last search."""
+    `now` has the present values of the protected models, and `before` their values at the last search."""
     items = place.value.values() if isinstance(place.value, dict) else place.value
     tensors = now.unsaved(items) if isinstance(next(iter(items), None), torch.Tensor) else []  # a list may be long
     for model, parameters in enumerate(now.parameters):

@@ -1,9 +1,9 @@
 """Detection of state that a script trains but does not protect, so that a restart would lose it without a word.
 
-The check looks at the script's variables in the first steps, and at doubling intervals after that. It reports what
-changes from one look to the next: modules, gradient scalers, schedulers, optimizers, and averages of a protected model
-that a class or dict of the script's own holds. What does not change is not reported, such as a frozen teacher; nor is
-a copy of a protected model that the script refreshes, nor a metric.
+The check looks at the script's variables in the first steps, and at doubling intervals after that. It reports objects
+that change from one look to the next: modules, gradient scalers, schedulers, optimizers, and averages of a protected
+model in a class or dict of the script. It does not report objects that do not change, such as a frozen teacher, nor
+copies of a protected model that the script refreshes, nor metrics.
 """
 
 import logging
@@ -70,7 +70,7 @@ class _Seen:
 
 
 def _reference(value: object) -> Callable[[], object]:
-    """Return a weak reference to `value`, or a function that returns None if `value` does not support one."""
+    """Return a weak reference to `value`. If `value` does not support that, return a function that returns None."""
     try:
         return weakref.ref(value)
     except TypeError:

@@ -41,7 +41,7 @@ def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) for every leaf of nested dicts, lists and tuples."""
+    """Yield (path, value) for every leaf of nested dicts, lists and tuples. `path` is the path of `state` itself."""
     if isinstance(state, Mapping):
         items: Any = state.items()
     elif isinstance(state, list | tuple):

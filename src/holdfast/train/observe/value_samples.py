@@ -27,7 +27,7 @@ def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
 
 
 def aligned(tensors: Iterable[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Return, for each parameter, a different one of `tensors` with that parameter's shape; None if some lack one."""
+    """Return a tensor of equal shape for each parameter, and use none of `tensors` twice; None if there are too few."""
     by_shape: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_shape[tuple(tensor.shape)].append(tensor)

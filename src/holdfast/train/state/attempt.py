@@ -36,7 +36,7 @@ class Recorder(Protocol):
     """An object that records the events of one rank."""
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Add the event `what`; its time is `time`, or now."""
+        """Add the event `what`. Its time is `time`, by default now."""
 
     def flush(self) -> None:
         """Hand all events to the operating system, so that the death of this process cannot lose them."""
@@ -51,8 +51,8 @@ class Recorder(Protocol):
 class MemberRecorder:
     """The recorder of a worker that may join, leave and rejoin the workers that train.
 
-    Each time the worker joins, it starts a new part of the history of its member number. Between these times its events
-    are discarded, but the plan is kept and recorded later."""
+    Each time the worker joins, it starts a new part of the history of its member number. While it does not train with
+    the other workers, its events are discarded, except the plan, which is recorded when it joins."""
 
     def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
         self._folder, self._attempt, self._world_size, self._seed = folder, attempt, world_size, seed
@@ -126,7 +126,9 @@ class AttemptContext:
     is_complete: bool = False  # the history is beside the checkpoints, so it tells of every snapshot
 
     def check_history(self, step: int, state: str) -> None:
-        """Raise Corrupt if the history has another digest than `state` for the snapshot of `step`, or no such step."""
+        """Raise Corrupt if the history contradicts a snapshot of `step` with the digest `state`.
+
+        That is the case if it has another digest for that snapshot, or if the run has not reached `step`."""
         if not self.is_complete:
             return
         committed, reached = committed_state(self.folder, step), furthest_step(self.folder)
@@ -137,7 +139,7 @@ class AttemptContext:
             )
 
     def has_commit(self, step: int) -> bool:
-        """Return True if the history records that the snapshot of `step`, the newest one, was completed."""
+        """Return True if the history records that the snapshot of `step`, the newest snapshot, was completed."""
         return has_commit(self.folder, step)
 
     @property
@@ -147,7 +149,7 @@ class AttemptContext:
 
 
 def await_standby() -> None:
-    """Wait, in a worker that was started in advance, until the present attempt fails and a new one begins."""
+    """Wait until the present attempt fails and a new one begins. Called in a worker that was started in advance."""
     with progress.during(Phase.JOINING):
         while progress.here.is_standby:
             time.sleep(STANDBY_POLL)

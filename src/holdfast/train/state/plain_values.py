@@ -1,7 +1,8 @@
 """Protected plain values, such as `progress={"best": inf}`, which are restored in place.
 
-The script's references to them stay valid. Unlike models they may differ between ranks, for example a running sum over
-a rank's samples. So every rank saves its own, and after a restart with the same world size each rank gets its own back.
+The script's references to the values stay valid. Unlike models, plain values may differ between ranks, for example a
+running sum over a rank's samples. So every rank saves its own values, and after a restart with the same world size each
+rank gets its own values back.
 """
 
 import base64
@@ -39,7 +40,7 @@ def is_plain(value: object) -> bool:
 
 
 def check(name: str, value: object) -> None:
-    """Raise BadInput if `value` cannot be restored in place or cannot be saved; `name` is for the message."""
+    """Raise BadInput if `value` cannot be restored in place or cannot be saved. The message mentions `name`."""
     if value is None or isinstance(value, bool | int | float | str | tuple):
         raise BadInput(
             f"{name} is a {type(value).__name__}, which cannot be restored in place: write "
@@ -62,7 +63,7 @@ def encode_small(name: str, state: Any) -> str:
 def encode(name: str, state: Any) -> str:
     """Return `state` as text, with every bit of its numbers; raise BadInput for a value that only pickle could save.
 
-    `name` is for the message."""
+    The message mentions `name`, and `decode` needs the same name."""
     flat = flatten({name: state})
     tensors = {key: torch.as_tensor(value) for key, value in flat.tensors.items()}
     scalars = [key for key, value in flat.tensors.items() if not isinstance(value, torch.Tensor)]

@@ -93,7 +93,7 @@ def check_schedules(protected: Protected) -> None:
 def _sharding(thing: object, modules: Mapping[tuple[str, str], str], tensors: Mapping[tuple[str, str], str]) -> str:
     """Return the name of the method that shards `thing` over the ranks, such as FSDP; empty if it is not sharded.
 
-    `modules` and `tensors` are the classes to look for."""
+    `modules` and `tensors` map each class to look for, as (module, class name), to the name of its method."""
     parts = thing.modules() if isinstance(thing, nn.Module) else ()
     return _match(parts, modules) or _match(_tensors(thing), tensors)
 

@@ -65,7 +65,7 @@ class Protected:
         return {name: _state(thing) for name, thing in self.things.items()}
 
     def signature(self) -> dict[str, Any]:
-        """Return a description of the objects without values: for a model, names, types and shapes of its tensors."""
+        """Return a description of the objects without values: tensor names and shapes of models, classes of others."""
         return {name: _signature(thing) for name, thing in self.things.items()}
 
     def own(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ class Protected:
 
     @property
     def has_values_of_rank(self) -> bool:
-        """True if `own` has values: plain ones are protected, or a sharded model has buffers."""
+        """True if values that belong to this rank alone are protected: plain values, or buffers of sharded models."""
         return self.has_plain_values or any(
             is_dtensor(parameter) and next(model.buffers(), None) is not None
             for model in self.models
@@ -174,7 +174,7 @@ class Protected:
         return divide(flatten(self.capture()), shared, rank, world_size)
 
     def parameter_of(self, name: str) -> torch.Tensor | None:
-        """Return the parameter whose optimizer state has `name` in a snapshot; None if it is no optimizer state."""
+        """Return the parameter of the optimizer state that a snapshot calls `name`; None if that is no optimizer state."""
         thing, _, rest = name.partition("/")
         optimizer, parts = self.things.get(thing), rest.split("/")
         if not isinstance(optimizer, torch.optim.Optimizer) or len(parts) < 3 or parts[0] != "state":
@@ -192,7 +192,7 @@ class Protected:
         return digest(flatten(self.capture()))
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return descriptions of all ways in which the saved state does not fit these objects."""
+        """Return descriptions of all differences between the state `saved` and these objects; empty if it fits them."""
         return [
             *(f"{name} was not protected" for name in self.things if name not in saved),
             *(f"{name} is no longer protected" for name in saved if name not in self.things),
@@ -233,7 +233,7 @@ class Protected:
         self.restore_some({name: saved.get(name) for name in self.things})
 
     def restore_some(self, saved: Mapping[str, Any]) -> None:
-        """Load the states in `saved`, by name, and keep those of all other objects."""
+        """Load the states in `saved` into the objects with their names. All other objects keep their state."""
         for name, state in saved.items():
             try:
                 _restore(self.things[name], state)
@@ -245,7 +245,7 @@ class Protected:
 def digest(flat: FlatState) -> str:
     """Return a digest of a flattened state; it does not depend on the device or the order of the tensors.
 
-    Of a distributed tensor it covers the part of this rank."""
+    For a distributed tensor, the digest covers only the part of this rank."""
     hasher = xxhash.xxh3_128(tree_digest(flat).encode())
     for name in sorted(flat.tensors):
         value = torch.as_tensor(local(flat.tensors[name])).detach()
@@ -261,7 +261,7 @@ def tree_digest(flat: FlatState) -> str:
 
 
 def listed(differences: list[str]) -> str:
-    """Return one line of text with the first few of `differences` and the number of the remaining ones."""
+    """Return one line of text with the first few `differences`, and the number of the remaining differences."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
@@ -282,7 +282,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _buffers_of_rank(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers of a sharded model that may differ by rank; none if the model is not sharded, or too large."""
+    """Return the buffers of a sharded model, unless they are large: they may differ by rank. Else return none."""
     if not any(is_dtensor(parameter) for parameter in model.parameters()):
         return {}
     names = {plain_name(name) for name, _ in model.named_buffers()}
@@ -356,7 +356,7 @@ def _restore(thing: Protectable, saved: Any) -> None:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Convert loaded optimizer state back to the dtypes in `saved`, because load_state_dict changes them."""
+    """Convert loaded optimizer state back to the dtypes in `saved`, because load_state_dict changes the dtypes."""
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], before["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():

@@ -1,6 +1,7 @@
 """Restore the state of a run when an attempt starts, from the newest snapshot that every rank can read.
 
-Rank 0 proposes the newest snapshot, and every rank reads its part. If a rank finds damage, rank 0 proposes an older one.
+Rank 0 proposes the newest snapshot, and every rank reads its part. If a rank finds damage, rank 0 proposes the next older
+snapshot.
 """
 
 import json
@@ -47,10 +48,10 @@ UNREADABLE = "unreadable: "  # begins the message of a rank to which the storage
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoredState:
-    """Facts about the snapshot from which the run resumed. `step` is None if there was no snapshot.
+    """Facts about the snapshot that the run resumed from. `step` is None if there was no snapshot.
 
-    `passed_over` are damaged newer snapshots. `loaded` is the digest of the state as read, and `committed` the digest
-    in the history. `weights` is the digest of the weights from --init-from."""
+    `passed_over` are newer snapshots that were damaged. `loaded` is the digest of the state as read, and `committed` the
+    digest in the history. `weights` is the digest of the weights from --init-from."""
 
     step: int | None = None
     world: int = 0
@@ -67,14 +68,14 @@ class RestoredState:
     stopped: bool = False  # the script stopped the run there
 
     def digest_in_memory(self, protected: Protected) -> str | None:
-        """Return the snapshot's recorded digest if `protected` still equals the snapshot, else its own digest."""
+        """Return the snapshot's recorded digest if `protected` still equals it, else the digest of `protected`."""
         in_memory = protected.digest()
         return self.committed if in_memory == self.loaded else in_memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadSnapshot:
-    """A snapshot and its tensors, as this rank needs them."""
+    """A snapshot with the tensors that this rank has read: whole tensors, or its shards of distributed tensors."""
 
     reader: SnapshotReader
     tensors: dict[str, Array]
@@ -83,8 +84,8 @@ class ReadSnapshot:
 class SnapshotFetch:
     """A background thread that opens the newest snapshot while the script builds its model.
 
-    The snapshot of a model that every rank holds as a whole is also read and verified. Of a sharded one, each rank
-    reads its part later, when the script has sharded its model."""
+    If every rank holds the whole model, the thread also reads and verifies the snapshot. If the model is sharded, each
+    rank reads its part later, when the script has sharded the model."""
 
     def __init__(self, attempt: AttemptContext) -> None:
         self._store = attempt.store
@@ -114,7 +115,7 @@ def _open(store: Store, step: int) -> SnapshotReader:
 
 
 class _Restoring:
-    """The restore of an attempt: rank 0 proposes snapshots, the newest first, until every rank could read one."""
+    """The restore of an attempt: rank 0 proposes snapshots, the newest first, until every rank can read the snapshot."""
 
     def __init__(self, fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> None:
         self._fetch, self._attempt, self._ranks, self._protected = fetch, attempt, ranks, protected
@@ -122,7 +123,9 @@ class _Restoring:
         self._overwritten = False  # True once a snapshot was read into the sharded tensors of the script
 
     def lead(self) -> tuple[ReadSnapshot | None, tuple[Mapping[str, JSON], ...]]:
-        """Choose the snapshot, on rank 0. Remove incomplete files that killed processes left in the store."""
+        """Choose the snapshot on rank 0; return it (None if there is none) and the damaged snapshots passed over.
+
+        Also remove incomplete files that killed processes left in the store."""
         attempt = self._attempt
         with self._ranks.busy():
             found, damaged = retention.resume(attempt.store, self._propose)
@@ -142,7 +145,9 @@ class _Restoring:
         return found, passed_over
 
     def follow(self) -> tuple[ReadSnapshot | None, tuple[Mapping[str, JSON], ...]]:
-        """Read each snapshot that rank 0 proposes, on another rank, until rank 0 says which one is used."""
+        """Read each snapshot that rank 0 proposes, until rank 0 reports its choice. Called on every other rank.
+
+        Return the chosen snapshot (None if there is none) and the damaged snapshots passed over."""
         read: ReadSnapshot | None = None
         while "passed_over" not in (message := json.loads(self._ranks.wait_for(f"{RESTORED}/{self._proposals}"))):
             why = ""
@@ -189,7 +194,7 @@ class _Restoring:
         return snapshot.retried(step, snapshot.BACKOFF, read)
 
     def check_first_weights(self) -> None:
-        """Raise StorageFailed if a damaged snapshot was read into the sharded tensors, whose first values are then lost."""
+        """Raise StorageFailed if a damaged snapshot has overwritten the initial values of the script's sharded tensors."""
         if self._overwritten:
             raise StorageFailed(
                 f"no snapshot in {self._attempt.store} can be used, and reading them has overwritten the sharded weights that "
@@ -198,12 +203,14 @@ class _Restoring:
 
 
 def _held(protected: Protected) -> dict[str, Array]:
-    """Return the present tensors by name, if some are sharded: a snapshot is read into these."""
+    """Return the present tensors by name, to read a snapshot into; empty if no model is sharded."""
     return flatten(protected.capture()).tensors if protected.is_sharded else {}
 
 
 def restore(fetch: SnapshotFetch, attempt: AttemptContext, ranks: Ranks, protected: Protected) -> RestoredState:
-    """Load the newest snapshot that every rank can read into the protected objects."""
+    """Load the newest snapshot that every rank can read into the protected objects. Return facts about it.
+
+    If there is no such snapshot, the `step` of the result is None."""
     began = perf_counter()
     restoring = _Restoring(fetch, attempt, ranks, protected)
     found, passed_over = restoring.follow() if ranks.rank else restoring.lead()

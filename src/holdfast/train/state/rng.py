@@ -1,8 +1,8 @@
-"""The random generators of a rank: Python's, numpy's, torch's, and that of its CUDA device.
+"""The random generators of a rank: those of Python, numpy, torch, and its CUDA device.
 
-They are seeded before each step's samples are loaded, with a key derived from the position in the run alone. So any
-process that loads and trains these samples, in any attempt, draws the same numbers, and seeding is enough to restore
-the generators. A snapshot holds digests of their states, and a resumed run compares them.
+They are seeded before each step's samples are loaded, with a key derived only from the run's seed and the position in
+the run. So any process that loads and trains these samples, in any attempt, draws the same numbers, and seeding is
+enough to restore the generators. A snapshot holds digests of their states, which a resumed run compares with its own.
 """
 
 import random
@@ -21,12 +21,12 @@ CHOSEN = 1 << 32  # people choose small seeds; unseeded processes and our keys h
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
-    """Return a 64-bit seed derived from `seed`, the `purpose`, and numbers such as epoch and rank (`place`)."""
+    """Return a 64-bit seed that is derived from `seed`, `purpose`, and the numbers `place`, such as epoch and rank."""
     return int(xxhash.xxh3_64_intdigest(repr((seed, purpose, *place)).encode()))
 
 
 def set_all(number: int) -> None:
-    """Seed the generators of Python, numpy and torch with `number`, and those of CUDA if this process uses CUDA."""
+    """Seed the generators of Python, numpy and torch with `number`. Include CUDA if this process uses it."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)  # more than 32 bits would take longer than all other generators together
     # torch.manual_seed looks for devices of every kind each time, which takes longer than a small step.
@@ -79,7 +79,7 @@ def seeded_with(number: int) -> Iterator[None]:
 
 
 def capture() -> dict[str, str]:
-    """Return a digest of the random generator states of Python, numpy, torch and (if in use) CUDA, by name."""
+    """Return digests of the generators' states, under the names python, numpy, torch and (if in use) cuda."""
     _, keys, *rest = np.random.get_state(legacy=True)
     states = {
         "python": repr(random.getstate()).encode(),

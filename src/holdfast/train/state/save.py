@@ -1,8 +1,8 @@
 """Save the state of a run: every rank writes its part of the tensors, and rank 0 commits the snapshot.
 
-A rank votes for the commit when its file and its history up to the step are on disk. The vote also carries the values
-that are the rank's own, such as the states of its random generators. Rank 0 commits when it has the votes of all ranks.
-Training never waits for a vote, and if a rank is lost before it has voted, the snapshot never exists.
+A rank votes for the commit when its file and its history up to the step are on disk. The vote also carries values that
+differ by rank, such as the states of the rank's random generators. Rank 0 commits when it has the votes of all ranks.
+Training never waits for a vote. If a rank is lost before it has voted, the snapshot is never committed.
 """
 
 import json
@@ -47,9 +47,9 @@ SHARDED = "sharded"  # tensors of the state are distributed over the ranks, so n
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Facts that a resumed run is checked against: digests of a few samples, and the number of threads per worker.
+    """Facts that a resumed run compares with its snapshot: digests of a few samples, and the threads per worker.
 
-    `data` is the digest for the first phase (training loop), `later_data` has those for later phases."""
+    `data` is the digest for the first phase (training loop). `later_data` has the digests for later phases."""
 
     data: str | None
     threads: int
@@ -71,9 +71,9 @@ class Conditions:
         return {"data": self.data, "threads": self.threads, **later}
 
     def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
-        """Raise BadInput if the dataset is not the one in `saved`, the conditions in a snapshot.
+        """Raise BadInput if the dataset has changed since a snapshot, whose conditions are `saved`.
 
-        If `warns` and `same_world`, log a warning if the number of threads per worker has changed."""
+        If `warns` and `same_world` are True, log a warning if the number of threads per worker has changed."""
         later, threads = saved.get("later_data"), saved.get("threads")
         data = [saved.get("data"), *(later if isinstance(later, list) else ())]
         pairs = zip(self.all_data, data, strict=False)  # a run may be extended by a phase
@@ -93,7 +93,7 @@ class Conditions:
 
 
 def state_digest(tensors: str, tree: str) -> str:
-    """Return the digest of a snapshot, from the digest of its `tensors` and that of its other state (`tree`)."""
+    """Return the digest of a snapshot, given `tensors` and `tree`: the digests of its tensors and of its other state."""
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
@@ -105,7 +105,7 @@ class Saves(Protocol):
 
     @property
     def next(self) -> int:
-        """The next step before which the state is to be saved."""
+        """The step before which the next save is due."""
 
     @property
     def is_under_way(self) -> bool:
@@ -117,7 +117,7 @@ class Saves(Protocol):
         `stops` is True if the run stops after this save, and is recorded in the snapshot."""
 
     def regroup(self, settled: int | None) -> None:
-        """Adapt to changed ranks. Skip a save at step `settled`, which some ranks may already be training."""
+        """Adapt to changed ranks. Skip a save before step `settled`, which some ranks may already be training."""
 
     def collect(self) -> None:
         """Record in the history the saves that were completed since the last call; raise an error if a save failed."""
@@ -241,7 +241,7 @@ class CheckpointSaver:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Vote:
-    """The vote of one rank for the commit of one save. `own` is JSON of the values that are the rank's own."""
+    """The vote of one rank for the commit of one save. `own` is JSON of the values that belong to this rank alone."""
 
     saver: CheckpointSaver
     step: int
@@ -252,7 +252,10 @@ class _Vote:
     captured: float  # seconds in which the state was flattened
 
     def cast(self, shard: WrittenShard) -> Ballot | None:
-        """Vote for the commit, once this rank's file is written; on rank 0, wait for the votes of all ranks."""
+        """Vote for the commit, once this rank's file is written.
+
+        On rank 0, wait for the votes of all ranks and return what to commit. Return None on other ranks, or if a rank
+        is lost before it has voted."""
         self.saver.injected(self.step)
         self.saver.attempt.record.sync()
         text = json.dumps(
@@ -306,13 +309,15 @@ class _Vote:
 
 
 def divided_digest(layout: Mapping[str, ShardedTensor]) -> str:
-    """Return a digest of how the tensors that all ranks save together are divided, which is the same on every rank."""
+    """Return a digest of the division of the tensors that all ranks save together. It must be equal on all ranks."""
     together = {name: tensor for name, tensor in layout.items() if tensor.sharding.splits}
     return str(xxhash.xxh3_64_hexdigest(json.dumps(sharding.to_json(together)).encode()))
 
 
 def check_votes(votes: Sequence[Sequence[Any]], step: int) -> tuple[tuple[Any, ...], ...]:
-    """Return the votes of all ranks by field; raise BadInput if a rank divides the state in another way than rank 0."""
+    """Return each field of the votes as a tuple over the ranks. Raise BadInput if a rank divides the state differently.
+
+    Such a rank has other tensors in its protected state than rank 0."""
     fields = tuple(zip(*votes, strict=True))
     divided = fields[2]
     if different := [rank for rank, division in enumerate(divided) if division != divided[0]]:

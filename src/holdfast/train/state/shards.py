@@ -31,7 +31,7 @@ def is_dtensor(value: object) -> "TypeGuard[Any]":
 
 
 def local(value: T) -> T:
-    """Return the values that this rank holds: those of its shard, if the tensor is distributed."""
+    """Return the values that this rank holds: its shard if the tensor is distributed, else the whole tensor."""
     return value.to_local() if is_dtensor(value) else value
 
 
@@ -95,9 +95,9 @@ def _of_dtensor(name: str, value: Any, world_size: int) -> Sharding:
 
 
 def _splits(value: Any) -> tuple[tuple[int, int], ...]:
-    """Return the splits of a DTensor in the order in which they are applied.
+    """Return the splits of a DTensor, as (mesh dimension, tensor dimension), in the order in which they are applied.
 
-    A strided shard, which FSDP makes of a tensor that tensor parallelism has sharded, is applied after it."""
+    Strided shards come last: FSDP makes them from tensors that tensor parallelism has already sharded."""
     plain: list[tuple[int, int]] = []
     strided: list[tuple[int, int]] = []
     for mesh_dim, placement in enumerate(value.placements):
@@ -107,7 +107,7 @@ def _splits(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _check(name: str, value: Any, rule: Sharding) -> None:
-    """Raise BadInput if torch divides the tensor in another way than `rule`, which is what would be saved."""
+    """Raise BadInput if torch divides the tensor in another way than `rule`, the division that would be saved."""
     if any(placement.is_partial() for placement in value.placements):
         raise BadInput(f"{name} has partial sums on each rank ({value.placements}): reduce it before it is protected.")
     box = rule.held_box(tuple(value.shape), value.device_mesh.get_rank())
@@ -124,9 +124,9 @@ def read_parts(
 ) -> dict[str, Array]:
     """Read the tensors of a snapshot as `rank`, this rank, needs them: its shard of each distributed tensor.
 
-    `held` are the present tensors by name. A distributed one is overwritten, so that no second copy is in memory, unless
-    its shape or dtype is not the saved one. `parameter_of` returns the parameter to which an optimizer state belongs: a
-    state of its shape that does not exist yet is distributed as the parameter is."""
+    `held` are the present tensors by name. A distributed tensor with the saved shape and dtype is overwritten, so that
+    no second copy is in memory. `parameter_of` returns the parameter for the name of an optimizer state. If that state
+    does not exist yet, it is distributed like the parameter."""
     tensors: dict[str, Array] = {}
     for name in reader.in_file_order():
         tensors[name] = read_as_held(of_snapshot(reader, name), held.get(name), parameter_of(name), rank)
@@ -134,10 +134,10 @@ def read_parts(
 
 
 def read_as_held(stored: StoredTensor, target: Any, parameter: Any, rank: int) -> Any:
-    """Read a tensor into `target`, the present tensor of its name, if that is distributed and fits; return it.
+    """Return a stored tensor as this rank needs it: as a distributed tensor if possible, otherwise whole.
 
-    If it does not, and `parameter` has the shape of the stored tensor, return this rank's part, distributed as
-    `parameter` is. Otherwise return the whole tensor."""
+    `target` is the present tensor of that name. If it is distributed, with the stored shape and dtype, it is overwritten
+    and returned. Otherwise the result is distributed like `parameter`, if that has the stored shape."""
     if _has_shape(target, stored) and local(target).dtype == stored.dtype:
         with torch.no_grad():
             local(target).copy_(torch.as_tensor(stored.read_part(held_box(target, rank))))
@@ -154,7 +154,7 @@ def _has_shape(value: object, stored: StoredTensor) -> "TypeGuard[Any]":
 
 
 def like(parameter: Any, values: torch.Tensor) -> Any:
-    """Return `values`, this rank's part of a tensor, as a DTensor that is distributed as `parameter` is."""
+    """Return `values`, this rank's part of a tensor, as a DTensor that is distributed like `parameter`."""
     return type(parameter.detach()).from_local(
         values.to(parameter.to_local().device),
         parameter.device_mesh,
