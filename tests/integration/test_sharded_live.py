@@ -7,7 +7,7 @@ import pytest
 from finished_run import different, events, failed_checks
 from supervisor_process import SUPPORT, Start, Supervisor
 
-HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4}
+HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4, "max_restarts": 9}
 POINTS = ("boundary", "forward=0.5", "backward=0", "backward=0.5", "backward=1", "optimizer", "save")
 
 

@@ -116,13 +116,14 @@ class ShardedRecovery(LiveRecovery):
     def end_step(self, optimizer_steps: int) -> None:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps."""
         self._may_accumulate = not optimizer_steps
-        if optimizer_steps and not self._has_reported and self.collectives.ring.rank == 0 and self._shadow:
+        is_first = self._joined_at < 0 and not self._has_reported
+        if optimizer_steps and is_first and self.collectives.ring.rank == 0 and self._shadow:
             logger.warning(
                 "holdfast: every rank keeps a copy of another rank's shards, which takes about %.1f MB; each step sends "
                 "its gradients once more.",
                 self._shadow.nbytes / 1e6,
             )
-        self._has_reported = True
+            self._has_reported = True
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
         """Recover from lost workers just before `step`.
