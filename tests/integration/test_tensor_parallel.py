@@ -75,7 +75,16 @@ def test_with_groups_of_another_size_it_agrees_to_rounding_and_the_audit_passes(
     assert 0 < distance(completed(reference), out) < 1e-4
 
 
-def test_a_number_of_ranks_that_cannot_be_divided_into_groups_is_refused(start: Start) -> None:
-    result = start({}, **{**HOW, "workers": 3}).result()
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({"workers": 3}, "3 ranks cannot be divided into tensor-parallel groups of 2: start a multiple of 2"),
+        ({"recovery": "replay"}, "a model with tensor parallelism cannot recover live: leave out --recovery replay"),
+    ],
+)
+def test_what_cannot_train_with_tensor_parallelism_is_refused(
+    start: Start, options: dict[str, Any], because: str
+) -> None:
+    result = start({}, **(HOW | options)).result()
     assert result["verdict"] == "refused"
-    assert "3 ranks cannot be divided into tensor-parallel groups of 2: start a multiple of 2" in result["because"]
+    assert because in result["because"]

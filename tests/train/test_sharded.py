@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from attached_runs import attach
@@ -17,6 +18,8 @@ from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure
 from holdfast.train.inject import Injection
 from holdfast.train.sharded import ShardedModels, check_all_sharded, make_mesh
+from holdfast.train.state.protect_checks import check_one_split
+from holdfast.train.state.protected import Protected
 
 
 def of_ranks(size: int) -> Iterator[Ranks]:
@@ -111,6 +114,16 @@ def test_a_run_has_tensor_parallel_groups_of_one_size_which_it_knows_before_it_p
             run.device_mesh(tensor_parallel=4)
         with pytest.raises(BadInput, match=r"comes after run\.protect, which restores by it: make the mesh first"):
             late.device_mesh(tensor_parallel=2)
+
+
+def test_tensor_parallelism_on_a_mesh_that_the_run_did_not_make(ranks: Ranks) -> None:
+    mesh = make_mesh(ranks, 1, 2)
+    model = nn.Sequential(nn.Linear(4, 16))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    check_one_split(Protected({"model": model}))
+    fully_shard(model, mesh=mesh["shard"])
+    with pytest.raises(BadInput, match=r"^0\.weight is sharded along two dimensions .*\(tensor_parallel=N\)\.$"):
+        check_one_split(Protected({"model": model}))
 
 
 def test_gradients_of_replicas_on_one_rank_each_cannot_be_weighted(ranks: Ranks) -> None:

@@ -270,6 +270,8 @@ class Session:
         protect_checks.check_sharding(protected.things, is_live=self._recovers_replicas)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
+        if self.ranks.tensor_parallel == 1:
+            protect_checks.check_one_split(protected)
         protect_checks.check_schedules(protected)
         if isinstance(self.live, ShardedRecovery):
             check_models(protected.models)
