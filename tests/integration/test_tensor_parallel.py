@@ -13,7 +13,7 @@ POINTS = ("boundary", "forward=0.5", "backward=0", "backward=0.5", "backward=1",
 
 
 def completed(job: Supervisor) -> Path:
-    result = job.result()
+    result = job.result(within=300.0)
     assert result.get("verdict") == "completed", (result, job.stderr)
     assert failed_checks(job.out) == []
     return job.out
@@ -28,7 +28,7 @@ def kills(*points: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("task", "points"),
-    [({"batch": 9}, POINTS), ({"replicas": 2}, ("boundary", "forward=0.5", "save"))],
+    [({"batch": 9, "epochs": 3}, POINTS), ({"replicas": 2, "epochs": 3}, ("boundary", "forward=0.5", "save"))],
     ids=["two groups with uneven batches", "two replicas"],
 )
 def test_killed_at_every_point_of_a_step_it_ends_with_the_bits_of_a_run_that_never_failed(
