@@ -362,12 +362,20 @@ def one_ranks_life_renumbered(rng: random.Random, run: FakeRun) -> Forged:
 # Samples, shares, places.
 
 
+def planned(run: FakeRun, place: Place) -> Any:
+    """The samples that a rank was to train in a step, which are those of its group."""
+    was: Any = at(run, place).what
+    plans = [e.what for e in run.files[place[0]] if isinstance(e.what, Plan) and e.what.attempt == was.attempt]
+    size = plans[0].tensor_parallel
+    return PLAN.share(PLAN.position(was.step), was.rank // size, was.world // size).copy()
+
+
 @forgery
 def another_sample(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     was: Any = at(run, place).what
-    ids: Any = PLAN.share(PLAN.position(was.step), was.rank, was.world).copy()
+    ids = planned(run, place)
     if rng.random() < 0.3:
         ids = ids[:-1] if rng.random() < 0.5 else [*ids, ids[0]]
     else:
@@ -385,7 +393,7 @@ def shares_exchanged_between_ranks(rng: random.Random, run: FakeRun) -> Forged:
         return None
     theirs: Any = at(run, other).what
     files = put(copied(run), place, was._replace(samples=theirs.samples))
-    return put(files, other, theirs._replace(samples=was.samples)), True
+    return put(files, other, theirs._replace(samples=was.samples)), was.samples != theirs.samples
 
 
 @forgery
@@ -397,10 +405,10 @@ def ids_exchanged_between_ranks(rng: random.Random, run: FakeRun) -> Forged:
     if (other := pick(rng, others)) is None:
         return None
     theirs: Any = at(run, other).what
-    a, b = (PLAN.share(PLAN.position(was.step), each.rank, each.world).copy() for each in (was, theirs))
+    a, b = planned(run, place), planned(run, other)
     a[0], b[0] = b[0], a[0]
     files = put(copied(run), place, was._replace(samples=Samples.of(a)))
-    return put(files, other, theirs._replace(samples=Samples.of(b))), True
+    return put(files, other, theirs._replace(samples=Samples.of(b))), was.samples != theirs.samples
 
 
 @forgery
@@ -447,6 +455,15 @@ def the_files_of_two_ranks_exchanged(rng: random.Random, run: FakeRun) -> Forged
 
 
 # Plans.
+
+
+@forgery
+def groups_of_another_size(rng: random.Random, run: FakeRun) -> Forged:
+    if (place := pick(rng, [p for p in places(run, Plan) if trains(run, p)])) is None:
+        return None
+    was: Any = at(run, place).what
+    size = rng.choice([size for size in range(5) if size != was.tensor_parallel])
+    return put(copied(run), place, was._replace(tensor_parallel=size)), True
 
 
 @forgery

@@ -69,7 +69,7 @@ class Snapshot:
 
     step: int
     by: By
-    saver: int
+    saver: tuple[int, int]  # the number of ranks, and of those in a group that trains the same samples
     recorded: bool
 
 
@@ -176,6 +176,7 @@ class _Play:
         self.seed = 0
         self.by: By = ()
         self.recovery = rng.choice(["restart", "restart", "forward", "forward", "skip", "replay"])
+        self.group = self._any_group()
         self.members: tuple[int, ...] = ()
         self.basis: tuple[int, ...] = ()  # those whom the window is divided among
         self.membership = self.division = 0
@@ -195,6 +196,7 @@ class _Play:
                 break
             if self.rng.random() < 0.3:
                 self.world = self.rng.randint(1, 4)
+                self.group = self._any_group()
         ending = self.rng.choices(["done", "kill", "leave"], [20, 1, 1])[0]
         if not self.run.complete:
             self._attempt(ending)
@@ -207,6 +209,11 @@ class _Play:
         self.run.was_wrong |= any(len(each) > 1 for each in salts.values())
         self.run.was_wrong |= any((number, step) in self.misled for step, number in self.run.standing.items())
         return self.run
+
+    def _any_group(self) -> int:
+        """How many ranks train the same samples, with tensor parallelism; most runs have none."""
+        sizes = [size for size in range(2, self.world + 1) if self.world % size == 0]
+        return self.rng.choice([1, 1, *sizes]) if self.recovery == "restart" else 1
 
     # What an attempt does.
 
@@ -292,11 +299,11 @@ class _Play:
         plan = self.plan
         how = (self.every, "overlapped", digest("config", plan.samples, plan.batch, plan.seed))
         lasts = (plan.samples, plan.batch, plan.epochs, plan.seed)
-        return Plan(self.number, *lasts, *how, data=data, extends=self.extends)
+        return Plan(self.number, *lasts, *how, data=data, extends=self.extends, tensor_parallel=self.group)
 
     def _recover(self, found: Snapshot | None) -> Recover:
         at = self.plan.position(found.step if found else 0)
-        rng = "restored" if found and found.saver == self.world else "keyed"
+        rng = "restored" if found and found.saver == (self.world, self.group) else "keyed"
         state = self._committed(found) if found else None
         if found and self.wrong == "fresh weights":
             state, self.salt, self.run.was_wrong = digest("fresh", self.number), "fresh", True
@@ -349,7 +356,7 @@ class _Play:
         skipped = self.rng.randrange(start, end - 1) if end - start > 1 else -1
         for step in range(start, end):
             if (step % self.every == 0 and step > start) or (fresh and step == start):
-                waiting.append(Snapshot(step, self.by, len(self.members), False))
+                waiting.append(Snapshot(step, self.by, (len(self.members), self.group), False))
             self._commit_some(waiting)
             first = self.members[0]
             come_to = self._change(step, start) if self.recovery != "restart" else None
@@ -361,7 +368,7 @@ class _Play:
             self._half_a_step(end)
         if ending in ("preempt", "done", "leave", "stop"):
             if ending != "leave" and end != start:
-                waiting.append(Snapshot(end, self.by, len(self.members), False))
+                waiting.append(Snapshot(end, self.by, (len(self.members), self.group), False))
             self._commit_some(waiting, every=True, stops=end if ending == "stop" else None)
         elif waiting and self.rng.random() < 0.5:  # durable, and killed before it could say so
             self._keep(waiting[0])
@@ -388,7 +395,8 @@ class _Play:
 
     def _trained_by(self) -> object:
         """What comes of a step depends on how many trained it, and on who was left of them: sums round otherwise."""
-        return self.world if len(self.basis) == self.world else (self.number, self.division)
+        whole = self.world if self.group == 1 else f"{self.world} in groups of {self.group}"
+        return whole if len(self.basis) == self.world else (self.number, self.division)
 
     def _divide(self, members: tuple[int, ...]) -> None:
         self.division = self.division if members == self.basis else self.membership
@@ -607,7 +615,7 @@ class _Play:
             f"rank-{rank}",
             Step(
                 *(self.number, world, place, *at, step),
-                trained(self.plan, shown, place, world),
+                trained(self.plan, shown, place // self.group, world // self.group),
                 Seconds(0.125, 0.5, 0.0),
                 state=shared + own,
                 reduced=0 if nothing else int(self.world > 1),

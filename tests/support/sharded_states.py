@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -46,6 +46,7 @@ class Case:
     things: dict[str, Any]
     train: Callable[[torch.Tensor], None]
     replicated: list[nn.Module] = field(default_factory=list)
+    tensor_parallel: int = 1  # the number of ranks in a group that trains the same samples
 
 
 def mesh_of(world_size: int) -> DeviceMesh:
@@ -215,6 +216,19 @@ def tensor_parallel(world_size: int) -> Case:
     return case(model, world_size, mesh=mesh["dp"], foreach=False)
 
 
+def partly_tensor_parallel(world_size: int) -> Case:
+    """The norm is sharded by FSDP alone, so all ranks of a tensor-parallel group have the same part of it."""
+    size = 1 if world_size % 2 else 2
+    mesh = init_device_mesh("cpu", (world_size // size, size), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 6))
+    if size > 1:
+        parallelize_module(
+            model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate()), "2": ColwiseParallel()}
+        )
+    made = case(model, world_size, mesh=mesh["dp"], foreach=False)
+    return Case(made.things, made.train, tensor_parallel=size)
+
+
 def unsharded(world_size: int) -> Case:
     """A model that every rank has as a whole, as under DDP. All ranks train the same samples here."""
     model = layers(6, 5, 7, 2)
@@ -240,7 +254,7 @@ CASES: dict[str, Callable[[int], Case]] = {
         for made in (
             *(even, uneven_rows, fewer_rows_than_ranks, mixed_precision, bfloat16, tied_parameters, frozen_parameters),
             *(buffers, columns, hybrid, replicas_only, offloaded, two_models, averaged, own_average, tensor_parallel),
-            *(unsharded, partly_sharded),
+            *(partly_tensor_parallel, unsharded, partly_sharded),
         )
     },
     "foreach_adamw": with_optimizer(torch.optim.AdamW, foreach=True),
@@ -253,7 +267,14 @@ CASES: dict[str, Callable[[int], Case]] = {
 }
 
 
-EVERY_NUMBER = {"uneven_rows", "fewer_rows_than_ranks", "hybrid", "tensor_parallel", "unsharded"}
+EVERY_NUMBER = {
+    "uneven_rows",
+    "fewer_rows_than_ranks",
+    "hybrid",
+    "tensor_parallel",
+    "partly_tensor_parallel",
+    "unsharded",
+}
 
 
 def world_sizes(name: str) -> tuple[int, ...]:
@@ -308,7 +329,7 @@ def save(folder: Path, name: str, rank: int, world_size: int) -> None:
     case = built(name, world_size, seed=1)
     protected = Protected(case.things)
     train(case, range(STEP))
-    state = protected.divide(case.replicated, rank, world_size)
+    state = protected.divide(case.replicated, rank, world_size, case.tensor_parallel)
     store = DirectoryStore(folder / name / f"{world_size}")
     parts = payload.encode(state.parts, digests=True)
     digest = snapshot.write_shard(store, STEP, parts, rank=rank, count=world_size)

@@ -30,12 +30,13 @@ from holdfast.train.state.protected import Protected
 from supervisor_process import SUPPORT, Start
 
 
-def of_ranks(size: int, do: Callable[[RankReducer], Any]) -> list[Any]:
+def of_ranks(size: int, do: Callable[[RankReducer], Any], tensor_parallel: int = 1) -> list[Any]:
     """What every rank has after doing this, all at the same time."""
     store, results, errors = HashStore(), [None] * size, []
 
     def rank(number: int) -> None:
         world = Ranks(rank=number, size=size, store=store, grouped=True, device=torch.device("cpu"), patience=3)
+        world.group(tensor_parallel)
         try:
             results[number] = do(RankReducer(world, None))
         except Exception as error:
@@ -97,6 +98,15 @@ def test_alone_a_number_is_its_own_sum_and_tensors_keep_their_kind() -> None:
     assert run.sum(torch.tensor([1, 2])).dtype == torch.int64
     assert run.mean(torch.tensor(1.5, dtype=torch.float64)).dtype == torch.float64
     assert [len(run.shard(range(5))), list(run.shard(range(5)))] == [5, [0, 1, 2, 3, 4]]
+
+
+def test_the_ranks_of_a_tensor_parallel_group_evaluate_one_part_and_count_once() -> None:
+    def evaluate(reducer: RankReducer) -> Any:
+        part = list(DatasetShard(range(10), reducer.place))
+        return part, reducer.sum(len(part)), reducer.mean(sum(part) / len(part), weight=len(part))
+
+    halves = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert of_ranks(4, evaluate, tensor_parallel=2) == [(halves[rank // 2], 10, 4.5) for rank in range(4)]
 
 
 @settings(max_examples=50)

@@ -75,6 +75,8 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     if any(digests) and not all(digests):
         session = next(session for session, rank_plan in record.plans if rank_plan.data is None)
         return "unknown", f"{session.who} has no digest of its data in attempt {session.attempt}, but others have"
+    if error := next(filter(None, (_wrong_groups(record, session) for session, _ in record.plans)), None):
+        return "fail", error
     attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
     lengths_of_phases = ", then ".join(map(_length_text, plan.phases))
     parts = [f"{attempts} by one plan: {lengths_of_phases}"]
@@ -101,6 +103,16 @@ def _different_plans(one: tuple[RankSession, Plan], other: tuple[RankSession, Pl
     if first.data and second.data and first.data != second.data:
         return f"the data sets of {who} hold other samples: a split or shuffle before attach() without a seed?"
     return None
+
+
+def _wrong_groups(record: RunRecord, session: RankSession) -> str | None:
+    if session.plan is None or session.attempt is None:
+        return None
+    size, others = session.plan.tensor_parallel, record.tensor_parallel(session.attempt)
+    groups = f"{session.who} has tensor-parallel groups of {counted(size, 'rank')} in attempt {session.attempt}"
+    if size < 1 or (session.world or size) % size:
+        return f"{groups}, which had {session.world}"
+    return None if size == others else f"{groups}, and other ranks have groups of {others}"
 
 
 def _length_text(phase: SamplePlan) -> str:

@@ -152,6 +152,11 @@ class RankSession:
         self.error: str | None = None if opened else f"{who} has no open event before its first event"
 
     @property
+    def tensor_parallel(self) -> int:
+        """The number of ranks in a group that trains the same samples."""
+        return max(1, self.plan.tensor_parallel) if self.plan else 1
+
+    @property
     def first_step(self) -> int:
         """The first step that this process had to train: the step of its restored snapshot, or 0 if it has none."""
         return (self.recover.restored or 0) if self.recover else 0
@@ -168,13 +173,21 @@ class RankSession:
         return not (self.recover or self.regroups or len(self.steps) or self.commits or self.end)
 
     def placements(self) -> Iterator[tuple[range, int, int]]:
-        """Yield (range of indices in `steps`, rank, world size) for each period with a constant rank and world size."""
+        """Yield (range of indices in `steps`, share, number of shares) for each period in which both are constant.
+
+        The share is the part of a step's samples that this process trained: its rank among all ranks or, with tensor
+        parallelism, that of its group among all groups."""
         ends = [*(row for row, _, _ in self._placements[1:]), len(self.steps)]
-        return ((range(row, end), rank, world) for (row, rank, world), end in zip(self._placements, ends, strict=False))
+        size = self.tensor_parallel
+        return (
+            (range(row, end), rank // size, world // size)
+            for (row, rank, world), end in zip(self._placements, ends, strict=False)
+        )
 
     def placement(self, row: int) -> tuple[int, int]:
-        """Return the rank and world size that this process had in the step at index `row`."""
-        return self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1][1:]
+        """Return the share that this process had in the step at index `row`, and the number of shares."""
+        _, rank, world = self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1]
+        return rank // self.tensor_parallel, world // self.tensor_parallel
 
     def add(self, what: What) -> None:
         """Append the next event of this process, and set `error` if the event is not valid at this point."""

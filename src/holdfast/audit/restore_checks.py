@@ -167,6 +167,10 @@ def _wrong_generators(record: RunRecord, restore: Restore) -> str | None:
         raise CannotTell(f"the history does not say how many ranks saved step {recover.restored}")
     sizes = record.memberships(restore.trainer).world_sizes_of_save(recover.restored)
     now = record.world(recover.attempt)
+    groups, before = record.tensor_parallel(recover.attempt), record.tensor_parallel(restore.trainer)
+    if groups != before:
+        wrong = f"{name} instead of keyed, after tensor-parallel groups of {before}, not {groups}"
+        return None if recover.rng == "keyed" else wrong
     if recover.rng in {"restored" if size == now else "keyed" for size in sizes}:
         return None
     if now in sizes:

@@ -52,8 +52,8 @@ class ShareReport(NamedTuple):
     """The number and the digest of the samples that one rank recorded for its share of one step."""
 
     who: str
-    rank: int
-    world: int
+    share: int  # the number of the part of the step's samples that the rank was to train
+    shares: int
     attempt: int
     samples: Samples
 
@@ -290,6 +290,10 @@ class RunRecord:
             if any(map(len, steps)):
                 trained[attempt] = np.unique(np.concatenate(steps))
         return trained
+
+    def tensor_parallel(self, attempt: int) -> int:
+        """Return the number of ranks in each group that trained the same samples in `attempt`."""
+        return next((session.tensor_parallel for session in self.attempts.get(attempt, ()) if session.plan), 1)
 
     def world(self, attempt: int) -> int:
         """Return the world size that `attempt` started with; raise CannotTell if it is not recorded."""

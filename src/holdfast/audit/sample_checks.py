@@ -134,6 +134,8 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
             f"{of_samples}, each drawn once: as many as planned, from generators keyed for each step, so that what is trained "
             f"again is the same; which samples the script drew is not checked{rest}"
         )
+    groups = sorted({record.tensor_parallel(attempt) for attempt in record.trained} - {1})
+    rest += f"; each by a tensor-parallel group of {' or '.join(map(str, groups))} ranks" if groups else ""
     missing = sum(
         len(samples)
         for memberships in record.live_attempts
@@ -226,14 +228,14 @@ class _ReportedShares:
         `chunk` is an array of steps. Row i of `windows` has the sample ids that all ranks together should train in step
         `chunk[i]`."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
-        for rows, rank, world in self._placements:
+        for rows, share, shares in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
             mine = np.arange(first, last)[is_inside]
             steps = self._steps[mine]
-            if rank >= world or world > plan.batch:
+            if not share < shares <= plan.batch:
                 yield from steps.tolist()
                 continue
-            places = plan.places(rank, world)
+            places = plan.places(share, shares)
             planned = Samples.sums(windows[np.searchsorted(chunk, steps), places.start : places.stop])
             wrong = (self._digest[mine] != planned).any(axis=1) | (self._count[mine] != len(places))
             yield from steps[wrong].tolist()
@@ -270,8 +272,8 @@ def _describe(record: RunRecord, defects: _Defects) -> str:
 
 
 class _Share(NamedTuple):
-    rank: int
-    world: int
+    number: int
+    shares: int
     samples: Samples
 
 
@@ -287,14 +289,16 @@ def _wrong_step_texts(record: RunRecord, steps: Sequence[int]) -> list[str]:
     elsewhere = _find_planned(plan, candidates[candidates < plan.steps], wanted)
     texts: list[str] = []
     for step in steps:
-        position, memberships = plan.position(step), record.memberships(reports[step][0].attempt)
+        attempt = reports[step][0].attempt
+        position, memberships = plan.position(step), record.memberships(attempt)
         if (other := elsewhere.get(_whole(reports[step]))) not in (None, position):
             texts.append(f"{record.step_name(step)}: {other} was trained instead")
             continue
         reporters = {report.who for report in reports[step]}
         due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
         errors = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
-        errors += [f"{who} {_wrong_share_text(plan, step, share, elsewhere)}" for share, who in wrong[step].items()]
+        group = record.tensor_parallel(attempt)
+        errors += [f"{who} {_wrong_share_text(plan, step, s, elsewhere, group)}" for s, who in wrong[step].items()]
         reason = ", ".join(errors) or "trained by a rank that is not of its world"
         texts.append(f"{record.step_name(step)}: {reason}")
     return texts
@@ -314,13 +318,14 @@ def _same_cursor(plan: RunPlan, step: int) -> list[int]:
 
 
 def _wrong_shares(plan: RunPlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
-    shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
-    valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch(step)}
-    return {s: who for s, who in valid.items() if s.samples != Samples.of(plan.share(step, s.rank, s.world))}
+    shares = {_Share(report.share, report.shares, report.samples): report.who for report in reports}
+    valid = {share: who for share, who in shares.items() if share.number < share.shares <= plan.batch(step)}
+    return {s: who for s, who in valid.items() if s.samples != Samples.of(plan.share(step, s.number, s.shares))}
 
 
 def _whole(reports: Sequence[ShareReport]) -> _Share:
-    return _Share(0, 1, Samples.total(report.samples for report in reports))
+    shares = {_Share(report.share, report.shares, report.samples) for report in reports}  # of a group, one
+    return _Share(0, 1, Samples.total(share.samples for share in shares))
 
 
 def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
@@ -328,22 +333,24 @@ def _find_planned(plan: RunPlan, steps: Numbers, wanted: set[_Share]) -> dict[_S
     parts = {share[:2] for share in wanted}
     found: dict[_Share, Position] = {}
     for phase, chunk, windows in _windows(plan, steps):
-        for rank, world in (part for part in parts if part[1] <= phase.batch):
-            columns = phase.places(rank, world)
+        for number, count in (part for part in parts if part[1] <= phase.batch):
+            columns = phase.places(number, count)
             shares = Samples.of_each(windows[:, columns.start : columns.stop])
             for step, samples in zip(chunk.tolist(), shares, strict=True):
-                if (share := _Share(rank, world, samples)) in wanted:
+                if (share := _Share(number, count, samples)) in wanted:
                     found[share] = plan.position(step)
     return found
 
 
-def _wrong_share_text(plan: RunPlan, step: int, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
-    for rank in range(share.world):
-        if share.samples == Samples.of(plan.share(step, rank, share.world)):
-            return f"trained the share of rank-{rank}"
+def _wrong_share_text(
+    plan: RunPlan, step: int, share: _Share, elsewhere: Mapping[_Share, Position], tensor_parallel: int
+) -> str:
+    for number in range(share.shares):
+        if share.samples == Samples.of(plan.share(step, number, share.shares)):
+            return f"trained the share of rank-{number * tensor_parallel}"
     if other := elsewhere.get(share):
         return f"trained the share of {other} instead"
-    ids = plan.share(step, share.rank, share.world)
+    ids = plan.share(step, share.number, share.shares)
     planned, trained = Samples.of(ids), share.samples
     if trained.count != planned.count:
         difference = planned - trained if trained.count < planned.count else trained - planned

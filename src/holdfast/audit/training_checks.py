@@ -1,7 +1,7 @@
 """Audit checks of step results: each step was trained, ranks agree, and repeated steps gave the same state.
 
 A step that was trained again after a restore is compared bit by bit with the first time, if both have the same past:
-the same world sizes and script arguments. All-reduce over another number of ranks rounds differently.
+the same world sizes, tensor-parallel groups and script arguments. All-reduce over other ranks rounds differently.
 """
 
 from collections import Counter, defaultdict
@@ -254,8 +254,9 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
         compared: set[int] = set()
         for first, end, what in _variations(record, attempt) if any(len(s.steps) for s in sessions) else ():
             past = tuple(item for item in past if item[0] < first)  # what remains after a restore of step `first`
-            if not past or past[-1][1] != (what, commands[attempt]):
-                past = (*past, (first, (what, commands[attempt])))
+            conditions = (what, record.tensor_parallel(attempt), commands[attempt])
+            if not past or past[-1][1] != conditions:
+                past = (*past, (first, conditions))
             number = numbers.setdefault(past, len(numbers))
             for session in sessions:
                 void = record.memberships(attempt).void_step(session)

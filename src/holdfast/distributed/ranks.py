@@ -92,10 +92,25 @@ class Ranks:
     connect: Callable[[], Store] | None = None  # opens another connection to the workers' store, if they share one
     has_changed: Callable[[], bool] = lambda: False
     watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
+    tensor_parallel: int = 1  # that many consecutive ranks train the same samples; they share the work on each tensor
+
+    @property
+    def share(self) -> int:
+        """The number of the share of samples that this rank trains or evaluates, one of `shares`."""
+        return self.rank // self.tensor_parallel
+
+    @property
+    def shares(self) -> int:
+        """The number of shares into which samples are divided: one for each tensor-parallel group."""
+        return self.size // self.tensor_parallel
 
     def fixed(self) -> "Ranks":
         """Return a copy for a background thread. The copy keeps the present ranks when the ranks of this object change."""
         return replace(self, has_changed=self.watch_members())
+
+    def group(self, tensor_parallel: int) -> None:
+        """Let every `tensor_parallel` consecutive ranks train the same samples, as a tensor-parallel group."""
+        self.tensor_parallel = tensor_parallel
 
     def renumber(self, rank: int, size: int, number: int) -> None:
         """Change this process to `rank` of `size` ranks, after workers were lost or joined.

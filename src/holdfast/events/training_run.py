@@ -42,6 +42,7 @@ class Plan(NamedTuple):
     loader: bool = False  # the script's own loader provides batches
     sampler: str | None = None  # a digest of the first order of the script's sampler
     later_phases: "Sequence[Mapping[str, JSON]]" = ()
+    tensor_parallel: int = 1  # that many consecutive ranks train the same samples
 
     @property
     def steps(self) -> int:

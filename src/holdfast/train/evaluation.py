@@ -6,6 +6,8 @@ rank notices the loss. Floats are added exactly and rounded once, so a sum does 
 With live recovery the ranks may change between two evaluations. So a rank's part of a dataset is computed again
 whenever its length is requested, as a DataLoader does before every pass. The bounds of the part are in shared memory,
 where loader processes of an earlier pass can read them.
+
+The ranks of a tensor-parallel group evaluate the same part together, and the value of the first of them counts.
 """
 
 import json
@@ -32,7 +34,7 @@ from holdfast.train.data.loader import divided
 
 
 class DatasetShard(TorchDataset[Any]):
-    """This rank's contiguous part of `dataset`. The function `place` returns the current rank and world size."""
+    """This rank's contiguous part of `dataset`. The function `place` returns the part's number, and that of all parts."""
 
     def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)
@@ -63,8 +65,8 @@ class DatasetShard(TorchDataset[Any]):
 
     def _divide(self) -> None:
         if self._place and os.getpid() == self._owner:
-            rank, world_size = self._place()
-            part = divided(self._samples, world_size)[rank]
+            number, count = self._place()
+            part = divided(self._samples, count)[number]
             self._bounds[0], self._bounds[1] = part.start, len(part)
 
     def _number(self, index: int) -> int:
@@ -97,7 +99,11 @@ class RankReducer:
         return self._live.members if self._live else tuple(range(self._ranks.size))
 
     def place(self) -> tuple[int, int]:
-        """Return this worker's current rank and the world size, to divide a dataset for evaluation."""
+        """Return this worker's current part number and the number of parts, to divide a dataset for evaluation.
+
+        The ranks of a tensor-parallel group have the same part."""
+        if self._live is None:
+            return self._ranks.share, self._ranks.shares
         if self._is_joining:
             return 0, 1  # until this worker is a member: the data are divided again before they are evaluated
         self._division = progress.here.boundaries, self.members
@@ -136,7 +142,8 @@ class RankReducer:
         progress.here.count_post()  # the first member waits for all members, and all of them for the first
         self._post(f"{topic}/{self._member}", message)
         if self._member == members[0]:
-            result = combine([self._wait_for(f"{topic}/{member}", member) for member in members])
+            messages = [self._wait_for(f"{topic}/{member}", member) for member in members]
+            result = combine(messages[:: self._ranks.tensor_parallel])
             self._post(f"{topic}/all", result)
             return result
         return self._wait_for(f"{topic}/all", members[0])

@@ -87,9 +87,9 @@ class Injection:
         """Register the models to inject failures into; raise BadInput if a failure needs a model and none exists."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
         inside = [failure.point for failure in due if points.name(failure) == "backward"]
-        if inside and not (replicas or sharded):
+        if inside and not (replicas or (sharded and sharded.reductions)):
             raise BadInput(
-                f"No failure can strike at {inside[0]}: no model is replicated over several workers, or sharded. Use "
+                f"No failure can strike at {inside[0]}: no model is replicated over several workers, or sharded over them. Use "
                 "run.replicate()."
             )
         if not (models or sharded) and any(points.name(failure) == "forward" for failure in due):

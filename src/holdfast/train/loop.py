@@ -80,9 +80,9 @@ class Boundary:
             self.place.rank, self.place.world_size = self.live.place
             if self.injection:
                 self.injection.set_rank(self.live.member)
-        self.record.append(self.recover(start, self.place.rank))
+        self.record.append(self.recover(start, self.place.share))
         self.record.flush()
-        self.source.divide(start, self.place.rank, self.place.world_size)
+        self.source.divide(start, self.place.share, self.place.shares)
         return start, self.plan.position(start)
 
     def cross(self, step: int, at: Position) -> float:
@@ -189,7 +189,7 @@ class Boundary:
         if self.live:
             has_script_collectives()  # tells the supervisor now that the script has collectives of its own
         # The generators are saved as they are keyed for the next step: that is what a resumed run starts with.
-        rng.set_all(share_key(self.plan, step, self.place.rank))
+        rng.set_all(share_key(self.plan, step, self.place.share))
         with progress.during(Phase.SAVING):
             return self.saves.take(step, at, stops=self.stopping.wanted and step < self.plan.steps)
 
@@ -279,15 +279,14 @@ class Loop:
 
     def _set_weights(self, step: int) -> None:
         """Weight this rank's gradients by its fraction of the samples of `step`, if the ranks' fractions differ."""
-        ranks = self.boundary.ranks
-        is_even = all(phase.batch % ranks.size == 0 for phase in self.plan.phases)
+        place = self.boundary.place
+        is_even = all(phase.batch % place.shares == 0 for phase in self.plan.phases)
         if not is_even and (self.boundary.live is None or self.sharded):
-            place = self.boundary.place
-            weight = self.plan.share_size(step, place.rank, ranks.size) / self.plan.batch(step)
+            weight = self.plan.share_size(step, place.share, place.shares) / self.plan.batch(step)
             for replica in self.replicas:
-                replica.set_weight(weight)
+                replica.set_weight(weight / place.tensor_parallel)  # it adds up the gradients of all ranks
             if self.sharded:
-                self.sharded.set_weight(weight * ranks.size)
+                self.sharded.set_weight(weight * place.shares)
 
     def while_summing(self) -> None:
         """Write step records, and compute the next sample ids. Called while a backward all-reduces the gradients."""

@@ -92,13 +92,13 @@ class LoopSetup:
         start = self.restored.step or 0
         gate = self.live.coordination.gate if self.live else BoundaryGate()
         stopping = Stopping(self.ranks, start, gate, wanted=self.was_stopped)
-        place = RankPlacement(self.ranks.rank, self.ranks.size)
+        place = RankPlacement(self.ranks.rank, self.ranks.size, self.ranks.tensor_parallel)
         fingerprints = Fingerprints(protected if self.attempt else None)
         log = StepLog(self.record, fingerprints, self.number, place)
         work = WorkDone(self.replicas, protected)
         watcher = self._make_observer(protected, loads.dataset, place)
         steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
-        source = SampleSource(phases, self._record_order)
+        source = SampleSource(phases, None if place.rank % place.tensor_parallel else self._record_order)
         if self.live:
             self._start_live(self.live, plan, protected, steps, injection)
         return Loop(
@@ -179,10 +179,10 @@ class LoopSetup:
     def _check_conditions(self, phases: Phases) -> Conditions:
         """Return digests of this process's data, and its thread count. Raise BadInput if a snapshot has other data."""
         if self.attempt is None:
-            return Conditions.now([None])
-        now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))])
-        same_world = self.restored.world == self.ranks.size
-        now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
+            return Conditions.now([None], self.ranks.tensor_parallel)
+        now = Conditions.now([data_digest(phases[index]) for index in range(len(phases))], self.ranks.tensor_parallel)
+        same_shares = self.restored.has_shares_of(self.ranks)
+        now.check(self.restored.conditions, same_shares=same_shares, warns=self.ranks.rank == 0)
         return now
 
     def _record_order(self, epoch: int, order: Ids) -> None:
@@ -191,23 +191,23 @@ class LoopSetup:
         self.record.flush()
 
     def _recover(
-        self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
+        self, plan: RunPlan, protected: Protected, fingerprints: Fingerprints, start: int, share: int
     ) -> Recover:
-        """Seed the random generators for step `start`. Return the history event that records where this rank begins."""
+        """Seed the random generators for a `share` of step `start`. Return the event that records where this rank begins."""
         restored = self.restored
         if start != (restored.step or 0):
             restored = RestoredState(step=start)  # the state came from another rank
         at = plan.position(start)
         saved = RunPlan.from_json(restored.config) if restored.config else plan
-        saved_key = share_key(saved, start, rank)
-        is_same_share = restored.step is not None and restored.world == self.ranks.size
+        saved_key = share_key(saved, start, share)
+        is_same_share = restored.step is not None and restored.has_shares_of(self.ranks)
         generators = restored.generators[self.ranks.rank] if is_same_share else None
         return Recover(
             attempt=self.number,
             restored=restored.step,
             epoch=at.epoch,
             cursor=at.cursor,
-            rng=rng.key_and_compare(share_key(plan, start, rank), saved_key, generators),
+            rng=rng.key_and_compare(share_key(plan, start, share), saved_key, generators),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=None if restored.step is None else restored.digest_in_memory(protected),
@@ -284,6 +284,7 @@ def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str
         loader=isinstance(phases[0].loads, Streamed),
         extends=config.extend,
         command=xxhash.xxh3_64_hexdigest(json.dumps(config.args).encode()),
+        tensor_parallel=conditions.tensor_parallel,
         later_phases=tuple(later),
         **first,
     )

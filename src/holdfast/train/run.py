@@ -85,12 +85,15 @@ class Run:
         """The device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(block, mesh=run.mesh)`."""
         return self.device_mesh()
 
-    def device_mesh(self, *, replicas: int = 1) -> "DeviceMesh":
-        """Return a device mesh over all ranks, for models that are sharded with FSDP2.
+    def device_mesh(self, *, replicas: int = 1, tensor_parallel: int = 1) -> "DeviceMesh":
+        """Return a device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(..., mesh["shard"])`.
 
         If `replicas` is more than 1, the mesh has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP).
-        Each of the `replicas` groups of ranks then holds the whole model, sharded over the ranks of the group."""
-        return self._session.make_mesh(replicas)
+        Each of the `replicas` groups of ranks then holds the whole model, sharded over the ranks of the group.
+
+        If `tensor_parallel` is more than 1, the last dimension of the mesh is `tensor`. Groups of `tensor_parallel`
+        ranks then get the same samples and random numbers in every step. Make such a mesh before you call `protect`."""
+        return self._session.make_mesh(replicas, tensor_parallel)
 
     def replicate(self, model: Model, **options: object) -> Model:
         """Return the model with rank 0's weights, wrapped so that every backward averages gradients over all ranks.
@@ -190,8 +193,9 @@ class Run:
         """Return an iterator over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
 
         Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
-        for every rank, so the world size must stay the same. When the loader ends, it is iterated over again, after a
-        call of `set_epoch` on the loader, its sampler and its dataset, if they have that method. A step takes
+        for every rank, so the world size must stay the same. The ranks of a tensor-parallel group need loaders over the
+        same part, with the number `mesh["shard"].get_local_rank()`. When the loader ends, it is iterated over again,
+        after a call of `set_epoch` on the loader, its sampler and its dataset, if they have that method. A step takes
         `micro_batches` batches per rank, and all batches have the same weight. `holdfast audit` counts the batches, but
         cannot check which samples they hold."""
         session = self._session
@@ -203,8 +207,13 @@ class Run:
             raise BadInput(
                 "run.stream saves the position of its loader on every rank: leave the loader out of protect()."
             )
-        feed, batches = LoaderBatches(loader), self.world_size * micro_batches
+        feed, batches = LoaderBatches(loader), session.ranks.shares * micro_batches
         feed.resume(session.restored, self.rank, self.world_size)
+        if session.restored.step is not None and not session.restored.has_shares_of(session.ranks):
+            raise BadInput(
+                f"this run was saved with another tensor_parallel than {session.ranks.tensor_parallel}, so the saved positions "
+                "are those of loaders over other parts of the data: resume with the same, or name another folder."
+            )
         if self.is_main and self.attempt == 1 and feed.caveat:
             logger.warning("%s", feed.caveat)
         counted = OwnSamples(batches * LONG)

@@ -128,15 +128,38 @@ class Session:
         self._replicas.append(Replica(model, options, self.live, self._while_summing))
         return cast(nn.Module, self._replicas[-1].ddp)
 
-    def make_mesh(self, replicas: int) -> "DeviceMesh":
+    def make_mesh(self, replicas: int, tensor_parallel: int) -> "DeviceMesh":
         """Return a device mesh over all ranks, for models that are sharded with FSDP2.
 
-        Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group."""
+        Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group. From then on,
+        groups of `tensor_parallel` ranks train the same samples."""
         from holdfast.train.sharded import make_mesh  # a slow import
 
+        if self.live and tensor_parallel > 1:
+            raise BadInput(
+                f"a model with tensor parallelism cannot recover live: leave out --recovery {self.config.recovery}, so that a "
+                "lost worker restarts all of them."
+            )
         if self.live and not isinstance(self.live, ShardedRecovery):
             self.live = sharded_live(self.live, self.ranks.backend, replicas)
-        return make_mesh(self.ranks, replicas)
+        mesh = make_mesh(self.ranks, replicas, tensor_parallel)
+        if tensor_parallel > 1:
+            self._group_ranks(tensor_parallel)
+        return mesh
+
+    def _group_ranks(self, tensor_parallel: int) -> None:
+        now = self.ranks.tensor_parallel
+        if now not in (1, tensor_parallel):
+            raise BadInput(
+                f"this run has a mesh with tensor_parallel={now}, and {tensor_parallel} would divide the samples in another "
+                "way: give all meshes the same."
+            )
+        if self.protected is not None and now == 1:
+            raise BadInput(
+                f"run.device_mesh(tensor_parallel={tensor_parallel}) comes after run.protect, which restores by it: make the "
+                "mesh first, then parallelize the model, then protect it."
+            )
+        self.ranks.group(tensor_parallel)
 
     def _while_summing(self) -> None:
         if self._loop:
@@ -165,7 +188,8 @@ class Session:
                 weights = load_initial_weights(self.config.source, self.protected, rank=rank, reports=rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         self._writer = self._make_writer()
-        state = self.protected.divide([replica.ddp for replica in self._replicas], self.ranks.rank, self.ranks.size)
+        replicated, ranks = [replica.ddp for replica in self._replicas], self.ranks
+        state = self.protected.divide(replicated, ranks.rank, ranks.size, ranks.tensor_parallel)
         self._writer.prepare(state.parts)  # in a thread, while the script continues
 
     @property
@@ -246,12 +270,14 @@ class Session:
         protect_checks.check_sharding(protected.things, is_live=self._recovers_replicas)  # again: shards may be new
         for model in self._models:
             protect_checks.check_covers(protected, model)
+        if self.ranks.tensor_parallel == 1:
+            protect_checks.check_one_split(protected)
         protect_checks.check_schedules(protected)
         if isinstance(self.live, ShardedRecovery):
             check_models(protected.models)
         elif self.live:
             protect_checks.check_replicated(protected, self._models)
-        least, micro_batches = phase.plan.share_size(0, self.ranks.size), phase.loads.parts
+        least, micro_batches = phase.plan.share_size(0, self.ranks.shares), phase.loads.parts
         if not 1 <= micro_batches <= least:
             raise BadInput(
                 f"micro_batches must be between 1 and {least}, the samples of one rank and step (got {micro_batches})."

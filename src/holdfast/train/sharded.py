@@ -2,6 +2,7 @@
 
 FSDP averages gradients over the ranks. If all ranks have equally many samples in a step, that is the mean over the
 samples. If not, each rank's gradients are first multiplied by its number of samples, divided by the mean of all ranks.
+The ranks of a tensor-parallel group have the same samples, and FSDP averages over the groups.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,27 +20,49 @@ from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.train.state.protected import listed
 from holdfast.train.state.shards import is_dtensor
 
-SHARD, REPLICATE = "shard", "replicate"
+SHARD, REPLICATE, TENSOR = "shard", "replicate", "tensor"
 _reduce_scatter = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )  # its name before torch 2.13
 
 
-def make_mesh(ranks: Ranks, replicas: int) -> DeviceMesh:
-    """Return a device mesh over all ranks. It has one dimension, or two if `replicas` is more than 1.
+def make_mesh(ranks: Ranks, replicas: int, tensor_parallel: int) -> DeviceMesh:
+    """Return a device mesh over all ranks, with the dimensions `replicate`, `shard` and `tensor` in this order.
 
-    Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group."""
-    if replicas < 1 or ranks.size % replicas:
+    Each of the `replicas` groups of ranks holds the whole model, sharded over the ranks of the group. Groups of
+    `tensor_parallel` ranks train the same samples. A mesh with one replica lacks the dimension `replicate`, and one
+    without tensor parallelism lacks `tensor`."""
+    if tensor_parallel < 1 or ranks.size % tensor_parallel:
         raise BadInput(
-            f"{ranks.size} ranks cannot be divided into {replicas} replicas of the model: choose a number that divides the "
-            "world size."
+            f"{ranks.size} ranks cannot be divided into tensor-parallel groups of {tensor_parallel}: start a multiple of "
+            f"{max(1, tensor_parallel)} workers, or change tensor_parallel."
+        )
+    groups = ranks.size // tensor_parallel
+    if replicas < 1 or groups % replicas:
+        of = "ranks" if tensor_parallel == 1 else f"tensor-parallel groups of {tensor_parallel} ranks"
+        raise BadInput(
+            f"{groups} {of} cannot be divided into {replicas} replicas of the model: choose a number that divides {groups}."
         )
     if not dist.is_initialized():  # a script on its own: FSDP needs a process group, even of one process
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    if replicas == 1:
-        return init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=(SHARD,))
-    shape = (replicas, ranks.size // replicas)
-    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+    dims = {REPLICATE: replicas, SHARD: groups // replicas, TENSOR: tensor_parallel}
+    dims = {name: size for name, size in dims.items() if size > 1 or name == SHARD}
+    mesh = init_device_mesh(ranks.device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+    if tensor_parallel > 1:
+        _synchronize_generators(mesh)
+    return mesh
+
+
+def _synchronize_generators(mesh: DeviceMesh) -> None:
+    """Let torch do now what it does at the first random operation on distributed tensors of a CUDA device.
+
+    All ranks then get the generator state of rank 0. In a resumed run this would be in another step than before."""
+    if mesh.device_type != "cuda":
+        return
+    from torch.distributed import tensor
+
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        tensor.rand(1, device_mesh=mesh)
 
 
 def check_all_sharded(model: nn.Module) -> None:
@@ -61,14 +84,24 @@ class ShardedModels:
         self._modules: list[Any] = [
             module for model in models for module in model.modules() if isinstance(module, FSDPModule)
         ]
+        states = _reducing_states(self._modules)
+        self._are_whole = any(_ranks_of_shards(state) == 1 for state in states)
+        self.reductions = sum(_ranks_of_shards(state) > 1 for state in states)
+        """The number of reduce-scatters in a backward."""
         reduce_scatter = live.reduce_scatter if live else _reduce_scatter
-        self._reduction = _GradientReduction(_count_reductions(self._modules), reduce_scatter)
+        self._reduction = _GradientReduction(self.reductions, reduce_scatter)
         if live:
             live.route(self._modules)
             self._replace_reduction()
 
     def set_weight(self, factor: float) -> None:
         """Multiply this rank's gradients by `factor` before they are averaged over the ranks."""
+        if self._are_whole:
+            raise BadInput(
+                "the replicas of the model train different numbers of samples in a step, and each replica is on one rank, "
+                "where FSDP cannot weight its gradients: choose a global_batch that is a multiple of the number of replicas, "
+                "or fewer replicas."
+            )
         self._reduction.factor = factor
         self._replace_reduction()
 
@@ -99,11 +132,18 @@ class ShardedModels:
             module.set_custom_reduce_scatter(self._reduction)
 
 
-def _count_reductions(modules: Iterable[Any]) -> int:
-    """Return the number of reduce-scatters in a backward: one for each call of `fully_shard` with trained parameters.
+def _reducing_states(modules: Iterable[Any]) -> list[Any]:
+    """Return FSDP's state for each call of `fully_shard` with trained parameters, whose gradients are reduced together.
 
-    Modules that one call has sharded share a state, so the states are counted."""
-    return len({id(module._get_fsdp_state()) for module in modules if _has_parameters(module)})
+    Modules that one call has sharded share a state."""
+    states = [module._get_fsdp_state() for module in modules if _has_parameters(module)]
+    return list({id(state): state for state in states}.values())
+
+
+def _ranks_of_shards(state: Any) -> int:
+    """Return the number of ranks over which FSDP shards these parameters; with one, it calls no reduce-scatter."""
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # its name in older versions
+    return int(groups[0].mesh_info.shard_mesh_size)
 
 
 def _has_parameters(module: Any) -> bool:

@@ -185,10 +185,21 @@ def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
 
 @dataclass(slots=True, eq=False)
 class RankPlacement:
-    """This worker's rank and the world size, to divide each step's samples. Both change if workers are lost or join."""
+    """This worker's rank and the world size, to divide each step's samples. Both change if workers are lost or join.
+
+    The ranks of a tensor-parallel group train one share of the samples."""
 
     rank: int
     world_size: int
+    tensor_parallel: int = 1
+
+    @property
+    def share(self) -> int:
+        return self.rank // self.tensor_parallel
+
+    @property
+    def shares(self) -> int:
+        return self.world_size // self.tensor_parallel
 
 
 @dataclass(slots=True, eq=False)

@@ -62,7 +62,7 @@ def _check_strategy(strategy: Any) -> None:
         )
     if is_tensor_parallel(strategy):
         raise BadInput(
-            "a run does not support tensor parallelism, because workers train different samples: give "
+            "a run on Fabric does not support tensor parallelism, because workers train different samples: give "
             "ModelParallelStrategy tensor_parallel_size=1 and data_parallel_size, the number of workers."
         )
 

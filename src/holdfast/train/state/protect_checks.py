@@ -43,6 +43,19 @@ def check_sharding(things: Mapping[str, object], *, is_live: bool) -> None:
             )
 
 
+def check_one_split(protected: Protected) -> None:
+    """Raise BadInput if a parameter is sharded along several mesh dimensions: the ranks should train the same samples.
+
+    That is tensor parallelism together with FSDP, on a mesh of which the run does not know."""
+    for model in protected.models:
+        for name, parameter in model.named_parameters():
+            if sum(not placement.is_replicate() for placement in getattr(parameter, "placements", ())) > 1:
+                raise BadInput(
+                    f"{name} is sharded along two dimensions of its mesh, as with tensor parallelism, and this run gives every "
+                    "rank its own samples: make the mesh with run.device_mesh(tensor_parallel=N)."
+                )
+
+
 def check_covers(protected: Protected, model: nn.Module) -> None:
     """Raise BadInput if a parameter of the replicated `model` would not be restored after a failure."""
     saved = {tensor.data_ptr() for tensor in _tensors(protected.capture())}

@@ -159,10 +159,13 @@ class Protected:
         """True if an enabled gradient scaler is among the protected objects."""
         return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
 
-    def divide(self, replicated: Iterable[nn.Module], rank: int, world_size: int) -> DividedState:
+    def divide(
+        self, replicated: Iterable[nn.Module], rank: int, world_size: int, tensor_parallel: int = 1
+    ) -> DividedState:
         """Divide the present state among the ranks, and return the part that `rank`, this rank, saves.
 
-        The parameters of the models in `replicated` have the same values on every rank."""
+        The parameters of the models in `replicated` have the same values on every rank. Groups of `tensor_parallel`
+        ranks train the same samples."""
         models = {id(unwrapped(model)) for model in replicated}
         parameters = {id(p) for model in self.models if id(model) in models for p in model.parameters()}
         shared: set[str] = set()
@@ -171,7 +174,7 @@ class Protected:
                 shared |= {f"{name}/{plain_name(key)}" for key, _ in thing.named_parameters(remove_duplicate=False)}
             elif isinstance(thing, torch.optim.Optimizer):
                 shared |= _shared_moments(name, thing, parameters)
-        return divide(flatten(self.capture()), shared, rank, world_size)
+        return divide(flatten(self.capture()), shared, rank, world_size, tensor_parallel)
 
     def parameter_of(self, name: str) -> torch.Tensor | None:
         """Return the parameter of the optimizer state that a snapshot calls `name`; None if that is no optimizer state."""

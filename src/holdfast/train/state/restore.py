@@ -37,6 +37,7 @@ from holdfast.train.state.save import (
     SHARDED,
     STATE,
     STOPPED,
+    TENSOR_PARALLEL,
     state_digest,
 )
 from holdfast.train.state.shards import read_parts
@@ -66,6 +67,10 @@ class RestoredState:
     weights: str | None = None
     built: float | None = None  # seconds from the beginning of the attempt to `run.protect`
     stopped: bool = False  # the script stopped the run there
+
+    def has_shares_of(self, ranks: Ranks) -> bool:
+        """Return True if the samples were divided among the ranks that saved it as they are among `ranks`."""
+        return _has_shares_of(ranks, self.world, self.conditions)
 
     def digest_in_memory(self, protected: Protected) -> str | None:
         """Return the snapshot's recorded digest if `protected` still equals it, else the digest of `protected`."""
@@ -310,7 +315,7 @@ def _load(found: ReadSnapshot, attempt: AttemptContext, ranks: Ranks, protected:
         raise _of_another_run(attempt.store, step, differences)
     protected.restore(state)
     own = extra.get(OWN)
-    if isinstance(own, list) and len(own) == ranks.size:
+    if isinstance(own, list) and _has_shares_of(ranks, len(own), extra[CONDITIONS]):
         try:
             return flatten({**unflatten(found.tensors, extra), **protected.restore_own(own[ranks.rank])})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -319,13 +324,17 @@ def _load(found: ReadSnapshot, attempt: AttemptContext, ranks: Ranks, protected:
             ) from error
     if isinstance(own, list) and ranks.rank == 0 and any(values != own[0] for values in own):
         logger.warning(
-            "holdfast: protected plain values (%s) differed between the %d ranks that saved them, and there are %d now: all "
-            "ranks use those of rank 0. run.sum and run.mean combine them.",
+            "holdfast: protected plain values (%s) differed between the %d ranks that saved them, and the samples are divided "
+            "into %d shares now: all ranks use those of rank 0. run.sum and run.mean combine them.",
             ", ".join(own[0]),
             len(own),
-            ranks.size,
+            ranks.shares,
         )
     return FlatState(found.tensors, {STATE: extra[STATE]})
+
+
+def _has_shares_of(ranks: Ranks, world: int, conditions: Mapping[str, JSON]) -> bool:
+    return world == ranks.size and conditions.get(TENSOR_PARALLEL, 1) == ranks.tensor_parallel
 
 
 def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput:

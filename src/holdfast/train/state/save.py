@@ -41,6 +41,7 @@ CONDITIONS = "conditions"
 GENERATORS = "generators"  # digests of the states of the random generators, one entry per rank
 OWN = "own"  # plain values that belong to one rank, one entry per rank
 POSITIONS = "positions"  # the position of each rank's loader, if loaders feed the run
+TENSOR_PARALLEL = "tensor_parallel"  # the number of ranks that trained the same samples, if several did
 STOPPED = "stopped"  # the script stopped the run at this step
 SHARDED = "sharded"  # tensors of the state are distributed over the ranks, so no rank had all of it
 
@@ -49,18 +50,20 @@ SHARDED = "sharded"  # tensors of the state are distributed over the ranks, so n
 class Conditions:
     """Facts that a resumed run compares with its snapshot: digests of a few samples, and the threads per worker.
 
-    `data` is the digest for the first phase (training loop). `later_data` has the digests for later phases."""
+    `data` is the digest for the first phase (training loop). `later_data` has the digests for later phases. Groups of
+    `tensor_parallel` ranks train the same samples."""
 
     data: str | None
     threads: int
     later_data: tuple[str | None, ...] = ()
+    tensor_parallel: int = 1
 
     @classmethod
-    def now(cls, data: Sequence[str | None]) -> "Conditions":
+    def now(cls, data: Sequence[str | None], tensor_parallel: int) -> "Conditions":
         """Return the conditions of this process.
 
         `data` has a digest of a few samples for each phase (training loop)."""
-        return cls(data[0], torch.get_num_threads(), tuple(data[1:]))
+        return cls(data[0], torch.get_num_threads(), tuple(data[1:]), tensor_parallel)
 
     @property
     def all_data(self) -> tuple[str | None, ...]:
@@ -68,12 +71,13 @@ class Conditions:
 
     def to_json(self) -> dict[str, JSON]:
         later: dict[str, JSON] = {"later_data": list(self.later_data)} if self.later_data else {}
-        return {"data": self.data, "threads": self.threads, **later}
+        groups: dict[str, JSON] = {TENSOR_PARALLEL: self.tensor_parallel} if self.tensor_parallel > 1 else {}
+        return {"data": self.data, "threads": self.threads, **later, **groups}
 
-    def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
+    def check(self, saved: Mapping[str, JSON], *, same_shares: bool, warns: bool) -> None:
         """Raise BadInput if the dataset has changed since a snapshot, whose conditions are `saved`.
 
-        If `warns` and `same_world` are True, log a warning if the number of threads per worker has changed."""
+        If `warns` and `same_shares` are True, log a warning if the number of threads per worker has changed."""
         later, threads = saved.get("later_data"), saved.get("threads")
         data = [saved.get("data"), *(later if isinstance(later, list) else ())]
         pairs = zip(self.all_data, data, strict=False)  # a run may be extended by a phase
@@ -82,7 +86,7 @@ class Conditions:
                 "the dataset holds other samples than when this run was saved. A split or shuffle before attach() "
                 "without a seed does that: give the run the same samples, or name another --out."
             )
-        if warns and same_world and isinstance(threads, int) and threads != self.threads:
+        if warns and same_shares and isinstance(threads, int) and threads != self.threads:
             logger.warning(
                 "this run was trained with %d threads per worker and resumes with %d: sums may round differently, so the "
                 "result may differ in its last bits from a run that never stopped. Set OMP_NUM_THREADS=%d to avoid that.",
@@ -227,7 +231,8 @@ class CheckpointSaver:
             raise RanksChanged(f"save/{self.saved}")
 
     def _divided(self) -> DividedState:
-        return self.protected.divide(self.replicated, self.ranks.rank, self.ranks.size)
+        ranks = self.ranks
+        return self.protected.divide(self.replicated, ranks.rank, ranks.size, ranks.tensor_parallel)
 
     def _record(self, durable: list[Saved]) -> None:
         record, number = self.attempt.record, self.attempt.number

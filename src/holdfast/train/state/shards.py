@@ -1,8 +1,9 @@
 """The part of the protected state that belongs to this rank, in a save and in a restore.
 
-A DTensor, such as a parameter under FSDP2, is divided among the ranks by its placements. A tensor that every rank holds
-with the same values, such as a parameter under DDP, is divided evenly, so that each rank saves a part of it. Any other
-tensor is saved by rank 0.
+A DTensor, such as a parameter under FSDP2, is divided among the ranks by its placements. With tensor parallelism, one
+that is only sharded by FSDP has the same values on all ranks of a tensor-parallel group, which divide it further. A
+tensor that every rank holds with the same values, such as a parameter under DDP, is divided evenly, so that each rank
+saves a part of it. Any other tensor is saved by rank 0.
 """
 
 import sys
@@ -16,7 +17,7 @@ from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, sharding
 from holdfast.checkpoint.payload import FlatState
 from holdfast.checkpoint.reader import SnapshotReader
-from holdfast.checkpoint.sharding import Box, ShardedTensor, Sharding
+from holdfast.checkpoint.sharding import Box, Shape, ShardedTensor, Sharding
 from holdfast.checkpoint.stored_tensor import StoredTensor, of_snapshot
 from holdfast.errors import BadInput
 
@@ -44,23 +45,23 @@ class DividedState:
     parts: dict[str, Array]
 
 
-def divide(flat: FlatState, shared: Collection[str], rank: int, world_size: int) -> DividedState:
-    """Divide a state among the ranks; `shared` are the names of the tensors that have the same values on every rank."""
-    layout = _layout(flat.tensors, shared, world_size)
-    return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
+def divide(
+    flat: FlatState, shared: Collection[str], rank: int, world_size: int, tensor_parallel: int = 1
+) -> DividedState:
+    """Divide a state among the ranks; `shared` are the names of the tensors that have the same values on every rank.
 
-
-def _layout(tensors: Mapping[str, Array], shared: Collection[str], world_size: int) -> dict[str, ShardedTensor]:
+    Groups of `tensor_parallel` consecutive ranks train the same samples."""
     layout = {}
-    for name, value in tensors.items():
+    for name, value in flat.tensors.items():
         if is_dtensor(value):
-            rule = _of_dtensor(name, value, world_size)
+            mesh = _full_mesh(name, value, rank, world_size, tensor_parallel)
+            rule = _of_dtensor(name, value, mesh, rank)
         elif name in shared and value.ndim and world_size > 1:
             rule = Sharding((world_size,), ((0, 0),))
         else:
             rule = Sharding((world_size,))
         layout[name] = ShardedTensor(payload.dtype_name(name, local(value)), tuple(value.shape), rule)
-    return layout
+    return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
 
 
 def _own_parts(tensors: Mapping[str, Array], layout: Mapping[str, ShardedTensor], rank: int) -> dict[str, Array]:
@@ -77,21 +78,32 @@ def held_box(value: Array, rank: int) -> Box:
     """Return the part of a tensor that this rank holds in memory: its shard, or the whole tensor."""
     if not is_dtensor(value):
         return tuple((0, size) for size in value.shape)
-    return Sharding(tuple(value.device_mesh.shape), _splits(value)).held_box(tuple(value.shape), rank)
-
-
-def _of_dtensor(name: str, value: Any, world_size: int) -> Sharding:
     mesh = value.device_mesh
-    if mesh.mesh.flatten().tolist() != list(range(world_size)):
-        raise BadInput(
-            f"{name} is distributed over ranks {mesh.mesh.flatten().tolist()}, and the run has ranks 0 to {world_size - 1}: "
-            "shard it over run.mesh, or a mesh of all ranks in their order."
-        )
+    index = mesh.mesh.flatten().tolist().index(rank)
+    return Sharding(tuple(mesh.shape), _splits(value)).held_box(tuple(value.shape), index)
+
+
+def _full_mesh(name: str, value: Any, rank: int, world_size: int, tensor_parallel: int) -> Shape:
+    """Return the shape of the mesh of all ranks whose first dimensions are those of the tensor's own mesh.
+
+    That lacks the dimension of tensor parallelism if only FSDP has sharded the tensor."""
+    ranks, shape = value.device_mesh.mesh.flatten().tolist(), tuple(value.device_mesh.shape)
+    if ranks == list(range(world_size)):
+        return shape
+    if ranks == list(range(rank % tensor_parallel, world_size, tensor_parallel)):
+        return (*shape, tensor_parallel)
+    raise BadInput(
+        f"{name} is distributed over ranks {ranks}, and the run has ranks 0 to {world_size - 1}: shard it over run.mesh, "
+        "the dimension `shard` of run.device_mesh, or a mesh of all ranks in their order."
+    )
+
+
+def _of_dtensor(name: str, value: Any, mesh: Shape, rank: int) -> Sharding:
     splits = _splits(value)
     divided = {mesh_dim for mesh_dim, _ in splits}
-    replicas = tuple((mesh_dim, 0) for mesh_dim in range(mesh.ndim) if mesh_dim not in divided and value.ndim)
-    _check(name, value, Sharding(tuple(mesh.shape), splits))
-    return Sharding(tuple(mesh.shape), (*splits, *replicas))
+    replicas = tuple((mesh_dim, 0) for mesh_dim in range(len(mesh)) if mesh_dim not in divided and value.ndim)
+    _check(name, value, rank)
+    return Sharding(mesh, (*splits, *replicas))
 
 
 def _splits(value: Any) -> tuple[tuple[int, int], ...]:
@@ -106,11 +118,11 @@ def _splits(value: Any) -> tuple[tuple[int, int], ...]:
     return (*plain, *strided)
 
 
-def _check(name: str, value: Any, rule: Sharding) -> None:
-    """Raise BadInput if torch divides the tensor in another way than `rule`, the division that would be saved."""
+def _check(name: str, value: Any, rank: int) -> None:
+    """Raise BadInput if torch divides the tensor in another way than `held_box`, the division that would be saved."""
     if any(placement.is_partial() for placement in value.placements):
         raise BadInput(f"{name} has partial sums on each rank ({value.placements}): reduce it before it is protected.")
-    box = rule.held_box(tuple(value.shape), value.device_mesh.get_rank())
+    box = held_box(value, rank)
     shape = tuple(value.to_local().shape)
     if shape != sharding.sizes(box) and not (sharding.is_empty(box) and 0 in shape):
         raise BadInput(
