@@ -42,6 +42,7 @@ class Plan(NamedTuple):
     loader: bool = False  # the script's own loader provides batches
     sampler: str | None = None  # a digest of the first order of the script's sampler
     later_phases: "Sequence[Mapping[str, JSON]]" = ()
+    sharded: bool = False  # each rank holds a part of the model
 
     @property
     def steps(self) -> int:

@@ -35,6 +35,12 @@ def local(value: T) -> T:
     return value.to_local() if is_dtensor(value) else value
 
 
+def address(tensor: torch.Tensor) -> int | None:
+    """Return the memory address of the values that this rank holds, or None if it holds none."""
+    held = local(tensor.detach())  # a DTensor itself has the address 0
+    return held.data_ptr() if held.numel() else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DividedState:
     """A flattened state, the layout that divides its tensors among the ranks, and the parts that this rank saves."""
