@@ -52,15 +52,17 @@ class DividedState:
 
 def divide(flat: FlatState, shared: Collection[str], rank: int, world_size: int) -> DividedState:
     """Divide a state among the ranks; `shared` are the names of the tensors that have the same values on every rank."""
-    layout = _layout(flat.tensors, shared, world_size)
-    return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
+    with torch.no_grad():  # with autograd, each to_local takes 15 times as long
+        _check_meshes(flat.tensors, world_size)
+        layout = _layout(flat.tensors, shared, world_size)
+        return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
 
 
 def _layout(tensors: Mapping[str, Array], shared: Collection[str], world_size: int) -> dict[str, ShardedTensor]:
     layout = {}
     for name, value in tensors.items():
         if is_dtensor(value):
-            rule = _of_dtensor(name, value, world_size)
+            rule = _of_dtensor(name, value)
         elif name in shared and value.ndim and world_size > 1:
             rule = Sharding((world_size,), ((0, 0),))
         else:
@@ -86,14 +88,20 @@ def held_box(value: Array, rank: int) -> Box:
     return Sharding(tuple(value.device_mesh.shape), _splits(value)).held_box(tuple(value.shape), rank)
 
 
-def _of_dtensor(name: str, value: Any, world_size: int) -> Sharding:
-    mesh = value.device_mesh
-    if mesh.mesh.flatten().tolist() != list(range(world_size)):
-        raise BadInput(
-            f"{name} is distributed over ranks {mesh.mesh.flatten().tolist()}, and the run has ranks 0 to {world_size - 1}: "
-            "shard it over run.mesh, or a mesh of all ranks in their order."
-        )
-    splits = _splits(value)
+def _check_meshes(tensors: Mapping[str, Array], world_size: int) -> None:
+    """Raise BadInput if a tensor is distributed over a mesh that does not have all ranks in their order."""
+    meshes = {id(value.device_mesh): (name, value.device_mesh) for name, value in tensors.items() if is_dtensor(value)}
+    for name, mesh in meshes.values():  # the ranks of a mesh take long to list
+        ranks = mesh.mesh.flatten().tolist()
+        if ranks != list(range(world_size)):
+            raise BadInput(
+                f"{name} is distributed over ranks {ranks}, and the run has ranks 0 to {world_size - 1}: "
+                "shard it over run.mesh, or a mesh of all ranks in their order."
+            )
+
+
+def _of_dtensor(name: str, value: Any) -> Sharding:
+    mesh, splits = value.device_mesh, _splits(value)
     divided = {mesh_dim for mesh_dim, _ in splits}
     replicas = tuple((mesh_dim, 0) for mesh_dim in range(mesh.ndim) if mesh_dim not in divided and value.ndim)
     _check(name, value, Sharding(tuple(mesh.shape), splits))
