@@ -9,6 +9,7 @@ The command exits with 1 if one does not.
 import argparse
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -36,10 +37,10 @@ class Subject:
 
 SUBJECTS = {
     "pytorch_fsdp2": Subject(
-        EXAMPLES / "pytorch_fsdp2" / "example.py", ("--explicit-prefetching", "--layers", "4", "--steps", "240")
+        EXAMPLES / "pytorch_fsdp2" / "example.py", ("--explicit-prefetching", "--layers", "2", "--steps", "200")
     ),
-    "fsdp2": Subject(EXAMPLES / "fsdp2.py", ("--epochs", "5")),
-    "hsdp": Subject(Path(struck_sharded.__file__), ("hsdp", "4", "{control}")),
+    "fsdp2": Subject(EXAMPLES / "fsdp2.py", ("--epochs", "4")),
+    "hsdp": Subject(Path(struck_sharded.__file__), ("hsdp", "3", "{control}")),
 }
 
 
@@ -68,9 +69,12 @@ def start(subject: Subject, folder: Path, limit: float) -> Job:
 def reference_of(subject: Subject, folder: Path, limit: float) -> Reference:
     """Return the result of the run without a kill."""
     job = start(subject, folder, limit)
-    if status := job.await_end():
-        raise SystemExit(f"the run without a kill ended with {status}: {job.last_lines()}")
-    return Reference.of(job)
+    try:
+        if status := job.await_end():
+            raise SystemExit(f"the run without a kill ended with {status}: {job.last_lines()}")
+        return Reference.of(job)
+    finally:
+        job.dump_and_kill(stacks=False)
 
 
 def killed(subject: Subject, folder: Path, reference: Reference, kills: int, rng: random.Random, limit: float) -> Outcome:
@@ -99,7 +103,7 @@ def killed(subject: Subject, folder: Path, reference: Reference, kills: int, rng
 def _strike(job: Job, kills: int, rng: random.Random) -> int:
     since = -1
     for number in range(kills):
-        steps, victim, delay = rng.randint(1, CALM), rng.randrange(WORKERS), rng.random() * 0.2
+        steps, victim, delay = rng.randint(1, CALM), rng.randrange(WORKERS), rng.random() * 0.05
         try:
             job.wait(lambda since=since, steps=steps: job.is_whole(steps, since))
         except Ended:
@@ -132,6 +136,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="determines which workers are killed")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds that one run may take")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a running job is ended
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="killed-") as place:
         outcomes = dict(rows(given, Path(place)))
