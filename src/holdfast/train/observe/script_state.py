@@ -217,7 +217,9 @@ def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
     if isinstance(value, GeneratorType):
         inside = value.gi_frame
         return list(inside.f_locals.items()) if inside and not _is_of_library(inside.f_code.co_filename) else []
-    if isinstance(value, ModuleType | type | LRScheduler | Optimizer) or type(value).__module__.startswith("holdfast"):
+    if isinstance(value, ModuleType | type | LRScheduler | Optimizer):
+        return []
+    if type(value).__module__.startswith(("holdfast", "torch.distributed.")):  # such as FSDP's buffers of a module
         return []
     return _own(value, frozenset())
 
