@@ -77,7 +77,9 @@ def reference_of(subject: Subject, folder: Path, limit: float) -> Reference:
         job.dump_and_kill(stacks=False)
 
 
-def killed(subject: Subject, folder: Path, reference: Reference, kills: int, rng: random.Random, limit: float) -> Outcome:
+def killed(
+    subject: Subject, folder: Path, reference: Reference, kills: int, rng: random.Random, limit: float
+) -> Outcome:
     """Kill workers of the run, let it end, and check it."""
     job, struck, wrong = start(subject, folder, limit), 0, list[str]()
     try:

@@ -78,7 +78,11 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
         ("averaged", "not protected", "centre in main(), a Tensor, is not protected: it started over after a kill"),
         ("forgotten", "refused", "ema in main() (AveragedModel) changes in training and is not protected"),
         ("counted", "not protected", "steps in main(), an int, is not protected: it started over after the kill"),
-        ("sharded", "not protected", "momentum[0] in main(), a DTensor, is not protected: it started over after the kill"),
+        (
+            "sharded",
+            "not protected",
+            "momentum[0] in main(), a DTensor, is not protected: it started over after the kill",
+        ),
         ("enumerated", "loop counter", "instead: write enumerate(epoch, epoch.initial)"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),
         ("normed", "not protected", "model.mean, a tensor of a module that its state_dict leaves out"),

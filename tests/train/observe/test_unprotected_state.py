@@ -203,7 +203,9 @@ def test_a_second_sharded_model_with_an_optimizer_of_its_own_is_refused(sharded:
         steps.step()
         steps.zero_grad()
 
-    with pytest.raises(BadInput, match=r"critic in .*\(FSDPLinear\), steps in .*\(Adam\)|critic in .*\(FSDPLinear\) ch"):
+    with pytest.raises(
+        BadInput, match=r"critic in .*\(FSDPLinear\), steps in .*\(Adam\)|critic in .*\(FSDPLinear\) ch"
+    ):
         train(run, model, optimizer, both)
 
 
