@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -33,7 +34,7 @@ from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
 from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
 from holdfast.errors import BadInput
-from holdfast.events import Commit, Regroup, Seconds
+from holdfast.events import Commit, Plan, Regroup, Seconds
 
 HOUR = 3600.0
 
@@ -337,6 +338,17 @@ def test_a_replacement_may_start_sooner_than_all_workers_did_together() -> None:
 def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
     assert list(prices(costs_of(workers=1), Question())) == ["restart"]
     assert list(prices(costs_of(), Question(lost=Fraction(1)))) == ["restart"]
+
+
+def test_a_run_of_a_sharded_model_is_advised_to_restart_without_a_word_about_live_recovery() -> None:
+    history = [
+        event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
+        for event in calm().events
+    ]
+    advice = advise(history)
+    assert list(advice.prices) == list(advice.outlooks) == ["restart"]
+    assert "The model is sharded" in str(advice)
+    assert not re.search("replay|forward|skip|The time of a live recovery", str(advice))
 
 
 def outlook(effective: float) -> Outlook:

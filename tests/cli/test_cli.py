@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fake_histories import FakeHistory, write_history
 from holdfast import DirectoryStore, cli
@@ -14,6 +15,7 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.events import Launch, Open
+from snapshots import saved_by
 
 
 class Ran:
@@ -51,6 +53,13 @@ def test_inspect_lists_snapshots_and_the_running_checkpoint(holdfast, saved: Pat
     assert "step 10" in ran.out
     assert "step 20" in ran.out
     assert "running checkpoint: 4 blocks, saved at iterations 0 to 7" in ran.out
+
+
+def test_inspect_shows_how_a_snapshot_is_divided_among_the_workers(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    manifest = saved_by(DirectoryStore(tmp_path), 6, 3, {"w": torch.zeros(1000)})
+    row = next(line for line in holdfast("inspect", tmp_path).out.splitlines() if "step 6" in line)
+    largest = max(shard.length for shard in manifest.shards)
+    assert row.split()[4:9] == ["3", f"{manifest.bytes / 1000:.1f}", "kB", f"{largest / 1000:.1f}", "kB"]
 
 
 def test_verify_passes_a_good_store_and_names_what_is_bad(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]

@@ -22,6 +22,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "exact": {"workers": 2},
     "replayed": {"script": str(SCRIPTS / "exact.py"), "workers": 2, "recovery": "replay"},
     "counted": {"workers": 2, "recovery": "replay"},
+    "sharded": {"workers": 2},
+    "fsdp": {"script": str(SUPPORT / "fsdp_script.py"), "workers": 2, "args": ['{"epochs": 1}']},
     "epochs": {},
     "plain": {"script": str(SCRIPTS / "scheduled.py"), "args": ["plain"]},
     "digits": {"script": str(EXAMPLES / "digits.py"), "steps": 3, "preload": ["sklearn.datasets"]},
@@ -38,7 +40,7 @@ def rehearsed(start_command: StartCommand, tmp_path_factory: pytest.TempPathFact
     return {found.pop("name"): found for found in map(json.loads, ran.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", ["exact", "replayed", "epochs", "digits"])
+@pytest.mark.parametrize("name", ["exact", "replayed", "epochs", "digits", "fsdp"])
 def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, dict[str, Any]]) -> None:
     found = rehearsed[name]
     assert found["word"] is None, found["lines"]
@@ -76,6 +78,11 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
         ("averaged", "not protected", "centre in main(), a Tensor, is not protected: it started over after a kill"),
         ("forgotten", "refused", "ema in main() (AveragedModel) changes in training and is not protected"),
         ("counted", "not protected", "steps in main(), an int, is not protected: it started over after the kill"),
+        (
+            "sharded",
+            "not protected",
+            "momentum[0] in main(), a DTensor, is not protected: it started over after the kill",
+        ),
         ("enumerated", "loop counter", "instead: write enumerate(epoch, epoch.initial)"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),
         ("normed", "not protected", "model.mean, a tensor of a module that its state_dict leaves out"),

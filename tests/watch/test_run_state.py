@@ -76,6 +76,17 @@ class TestSeen:
             "completed: so it was",
         ]
 
+    def test_ranks_that_a_restart_with_fewer_workers_left_out_are_gone(self) -> None:
+        history = FakeHistory(world=2)
+        history.launches()
+        history.trains()
+        history.reports(0, Seconds(0.25, 1.0, 0.0), rank=1)
+        history.dies()
+        assert list(seen_of(history.events).ranks) == [0, 1]
+        history.world = 1
+        history.restarts()
+        assert list(seen_of(history.events).ranks) == [0]
+
     def test_the_plan_says_how_much_is_left_and_the_latest_steps_how_fast(self) -> None:
         history = FakeHistory()
         history.launches()

@@ -127,7 +127,7 @@ def _reasons(
         f"{waits and f', of which training waits {waits}'}.",
         *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in price_of.values()),
-        _why(outlook_of, best),
+        _why(costs, outlook_of, best),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
         f"{outlook.effective:.2%} of the wall clock trains. With the present interval of {costs.save_every} steps it is "
         f"{outlook.as_it_is:.2%}. Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
@@ -160,11 +160,13 @@ def _priced(price: Price) -> str:
     )
 
 
-def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
+def _why(costs: RunCosts, outlook_of: Mapping[str, Outlook], best: str) -> str:
     shares = ", ".join(f"{name} {outlook.effective:.2%}" for name, outlook in outlook_of.items())
     text = f"Share of the wall clock that trains, each at its best save interval: {shares}."
     if outlook_of[best].effective < HOPELESS:
         return f"{text} Failures are so frequent that most of the time is lost under every recovery."
+    if costs.sharded:
+        return f"{text} The model is sharded, and live recovery needs all of it on every worker, so restart is the only one."
     if len(outlook_of) == 1:
         return f"{text} No worker survives a failure, so restart is the only recovery."
     if best == "restart":
@@ -184,7 +186,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
             f"The time of a restart: this run had none, so {_with_range(restart)} is "
             f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
-    if not live_recovery_time(costs, question).is_seen:
+    if not costs.sharded and not live_recovery_time(costs, question).is_seen:
         source = "at_scale" if is_larger(costs, question) else "regroup"
         lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES[source]}.")
     if mtbf.basis not in (GIVEN, MEASURED):

@@ -47,8 +47,8 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     step = costs.step
     redone = Estimate(repeated.value * step.value, repeated.low * step.low, repeated.high * step.value, repeated.basis)
     price_of = {"restart": Price("restart", restart, restart + redone, repeated, PROMISES["restart"])}
-    if workers < 2 or lost == 1:
-        return price_of  # no worker survives
+    if workers < 2 or lost == 1 or costs.sharded:
+        return price_of  # no worker survives, or none holds the whole model
     replay = replay_time(costs, question)
     none = Estimate.exact(0.0, replay.basis)
     part = float(lost)

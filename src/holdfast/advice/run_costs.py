@@ -47,6 +47,7 @@ class RunCosts:
     workers: int
     batch: int
     writer: str
+    sharded: bool  # each worker holds a part of the model
     save_every: int
     trained: int
     length: int | None  # the planned number of steps; None if the script draws its own samples
@@ -87,6 +88,7 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         workers=max((attempt.world or 1 for attempt in cost.attempts), default=1),
         batch=plan.batch if plan else 0,
         writer=plan.writer if plan else "overlapped",
+        sharded=plan is not None and plan.sharded,
         save_every=plan.save_every if plan else 50,
         trained=cost.trained,
         length=_planned_steps(plan) if plan else None,

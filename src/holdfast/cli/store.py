@@ -19,11 +19,12 @@ def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE
     from holdfast.weights.locate import store_of
 
     contents = contents_of(store_of(place))
-    table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
+    table = Table("snapshot", "epoch", "cursor", "workers", "size", "largest file", "saved", box=None)
     for manifest in contents.snapshots:
         saved = datetime.fromtimestamp(manifest.saved).astimezone().isoformat(" ", "seconds")
-        row = f"step {manifest.step}", manifest.epoch, manifest.cursor, manifest.world, size(manifest.bytes), saved
-        table.add_row(*map(cell, row))
+        largest = size(max(shard.length for shard in manifest.shards))  # of the files of all workers
+        at = f"step {manifest.step}", manifest.epoch, manifest.cursor
+        table.add_row(*map(cell, (*at, manifest.world, size(manifest.bytes), largest, saved)))
     if contents.snapshots:
         Console().print(table)
     if running := contents.running:

@@ -43,6 +43,7 @@ class Plan(NamedTuple):
     sampler: str | None = None  # a digest of the first order of the script's sampler
     later_phases: "Sequence[Mapping[str, JSON]]" = ()
     tensor_parallel: int = 1  # that many consecutive ranks train the same samples
+    sharded: bool = False  # each rank holds a part of the model
 
     @property
     def steps(self) -> int:

@@ -87,7 +87,9 @@ class LoopSetup:
         fingerprint = identity(plan, protected)
         conditions = self._check_conditions(phases)
         if self.attempt:
-            self.record.append(plan_event(self.config, self.number, phases, fingerprint, conditions))
+            self.record.append(
+                plan_event(self.config, self.number, phases, fingerprint, conditions, sharded=protected.is_sharded)
+            )
             self.record.flush()
         start = self.restored.step or 0
         gate = self.live.coordination.gate if self.live else BoundaryGate()
@@ -273,8 +275,12 @@ def _sharded_models(protected: Protected, live: LiveRecovery | None) -> "Sharded
     return ShardedModels(protected.models, live if isinstance(live, ShardedRecovery) else None)
 
 
-def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions) -> Plan:
-    """Return the event that records how a run trains and saves; `fingerprint` is the digest that `identity` returns."""
+def plan_event(
+    config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions, *, sharded: bool
+) -> Plan:
+    """Return the event that records how a run trains and saves.
+
+    `fingerprint` is the digest that `identity` returns, and `sharded` is True if each rank holds a part of the model."""
     first, *later = (_plan_fields(phases[index], data) for index, data in enumerate(conditions.all_data))
     return Plan(
         attempt=attempt,
@@ -286,6 +292,7 @@ def plan_event(config: RunConfig, attempt: int, phases: Phases, fingerprint: str
         command=xxhash.xxh3_64_hexdigest(json.dumps(config.args).encode()),
         tensor_parallel=conditions.tensor_parallel,
         later_phases=tuple(later),
+        sharded=sharded,
         **first,
     )
 

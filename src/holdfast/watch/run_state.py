@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from holdfast.errors import BadInput
 from holdfast.events import (
+    Attempt,
     Commit,
     Detect,
     Event,
@@ -131,6 +132,8 @@ class RunState:
 
     def add(self, event: Event) -> None:
         what = event.what
+        if isinstance(what, Attempt) and what.attempt > self.lineage.attempt:  # it may have fewer ranks than the last
+            self.ranks = {rank: progress for rank, progress in self.ranks.items() if rank < what.world}
         self.lineage.add(what)
         self._last = event if self._last is None or event.time >= self._last.time else self._last
         if isinstance(what, STAMPS):

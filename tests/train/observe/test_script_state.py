@@ -3,6 +3,7 @@
 import random
 import sys
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.script_state import frames_of_script, held
@@ -92,6 +97,39 @@ def test_values_of_a_protected_model_outside_its_state_dict_are_found() -> None:
     assert {path: each.kind for path, each in seen.items() if each.kind != "value"} == {"model.mean": "buffer"}
     assert seen["model.seen"].mark == "0"
     assert seen["model.training"].mark == "True"
+
+
+@pytest.fixture
+def sharded() -> Iterator[nn.Module]:
+    """A model that is sharded over two ranks, of which the other one does not exist."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    yield fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    dist.destroy_process_group()
+
+
+def test_distributed_tensors_are_found_by_their_own_names_and_those_of_a_protected_model_left_out(
+    sharded: nn.Module,
+) -> None:
+    average = [value.detach().clone() for value in sharded.parameters()]
+    shards = [value.to_local() for value in sharded.parameters()]
+    seen = held([], {"average": average, "shards": shards}, {"model": sharded})
+    names = {path: each.type for path, each in seen.items() if each.kind != "value"}
+    assert names == {f"average[{number}]": "DTensor" for number in range(4)}
+
+
+def test_what_fsdp_keeps_in_a_module_is_not_read(sharded: nn.Module) -> None:
+    for _ in range(2):  # FSDP would not find its memory again
+        sharded(torch.ones(1, 2)).sum().backward()
+        assert held([], {"it": sharded}, {}).keys() >= {"it.0.weight", "it.1.bias"}
+
+
+def test_a_tensor_whose_memory_is_freed_can_get_memory_again() -> None:
+    tensor = torch.ones(3)
+    size = tensor.untyped_storage().nbytes()
+    tensor.untyped_storage().resize_(0)
+    assert value_digests.mark(tensor) == "tensor float32[3] freed"
+    tensor.untyped_storage().resize_(size)
 
 
 def test_schedulers_and_optimizers_are_found_unless_they_are_protected() -> None:

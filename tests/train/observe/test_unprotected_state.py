@@ -3,14 +3,16 @@
 import copy
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
@@ -172,6 +174,59 @@ def test_a_second_model_with_an_optimizer_of_its_own_is_refused(parts: Any) -> N
 
     with pytest.raises(BadInput, match=r"critic in .*\(Linear\), steps in .*\(Adam\)|critic in .*\(Linear\) changes"):
         train(run, model, optimizer, both)
+
+
+# Sharded models.
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Iterator[tuple[Any, nn.Module, torch.optim.Optimizer]]:
+    """A run whose model and optimizer are sharded and protected."""
+    run = attach(tmp_path)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    fully_shard(model, mesh=run.mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run.protect(model=model, optimizer=optimizer)
+    yield run, model, optimizer
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_second_sharded_model_with_an_optimizer_of_its_own_is_refused(sharded: Any) -> None:
+    run, model, optimizer = sharded
+    critic = nn.Linear(2, 1)
+    fully_shard(critic, mesh=run.mesh)
+    steps = torch.optim.Adam(critic.parameters())
+
+    def both() -> None:
+        critic(torch.ones(1, 2)).sum().backward()
+        steps.step()
+        steps.zero_grad()
+
+    with pytest.raises(
+        BadInput, match=r"critic in .*\(FSDPLinear\), steps in .*\(Adam\)|critic in .*\(FSDPLinear\) ch"
+    ):
+        train(run, model, optimizer, both)
+
+
+@pytest.mark.parametrize("copied", [torch.Tensor.clone, lambda value: value.to_local().clone()], ids=["whole", "local"])
+def test_an_average_of_sharded_parameters_is_refused(sharded: Any, copied: Callable[[Any], torch.Tensor]) -> None:
+    run, model, optimizer = sharded
+    shadow = [copied(value.detach()) for value in model.parameters()]
+
+    def averaged() -> None:
+        for mean, value in zip(shadow, model.parameters(), strict=True):
+            mean.lerp_(value.detach() if type(mean) is type(value.data) else value.detach().to_local(), 0.1)
+
+    with pytest.raises(BadInput, match=r"^shadow in .*\(list\) changes in training and is not protected"):
+        train(run, model, optimizer, averaged)
+
+
+def test_the_shards_of_a_protected_model_pass(sharded: Any) -> None:
+    run, model, optimizer = sharded
+    shards = [value.to_local() for value in model.parameters()]
+    train(run, model, optimizer, lambda: None)
+    assert len(shards) == 4
 
 
 def test_a_scheduler_is_missed_even_if_an_object_of_ones_own_is_protected(parts: Any) -> None:

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import UnprotectedValue
+from holdfast.train.state.shards import address
 
 DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, values, and entries of one container that are searched
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
@@ -97,7 +98,7 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
 def saved_memory(state: object) -> set[int]:
     """Return the memory addresses of all tensors in the nested `state`."""
     tensors = (value for _, value in value_digests.leaves(state) if isinstance(value, torch.Tensor))
-    return {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+    return {place for place in map(address, tensors) if place is not None}
 
 
 class Search:
@@ -170,7 +171,7 @@ def _kind(place: Place, memory: set[int], things: set[int]) -> str | None:
         keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
         return None if any(value is generator for generator in keyed) else "generator"
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in memory:
+        if isinstance(value, torch.Tensor) and address(value) in memory:
             return None
         if place.in_module:
             return "module" if _is_in_state_dict(place) else "buffer"
@@ -216,7 +217,9 @@ def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
     if isinstance(value, GeneratorType):
         inside = value.gi_frame
         return list(inside.f_locals.items()) if inside and not _is_of_library(inside.f_code.co_filename) else []
-    if isinstance(value, ModuleType | type | LRScheduler | Optimizer) or type(value).__module__.startswith("holdfast"):
+    if isinstance(value, ModuleType | type | LRScheduler | Optimizer):
+        return []
+    if type(value).__module__.startswith(("holdfast", "torch.distributed.")):  # such as FSDP's buffers of a module
         return []
     return _own(value, frozenset())
 

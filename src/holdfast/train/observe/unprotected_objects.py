@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from holdfast.train.observe.script_state import PLAIN, Place, Search, saved_memory
 from holdfast.train.observe.value_samples import aligned, is_near, sampled
 from holdfast.train.state.protected import Protected
+from holdfast.train.state.shards import address
 
 _VALUES = (*PLAIN, torch.Tensor, np.ndarray)
 
@@ -55,8 +56,8 @@ class ProtectedValues:
 
     def unsaved(self, values: Iterable[object]) -> list[torch.Tensor]:
         """Return the tensors among `values` that share no memory with the protected state."""
-        tensors = (value for value in values if isinstance(value, torch.Tensor) and value.numel())
-        return [tensor for tensor in tensors if tensor.data_ptr() not in self.memory]
+        tensors = (value for value in values if isinstance(value, torch.Tensor))
+        return [tensor for tensor in tensors if (place := address(tensor)) is not None and place not in self.memory]
 
 
 def unprotected_objects(

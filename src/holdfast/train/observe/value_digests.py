@@ -73,6 +73,8 @@ def _of_tensor(value: torch.Tensor, cheap: bool) -> str:
     about = f"tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if value.layout != torch.strided or value.is_meta:
         return f"{about} {value.layout}"
+    if value.numel() and not value.untyped_storage().nbytes():
+        return f"{about} freed"  # its owner will resize its storage, which numpy would prevent
     if cheap and value.numel() > WHOLE:
         flat = value.reshape(-1)
         value = flat[torch.linspace(0, value.numel() - 1, FEW, dtype=torch.float64).long().to(flat.device)]

@@ -27,16 +27,22 @@ def sampled(tensors: Iterable[torch.Tensor]) -> np.ndarray[Any, Any]:
 
 
 def aligned(tensors: Iterable[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Return a tensor of equal shape for each parameter, and use none of `tensors` twice; None if there are too few."""
+    """Return a tensor of equal shape on this rank for each parameter, and use none of `tensors` twice.
+
+    Return None if there are too few."""
     by_shape: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
-        by_shape[tuple(tensor.shape)].append(tensor)
+        by_shape[_shape_here(tensor)].append(tensor)
     match = []
     for parameter in parameters:
-        if not (same := by_shape[tuple(parameter.shape)]):
+        if not (same := by_shape[_shape_here(parameter)]):
             return None
         match.append(same.pop(0))
     return match
+
+
+def _shape_here(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(local(tensor.detach()).shape)
 
 
 def is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

@@ -6,6 +6,7 @@ tensor that every rank holds with the same values, such as a parameter under DDP
 saves a part of it. Any other tensor is saved by rank 0.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ def local(value: T) -> T:
     return value.to_local() if is_dtensor(value) else value
 
 
+def address(tensor: torch.Tensor) -> int | None:
+    """Return the memory address of the values that this rank holds, or None if it holds none."""
+    held = local(tensor.detach())  # a DTensor itself has the address 0
+    return held.data_ptr() if held.numel() else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DividedState:
     """A flattened state, the layout that divides its tensors among the ranks, and the parts that this rank saves."""
@@ -51,8 +58,16 @@ def divide(
     """Divide a state among the ranks; `shared` are the names of the tensors that have the same values on every rank.
 
     Groups of `tensor_parallel` consecutive ranks train the same samples."""
+    with torch.no_grad():  # with autograd, each to_local takes 15 times as long
+        layout = _layout(flat.tensors, shared, rank, world_size, tensor_parallel)
+        return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
+
+
+def _layout(
+    tensors: Mapping[str, Array], shared: Collection[str], rank: int, world_size: int, tensor_parallel: int
+) -> dict[str, ShardedTensor]:
     layout = {}
-    for name, value in flat.tensors.items():
+    for name, value in tensors.items():
         if is_dtensor(value):
             mesh = _full_mesh(name, value, rank, world_size, tensor_parallel)
             rule = _of_dtensor(name, value, mesh, rank)
@@ -61,7 +76,7 @@ def divide(
         else:
             rule = Sharding((world_size,))
         layout[name] = ShardedTensor(payload.dtype_name(name, local(value)), tuple(value.shape), rule)
-    return DividedState(flat, layout, _own_parts(flat.tensors, layout, rank))
+    return layout
 
 
 def _own_parts(tensors: Mapping[str, Array], layout: Mapping[str, ShardedTensor], rank: int) -> dict[str, Array]:
@@ -79,23 +94,39 @@ def held_box(value: Array, rank: int) -> Box:
     if not is_dtensor(value):
         return tuple((0, size) for size in value.shape)
     mesh = value.device_mesh
-    index = mesh.mesh.flatten().tolist().index(rank)
+    index = _place_in(mesh, rank)
     return Sharding(tuple(mesh.shape), _splits(value)).held_box(tuple(value.shape), index)
 
 
-def _full_mesh(name: str, value: Any, rank: int, world_size: int, tensor_parallel: int) -> Shape:
-    """Return the shape of the mesh of all ranks whose first dimensions are those of the tensor's own mesh.
+# With thousands of ranks it takes long to list those of a mesh, and every tensor asks for them: hence the caches.
+@functools.lru_cache(maxsize=16)
+def _place_in(mesh: Any, rank: int) -> int:
+    """Return the index of `rank` among the ranks of a device mesh."""
+    return int(mesh.mesh.flatten().tolist().index(rank))
 
-    That lacks the dimension of tensor parallelism if only FSDP has sharded the tensor."""
-    ranks, shape = value.device_mesh.mesh.flatten().tolist(), tuple(value.device_mesh.shape)
+
+@functools.lru_cache(maxsize=16)
+def _shape_with_all_ranks(mesh: Any, rank: int, world_size: int, tensor_parallel: int) -> Shape | None:
+    """Return the shape of the mesh of all ranks whose first dimensions are those of `mesh`; None if there is none.
+
+    `mesh` lacks the dimension of tensor parallelism if only FSDP has sharded a tensor."""
+    ranks, shape = mesh.mesh.flatten().tolist(), tuple(mesh.shape)
     if ranks == list(range(world_size)):
         return shape
     if ranks == list(range(rank % tensor_parallel, world_size, tensor_parallel)):
         return (*shape, tensor_parallel)
-    raise BadInput(
-        f"{name} is distributed over ranks {ranks}, and the run has ranks 0 to {world_size - 1}: shard it over run.mesh, "
-        "the dimension `shard` of run.device_mesh, or a mesh of all ranks in their order."
-    )
+    return None
+
+
+def _full_mesh(name: str, value: Any, rank: int, world_size: int, tensor_parallel: int) -> Shape:
+    shape = _shape_with_all_ranks(value.device_mesh, rank, world_size, tensor_parallel)
+    if shape is None:
+        raise BadInput(
+            f"{name} is distributed over ranks {value.device_mesh.mesh.flatten().tolist()}, and the run has ranks 0 to "
+            f"{world_size - 1}: shard it over run.mesh, the dimension `shard` of run.device_mesh, or a mesh of all ranks in "
+            "their order."
+        )
+    return shape
 
 
 def _of_dtensor(name: str, value: Any, mesh: Shape, rank: int) -> Sharding:
