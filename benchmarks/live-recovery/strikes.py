@@ -112,7 +112,7 @@ def sharded_plans(seed: int, strategies: list[str], forms: list[str], kinds: lis
 
 def _strikes(rng: random.Random, plan: Plan, kinds: list[str]) -> tuple[Strike, ...]:
     other = LIVE_ONLY if plan.strategy == "restart" else RESTART_ONLY
-    possible = [kind for kind in kinds if kind not in other]
+    possible = [kind for kind in kinds if kind not in other and not (plan.is_sharded and kind == SCALED)]
     most, calm = max((plan.workers, *plan.workers_after)), SHARDED_CALM if plan.is_sharded else CALM
     return tuple(_strike(rng, most, calm, possible) for _ in range(STRIKES))
 

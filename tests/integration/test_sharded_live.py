@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from finished_run import different, events, failed_checks
+from holdfast.errors import BadInput
+from holdfast.supervise.scale_request import scale
 from supervisor_process import SUPPORT, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4, "max_restarts": 9}
@@ -78,6 +80,12 @@ def test_a_worker_that_waits_in_reserve_takes_the_rank_of_the_lost_one(start: St
     job = completed(start({}, recovery="replay", spares=1, failures=[kill(13, 2, point="backward=0.5")], **HOW))
     assert events(job.out, "restart", "supervisor") == []
     assert [event.what.rank for event in events(job.out, "attempt", "rank-2")] == [2, 2]
+
+
+def test_workers_of_a_sharded_run_cannot_be_put_to_sleep(start: Start) -> None:
+    job = completed(start({"epochs": 1}, recovery="replay", **HOW))
+    with pytest.raises(BadInput, match="is sharded, and each worker holds a part of it"):
+        scale(job.out, 3)
 
 
 @pytest.mark.parametrize("recovery", ["forward", "skip"])

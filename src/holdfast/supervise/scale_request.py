@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.events import Judged, Scale
+from holdfast.events import Judged, Plan, Scale
 from holdfast.history.log import recall
 from holdfast.runs.config import read_config
 from holdfast.runs.lock import is_held
@@ -28,6 +28,14 @@ def scale(out: Path, workers: int) -> Scale:
         )
     if not 1 <= workers <= config.workers:
         raise BadInput(f"--workers must be between 1 and {config.workers}, the workers of {out} (got {workers}).")
+    if any(
+        isinstance(event.what, Plan) and event.what.sharded
+        for event in recall(out / "history" / "rank-0.jsonl", "plan")
+    ):
+        raise BadInput(
+            f"the model of {out} is sharded, and each worker holds a part of it, so none can be put to sleep: stop it, and "
+            f"start it again with --workers {workers}."
+        )
     history = out / "history" / "supervisor.jsonl"
     if not history.exists() and any(history.parent.glob("supervisor-*.jsonl")):
         raise BadInput(f"{out} runs on several nodes, and only a single node can be scaled: stop and start it again.")
