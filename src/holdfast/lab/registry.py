@@ -7,6 +7,7 @@ from holdfast.lab.experiment import Experiment
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.partial import early_failures, partial_recovery, priority_checkpoint
 from holdfast.lab.server import server_overhead
+from holdfast.lab.sharded import sharded_tradeoff
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -19,5 +20,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         server_overhead.EXPERIMENT,
         advice_check.EXPERIMENT,
         recovery_matrix.EXPERIMENT,
+        sharded_tradeoff.EXPERIMENT,
     )
 }
