@@ -38,7 +38,10 @@ def lab_run(
     name: Annotated[str, typer.Argument(help="An experiment from `holdfast lab list`.")],
     out: Annotated[Path | None, typer.Option(help="Folder for result and report.  [default: results/NAME]")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder with data sets.  [default: $HOLDFAST_DATA, or download]")
+        Path | None,
+        typer.Option(
+            help="Folder with data sets; for sharded-tradeoff a text file.  [default: $HOLDFAST_DATA, or download]"
+        ),
     ] = None,
     trials: Annotated[
         int | None, typer.Option(help="Number of trials of each kind.  [default: the experiment's own]")

@@ -1,1 +1,1 @@
-"""The experiment sharded-tradeoff: what a lost shard of a sharded model costs, by what comes back."""
+"""The experiment sharded-tradeoff: what a lost shard costs."""

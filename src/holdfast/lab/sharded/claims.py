@@ -66,7 +66,7 @@ def remarks(costs: MeasuredCosts) -> list[str]:
         )
     return [
         f"Noise floor: rounding all weights to bfloat16, with nothing lost, changes the lag by {floor:.2g} steps (root mean "
-        f"square of {len(costs.lags(NOISE))} failures).",
+        f"square of {len(costs.lags(NOISE))} failures). Larger perturbations scatter more; the intervals over failures show it.",
         f"Measured rollbacks, which train on other batches than the steps they repeat, differ from the age of the snapshot "
         f"by {spread:.1f} steps (root mean square), {float(errors.mean()):+.1f} on average. That is the error of a large lag; "
         "claims divide by the exact age.",

@@ -127,8 +127,8 @@ class ShardTrial:
 
     @property
     def key(self) -> str:
-        """The name of this trial in the log of trials."""
-        return f"{self.failure.seed}/{self.failure.step}/{self.strategy.name}/{self.lost}/{self.interval}"
+        """The name of this trial in the log of trials; trials that restore the same snapshot have the same name."""
+        return f"{self.failure.seed}/{self.failure.step}/{self.strategy.name}/{self.lost}/{self.saved_at}"
 
     @property
     def saved_at(self) -> int:

@@ -77,8 +77,8 @@ class SeedTrials:
     def __call__(self, seed: int, report: Report) -> None:
         """Measure what is missing of run `seed`."""
         planned = failures(self.size, self.experiment_seed, seed)
-        planned_trials = [trial for failure in planned for trial in trials(self.size, failure)]
-        todo = [trial for trial in planned_trials if keys.lag_key(trial) not in self.known]
+        by_key = {keys.lag_key(trial): trial for failure in planned for trial in trials(self.size, failure)}
+        todo = [trial for key, trial in by_key.items() if key not in self.known]
         stream = trial_stream(self.experiment_seed, seed)
         training = GptTraining(self.size.model, load_text(self.data, self.size.text), stream, prepared_device())
         first = training.state()

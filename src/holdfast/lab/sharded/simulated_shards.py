@@ -66,7 +66,8 @@ def nearest_survivors(
 class Shadow:
     """Copies of the rows of every rank, each with an AdamW of its own that makes the same steps as the owner.
 
-    A copy sees only the gradient rows of its owner, as they are after gradients were reduced and clipped."""
+    A copy sees only the gradient rows of its owner, as they are after gradients were reduced and clipped. Here the
+    owners' rows are steps of whole tensors, which a vector kernel may round differently in the last bit."""
 
     def __init__(self, state: GptState, world_size: int) -> None:
         self._steps = state.step
