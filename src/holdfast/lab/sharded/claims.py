@@ -62,7 +62,7 @@ def remarks(costs: MeasuredCosts) -> list[str]:
     for interval in costs.size.intervals:
         age = float(costs.ages(interval).mean())
         parts.append(
-            f"every {interval} steps: {age:.1f} steps, of which {spread:.1f} are {spread / max(age, 1e-9):.1%}"
+            f"{age:.1f} steps with a snapshot every {interval} (the error is {spread / max(age, 1e-9):.0%} of it)"
         )
     return [
         f"Noise floor: rounding all weights to bfloat16, with nothing lost, changes the lag by {floor:.2g} steps (root mean "
@@ -70,7 +70,7 @@ def remarks(costs: MeasuredCosts) -> list[str]:
         f"Measured rollbacks, which train on other batches than the steps they repeat, differ from the age of the snapshot "
         f"by {spread:.1f} steps (root mean square), {float(errors.mean()):+.1f} on average. That is the error of a large lag; "
         "claims divide by the exact age.",
-        f"Mean cost of a rollback, with snapshots {'; '.join(parts)}.",
+        f"Mean cost of a rollback: {'; '.join(parts)}.",
         _within_bound(costs),
         "The theorem's perturbation is that of the weights, and its c and D are fitted to the undisturbed run: nothing is "
         "proved for them. Fresh weights are no perturbation in this sense, so it predicts 0 for them, whatever the moments.",
@@ -92,7 +92,7 @@ def _perturbed_trials(costs: MeasuredCosts) -> Iterator[tuple[ShardTrial, float]
     for strategy in STRATEGIES:
         for lost, interval in _cases(costs, strategy):
             for trial in costs.trials(strategy, lost, interval):
-                if strategy != NOISE and (bound := costs.bound(trial)) > 0:
+                if strategy not in (NOISE, SHADOW) and (bound := costs.bound(trial)) > 0:
                     yield trial, bound
 
 

@@ -1,12 +1,13 @@
 """The experiment sharded-tradeoff: lose shards of a sharded GPT, restore them in several ways, and count steps behind."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 
 from holdfast.code_digest import code_digest
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.result import Result
+from holdfast.lab.result import Result, Value
 from holdfast.lab.sharded import figures, measured_costs
 from holdfast.lab.sharded.claims import claims, remarks, tables
 from holdfast.lab.sharded.measured_costs import MeasuredCosts
@@ -39,29 +40,32 @@ def run(options: Options, meter: Meter) -> Result:
     size = replace(chosen, seeds=seeds, repeated_seeds=min(seeds, chosen.repeated_seeds))
     prepare(options.out)
     text = load_text(options.data, size.text)
+    config = {
+        "seed": options.seed,
+        "runs": seeds,
+        "failures": seeds * (size.early + size.late),
+        "ranks": WORLD_SIZE,
+        "lost": ", ".join(map(str, LOST)),
+        "text": f"{text.name}, {len(text.trained):,} bytes",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
+        "model": str(size.model),
+        "steps": size.steps,
+        "followed": size.follow,
+    }
     known = _measure(size, options, text.digest, meter)
-    costs = MeasuredCosts(size, options.seed, known)
+    return _result(MeasuredCosts(size, options.seed, known), config)
+
+
+def _result(costs: MeasuredCosts, config: Mapping[str, Value]) -> Result:
     rows = list(costs.rows())
-    drawn = figures.all_figures(rows)
     return Result(
         experiment="sharded-tradeoff",
-        config={
-            "seed": options.seed,
-            "runs": seeds,
-            "failures": len(costs.ages(size.intervals[0])),
-            "ranks": WORLD_SIZE,
-            "lost": ", ".join(map(str, LOST)),
-            "text": f"{text.name}, {len(text.trained):,} bytes",
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
-            "model": str(size.model),
-            "steps": size.steps,
-            "followed": size.follow,
-        },
+        config=config,
         rows=rows,
         claims=claims(costs),
         remarks=remarks(costs),
         tables=tables(costs),
-        figures=drawn,
+        figures=figures.all_figures(rows),
         captions=figures.CAPTIONS,
     )
 
