@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from holdfast.lab.sharded.gpt_training import GptState, adamw, load_states, read_states
 from holdfast.lab.sharded.shard_trials import RULES
-from holdfast.lab.sharded.simulated_shards import Shadow, nearest_survivors, rank_rows, restore_lost
-from holdfast.live import lost_shards
-from holdfast.live.lost_shards import RowState, Rule
+from holdfast.lab.sharded.simulated_shards import SimulatedShadow, nearest_survivors, rank_rows, restore_lost
+from holdfast.live.sharded import lost_shards
+from holdfast.live.sharded.lost_shards import RowState, Rule
 
 counts = st.integers(1, 40)
 world_sizes = st.integers(2, 9)
@@ -81,7 +81,7 @@ def test_a_shadow_makes_the_steps_of_the_owners() -> None:
     parameters = [nn.Parameter(torch.randn(count, 5)) for count in (16, 3)]  # the second has fewer rows than ranks
     optimizer = adamw(parameters)
     load_states(optimizer, read_states(optimizer), 0)
-    shadow = Shadow(GptState(read_states(optimizer), 0), 8)
+    shadow = SimulatedShadow(GptState(read_states(optimizer), 0), 8)
     for _ in range(4):
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)

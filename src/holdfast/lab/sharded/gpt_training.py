@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from holdfast.lab.sharded.shard_failures import GptSize
 from holdfast.lab.sharded.training_text import TrainingText
-from holdfast.live.lost_shards import RowState
+from holdfast.live.sharded.lost_shards import RowState
 
 BYTES = 256
 WINDOWS = 48  # of held-out text, on which the validation loss is computed

@@ -31,12 +31,12 @@ from holdfast.lab.sharded.shard_failures import (
     repeated_failures,
     trials,
 )
-from holdfast.lab.sharded.simulated_shards import Shadow, restore_lost
+from holdfast.lab.sharded.simulated_shards import SimulatedShadow, restore_lost
 from holdfast.lab.sharded.training_text import load_text
 from holdfast.lab.simulate.pools import Report
 from holdfast.lab.simulate.strategy import trial_stream
-from holdfast.live import lost_shards
-from holdfast.live.lost_shards import RowState, Rule
+from holdfast.live.sharded import lost_shards
+from holdfast.live.sharded.lost_shards import RowState, Rule
 from holdfast.theory.rate import Rate, fitted_rate
 
 RULES: dict[ShardStrategy, Rule] = {
@@ -121,7 +121,7 @@ def undisturbed_run(training: GptTraining, size: TradeoffSize, planned: Sequence
     struck = {failure.step for failure in planned}
     gap = size.steps // DISTANCES
     losses, spaced = dict[int, float](), list[list[torch.Tensor]]()
-    states, shadows, shadowing = dict[int, GptState](), dict[int, GptState](), dict[int, Shadow]()
+    states, shadows, shadowing = dict[int, GptState](), dict[int, GptState](), dict[int, SimulatedShadow]()
     for step in range(size.steps + 1):
         if step % size.measure_every == 0 or step in struck:
             losses[step] = training.validation_loss()
@@ -132,7 +132,7 @@ def undisturbed_run(training: GptTraining, size: TradeoffSize, planned: Sequence
         if step in shadowing:
             shadows[step] = shadowing.pop(step).state()
         for failing in struck & {step + SHADOWED}:
-            shadowing[failing] = Shadow(training.state(), WORLD_SIZE)
+            shadowing[failing] = SimulatedShadow(training.state(), WORLD_SIZE)
         training.compute_gradients(step)
         for shadow in shadowing.values():
             shadow.step(training.gradients, training.rate)

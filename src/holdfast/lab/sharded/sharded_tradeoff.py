@@ -40,7 +40,7 @@ def run(options: Options, meter: Meter) -> Result:
     size = replace(chosen, seeds=seeds, repeated_seeds=min(seeds, chosen.repeated_seeds))
     prepare(options.out)
     text = load_text(options.data, size.text)
-    config = {
+    config: dict[str, Value] = {
         "seed": options.seed,
         "runs": seeds,
         "failures": seeds * (size.early + size.late),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.checkpoint.sharding import Sharding
 from holdfast.lab.sharded.gpt_training import GptState, adamw, load_states, read_states
-from holdfast.live.lost_shards import Remains, RowState, Rule, mean_row
+from holdfast.live.sharded.lost_shards import Remains, RowState, Rule, mean_row
 
 
 def rank_rows(count: int, world_size: int) -> list[tuple[int, int]]:
@@ -63,7 +63,7 @@ def nearest_survivors(
     return first(-1), first(1)
 
 
-class Shadow:
+class SimulatedShadow:
     """Copies of the rows of every rank, each with an AdamW of its own that makes the same steps as the owner.
 
     A copy sees only the gradient rows of its owner, as they are after gradients were reduced and clipped. Here the

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from holdfast.live import lost_shards
-from holdfast.live.lost_shards import Remains, RowState
+from holdfast.live.sharded import lost_shards
+from holdfast.live.sharded.lost_shards import Remains, RowState
 
 
 def rows(weight: list[float], first: list[float], second: list[float]) -> RowState:
