@@ -51,6 +51,7 @@ SHADOWED: dict[str, Any] = {
     **{name: CASES[name] for name in NAMES},
     **{kind.__name__: with_optimizer(kind, foreach=False) for kind in KINDS},
     "clipped": clipped,
+    "changed_by_hook": with_optimizer(SGD),
 }
 
 
@@ -65,6 +66,11 @@ class ModuleReduce:
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, **_: Any) -> None:
         self._collectives.run(Reduce(output_tensor, input_tensor, op))
+
+
+def change_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.mul_(0.5)
 
 
 def compare(name: str, collectives: Collectives) -> list[int]:
@@ -88,6 +94,9 @@ def compare(name: str, collectives: Collectives) -> list[int]:
 
     for optimizer_name, optimizer in own.optimizers.items():
         optimizer.register_step_pre_hook(follow(optimizer_name))
+    if name == "changed_by_hook":  # after the exchange of gradients
+        for optimizer in own.optimizers.values():
+            optimizer.register_step_pre_hook(change_gradients)
     parameter = next(iter(own.parameters.values()))
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * step + collectives.ring.rank)  # other samples on every rank
@@ -96,8 +105,10 @@ def compare(name: str, collectives: Collectives) -> list[int]:
             collectives.run(shadow.exchange_averages())
         collectives.begin_step()
     states: list[Any] = [None] * SIZE
-    dist.all_gather_object(states, (bits(own.capture()), bits(shadow.capture())))
-    return [rank for rank in range(SIZE) if states[rank][1] != states[rank - 1][0]]
+    dist.all_gather_object(states, (bits(own.capture()), bits(shadow.capture()), shadow.is_exact))
+    different = [rank for rank in range(SIZE) if states[rank][1] != states[rank - 1][0]]
+    assert [rank for rank in range(SIZE) if not states[rank][2]] == different, name  # each rank knows of its own copy
+    return different
 
 
 def bits(state: dict[str, Any]) -> dict[str, list[int]]:

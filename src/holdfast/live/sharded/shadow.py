@@ -7,10 +7,11 @@ compute every element independently, so the copy has the same bits after every s
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
@@ -24,6 +25,7 @@ from holdfast.train.state.shards import is_dtensor, like, local
 
 ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop)
 _SCALER_INPUTS = ("grad_scale", "found_inf")  # a gradient scaler sets these on fused optimizers
+SAMPLED_TENSORS, SAMPLED = 16, 8  # parameters, and values of each, by which a copy is checked in every step
 PARAMETERS, MOMENTS = "parameters", "moments"
 
 
@@ -119,11 +121,14 @@ class Shadow:
 
     def __init__(self, own: OwnShards, state: Mapping[str, Any]) -> None:
         self._own = own
+        self.is_exact = True
+        """False once a sample of the copied parameters differs from a sample that their owner has sent."""
         device = next((local(value).device for value in own.parameters.values()), torch.device("cpu"))
         self._parameters = {
             name: nn.Parameter(values.to(device, copy=True), requires_grad=own.parameters[name].requires_grad)
             for name, values in state[PARAMETERS].items()
         }
+        self._sampled = list(own.parameters)[:: max(1, len(own.parameters) // SAMPLED_TENSORS)]
         names = {id(parameter): name for name, parameter in own.parameters.items()}
         self._optimizers = {
             name: self._mirror(optimizer, names, state[MOMENTS][name], device)
@@ -163,10 +168,22 @@ class Shadow:
         return sum(tensor.nbytes for tensor in tensors)
 
     def exchange_gradients(self, name: str) -> "Exchange":
-        """Return the exchange of gradients that precedes a step of the optimizer `name`."""
+        """Return the exchange of gradients that precedes a step of the optimizer `name`.
+
+        Each rank also sends a digest of a few of its parameters, with which the next rank checks its copy."""
         pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
         present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
-        return Exchange([own for own, _ in present], [copied for _, copied in present], _set_gradient)
+        own, copies = [own for own, _ in present], [copied for _, copied in present]
+        copied_digest = _sample([self._parameters[name] for name in self._sampled])
+        own_digest = _sample([local(self._own.parameters[name]) for name in self._sampled])
+
+        def write(copied: torch.Tensor, values: torch.Tensor) -> None:
+            if copied is copied_digest:
+                self.is_exact &= torch.equal(copied, values)
+            else:
+                copied.grad = values.to(copied.device)
+
+        return Exchange([*own, own_digest], [*copies, copied_digest], write)
 
     def exchange_averages(self) -> "Exchange":
         """Return the exchange of the sharded models that no protected optimizer trains, such as averages of weights."""
@@ -212,8 +229,8 @@ class Exchange:
             link.wait(work)
         link.do("allreduce", [torch.zeros(1)])
         for (_, copies), incoming in zip(self._parts, received, strict=True):
-            values = incoming.to(copies[0].device)
-            for copied, new in zip(copies, values.split([copied.numel() for copied in copies]), strict=True):
+            values = incoming.split([copied.numel() for copied in copies])
+            for copied, new in zip(copies, values, strict=True):
                 self._write(copied, new.view_as(copied))
 
     def run_again(self, link: Link, ring: Ring) -> bool:
@@ -233,12 +250,17 @@ def _of_kind(
     return outgoing, [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
 
 
-def _set_gradient(copied: torch.Tensor, gradient: torch.Tensor) -> None:
-    copied.grad = gradient
-
-
 def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
     copied.detach().copy_(values)
+
+
+def _sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return a digest of a few values of each tensor, as a tensor of one number."""
+    hasher = xxhash.xxh3_64()
+    for values in tensors:
+        few = values.detach().flatten()[:: max(1, values.numel() // SAMPLED)]
+        hasher.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
+    return torch.tensor([hasher.intdigest() >> 1])  # fits into a signed number
 
 
 def trained_by(optimizer: Optimizer) -> list[Any]:

@@ -37,6 +37,7 @@ class ShardedRecovery(LiveRecovery):
     collectives: Collectives = field(init=False)
     _own: OwnShards | None = field(default=None, init=False)
     _shadow: Shadow | None = field(default=None, init=False)
+    _buffers: set[int] = field(default_factory=set, init=False)  # the `id()` of each: a rank's own come from the store
     _step: int = field(default=0, init=False)  # the step that this rank trains or reaches next
     _has_begun: bool = field(default=False, init=False)  # this rank has begun that step
     _settled: int | None = field(default=None, init=False)  # the last step in which ranks recovered since the boundary
@@ -67,6 +68,7 @@ class ShardedRecovery(LiveRecovery):
         if hooks.protected.has_values_of_rank:
             self._values = RankValues(self.coordination, hooks.protected)
         self._own = OwnShards(hooks.protected)
+        self._buffers = {id(buffer) for model in hooks.protected.models for buffer in model.buffers()}
         if not self.is_joining:
             self._shadow = exchange_copies(self._own, self.link, self.collectives.ring)
         for name, optimizer in self._own.optimizers.items():
@@ -104,10 +106,6 @@ class ShardedRecovery(LiveRecovery):
         self._marks.take(self._buffers)
         if self._values:
             self._values.keep(self.member, step)
-
-    @property
-    def _buffers(self) -> set[int]:
-        return {id(buffer) for model in self._training.protected.models for buffer in model.buffers()}
 
     def begin_step(self, step: int) -> None:
         """Remember that `step` has begun: its batch is about to be handed to the script."""
@@ -219,7 +217,7 @@ class ShardedRecovery(LiveRecovery):
         rest = self._transfer(plan.giver, plan.joining, own.capture_rest)
         for joining in plan.joining:
             ring = Ring(joining, self.size)
-            shards = self._transfer(ring.next, (joining,), lambda: self._shadow and self._shadow.capture())
+            shards = self._transfer(ring.next, (joining,), self._copied_shards)
             copied = self._transfer(ring.previous, (joining,), own.capture)
             if rank == joining:
                 own.load(shards, rest)
@@ -229,6 +227,15 @@ class ShardedRecovery(LiveRecovery):
                 progress.here.catch_up(giver.boundaries - giver.begun, 0)
                 self.collectives.begin_step()
                 self._joined_at = plan.step
+
+    def _copied_shards(self) -> Any:
+        assert self._shadow is not None
+        if not self._shadow.is_exact:
+            raise restart_needed(
+                f"the copy of rank {self.collectives.ring.previous}'s shard was not the same as the shard: a hook has changed "
+                "gradients just before an optimizer step, or a bit has flipped"
+            )
+        return self._shadow.capture()
 
     def _check_state(self, own: OwnShards) -> None:
         assert self._marks is not None
