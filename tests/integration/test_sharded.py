@@ -34,6 +34,15 @@ def test_killed_at_every_point_of_a_step_it_ends_with_the_bits_of_a_run_that_nev
     assert different(completed(reference), out) == []
 
 
+def test_a_strike_within_a_step_counts_only_collectives_of_models_that_are_trained(start: Start) -> None:
+    failures = [
+        {"step": 6, "kind": "kill", "targets": [1], "point": "backward=1"},  # never comes if averages count, too
+        {"step": 9, "kind": "kill", "targets": [2], "point": "forward=1"},
+    ]
+    out = completed(start({"averaged": True, "epochs": 2}, failures=failures, **HOW))
+    assert len(events(out, "restart", "supervisor")) == 2
+
+
 def test_every_rank_saves_its_own_part(start: Start) -> None:
     out = completed(start({"epochs": 1}, **HOW))
     files = sorted((out / "checkpoints" / "step-00000008").glob("shard-*-of-00004.safetensors"))

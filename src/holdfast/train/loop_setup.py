@@ -272,7 +272,7 @@ def _sharded_models(protected: Protected, live: LiveRecovery | None) -> "Sharded
         return None
     from holdfast.train.sharded import ShardedModels  # a slow import
 
-    return ShardedModels(protected.models, live if isinstance(live, ShardedRecovery) else None)
+    return ShardedModels(protected.trained_models, live if isinstance(live, ShardedRecovery) else None)
 
 
 def plan_event(

@@ -122,6 +122,13 @@ class Protected:
         return [thing for thing in self.things.values() if isinstance(thing, nn.Module)]
 
     @property
+    def trained_models(self) -> list[nn.Module]:
+        """The models that a protected optimizer trains; all models if none is, as in a trainer."""
+        trained = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        chosen = [model for model in self.models if any(id(parameter) in trained for parameter in model.parameters())]
+        return chosen or self.models
+
+    @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers among the protected objects."""
         return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
