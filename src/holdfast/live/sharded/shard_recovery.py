@@ -40,6 +40,7 @@ class ShardedRecovery(LiveRecovery):
     _buffers: set[int] = field(default_factory=set, init=False)  # the `id()` of each: a rank's own come from the store
     _step: int = field(default=0, init=False)  # the step that this rank trains or reaches next
     _has_begun: bool = field(default=False, init=False)  # this rank has begun that step
+    _has_reduced: bool = field(default=False, init=False)  # gradients of that step
     _settled: int | None = field(default=None, init=False)  # the last step in which ranks recovered since the boundary
     _joined_at: int = field(default=-1, init=False)  # the step with which this worker has joined the others
     _has_reported: bool = field(default=False, init=False)  # how much memory the copies take
@@ -81,10 +82,15 @@ class ShardedRecovery(LiveRecovery):
 
     def reduce_scatter(self, output: torch.Tensor, values: torch.Tensor, *, op: Any, **_: Any) -> None:
         """Reduce the gradients `values` of all ranks, and write this rank's part to `output`."""
-        if self._may_accumulate:
-            self._may_accumulate = False  # the first reduction of a step decides
-            self._check_accumulation()
+        if not self._has_reduced:
+            self._has_reduced = True
+            self._begin_backward()
         self.collectives.run(Reduce(output, values, op))
+
+    def _begin_backward(self) -> None:
+        if self._may_accumulate:
+            self._check_accumulation()
+        self._training.record_steps()  # a lost rank is not rolled back, so its steps must be recorded
 
     def _step_hook(self, name: str) -> Any:
         def before_step(*_: Any) -> None:
@@ -109,7 +115,7 @@ class ShardedRecovery(LiveRecovery):
 
     def begin_step(self, step: int) -> None:
         """Remember that `step` has begun: its batch is about to be handed to the script."""
-        self._step, self._has_begun = step, True
+        self._step, self._has_begun, self._has_reduced = step, True, False
 
     def end_step(self, optimizer_steps: int) -> None:
         """End the current step, in which the script's optimizers made `optimizer_steps` steps."""
@@ -184,9 +190,7 @@ class ShardedRecovery(LiveRecovery):
         self._settled = max(self._settled or 0, plan.step)
         self._hand_over(plan, reports)
         progress.here.membership = self.coordination.number
-        with progress.during(
-            Phase.TRAINING
-        ):  # the replacement computes, and the supervisor watches it as it does in a step
+        with progress.during(Phase.TRAINING):  # the replacement computes, and is watched as in any step
             self.collectives.serve(plan.completed, plan.until)
             if self.collectives.ring.rank in plan.repeating and not self.collectives.repeat_last():
                 raise restart_needed("a replacement computed other values than the worker that it replaces")
