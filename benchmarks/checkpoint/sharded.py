@@ -44,6 +44,8 @@ from holdfast.train.state.shards import DividedState, read_parts
 
 try:
     from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.checkpoint_process import CheckpointProcessConfig
+    from torch_checkpointing.config import AsyncCheckpointSaverConfig
     from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 except ImportError:
     CheckpointManager = None
@@ -148,10 +150,7 @@ def measure(training: Training, start: Callable[[], object], durable: Callable[[
 def save_rounds(training: Training, folder: Path, rounds: int) -> tuple[Figures, int]:
     """Save with each arm in turn; return the figures, and the bytes that this rank copied for holdfast."""
     figures: Figures = {OURS: [], ASYNC: [], BLOCKING: []}
-    manager = CheckpointManager and CheckpointManager(
-        # Its direct I/O writes buffers that are not aligned, which some filesystems refuse.
-        CheckpointManager.Config(storage_config=LocalFileSystemStorageConfig(use_direct_io=False))
-    )
+    manager = _torch_checkpointing() if CheckpointManager else None
     if manager:
         figures[MANAGER] = []
     ours, rank = Saver(folder / "ours"), dist.get_rank()
@@ -184,6 +183,18 @@ def save_rounds(training: Training, folder: Path, rounds: int) -> tuple[Figures,
     if manager:
         manager.close()
     return figures, ours.bytes
+
+
+def _torch_checkpointing() -> Any:
+    # Its direct I/O writes buffers that are not aligned, which some filesystems refuse. Its processes import torch, which
+    # takes longer than the default of 30 s if all ranks start them on few cores.
+    process = CheckpointProcessConfig(subprocess_init_timeout_secs=300)
+    return CheckpointManager(
+        CheckpointManager.Config(
+            save=AsyncCheckpointSaverConfig(process_config=process),
+            storage_config=LocalFileSystemStorageConfig(use_direct_io=False),
+        )
+    )
 
 
 def _measure_call(training: Training, save: Callable[[], Any]) -> dict[str, float]:
