@@ -166,7 +166,10 @@ def _why(costs: RunCosts, outlook_of: Mapping[str, Outlook], best: str) -> str:
     if outlook_of[best].effective < HOPELESS:
         return f"{text} Failures are so frequent that most of the time is lost under every recovery."
     if costs.sharded:
-        return f"{text} The model is sharded, and live recovery needs all of it on every worker, so restart is the only one."
+        text += (
+            " The model is sharded, so forward and skip are not possible. Replay keeps a copy of every shard on another "
+            "rank: about 12 more bytes of memory for each parameter that a rank holds (not included here)."
+        )
     if len(outlook_of) == 1:
         return f"{text} No worker survives a failure, so restart is the only recovery."
     if best == "restart":
@@ -186,7 +189,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
             f"The time of a restart: this run had none, so {_with_range(restart)} is "
             f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
-    if not costs.sharded and not live_recovery_time(costs, question).is_seen:
+    if not live_recovery_time(costs, question).is_seen:
         source = "at_scale" if is_larger(costs, question) else "regroup"
         lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES[source]}.")
     if mtbf.basis not in (GIVEN, MEASURED):

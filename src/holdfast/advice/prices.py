@@ -47,10 +47,12 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     step = costs.step
     redone = Estimate(repeated.value * step.value, repeated.low * step.low, repeated.high * step.value, repeated.basis)
     price_of = {"restart": Price("restart", restart, restart + redone, repeated, PROMISES["restart"])}
-    if workers < 2 or lost == 1 or costs.sharded:
-        return price_of  # no worker survives, or none holds the whole model
+    if workers < 2 or lost == 1 or (costs.sharded and 2 * lost > 1):
+        return price_of  # no worker survives, or both copies of a shard are lost
     replay = replay_time(costs, question)
     none = Estimate.exact(0.0, replay.basis)
+    if costs.sharded:
+        return {**price_of, "replay": Price("replay", replay, replay, none, PROMISES["replay"])}
     part = float(lost)
     missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, live.basis)
     dropped = Estimate(1.0, 0.0, 1.0, live.basis)
