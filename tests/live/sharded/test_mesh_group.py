@@ -25,7 +25,7 @@ def test_an_operation_that_could_not_be_repeated_after_a_loss_is_refused(group: 
 
 
 def test_a_dtype_that_gloo_cannot_reduce_is_not_taken_for_a_lost_worker(group: MeshGroup) -> None:
-    with pytest.raises(RuntimeError, match="gloo cannot all-reduce tensors of dtype torch.bool"):
+    with pytest.raises(RuntimeError, match=r"gloo cannot all-reduce tensors of dtype torch\.bool"):
         group.allreduce([torch.ones(2, dtype=torch.bool)])
 
 
