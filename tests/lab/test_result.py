@@ -153,6 +153,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "server-overhead",
         "advice-check",
         "recovery-matrix",
+        "sharded-tradeoff",
     ]
     assert all(entry.title and entry.source for entry in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="no experiment 'nope'; choose among qp-bound"):
