@@ -182,8 +182,9 @@ def opened_and_checked(store: Store, digest: Digest) -> None:
 
 def test_a_flipped_bit_in_any_byte_is_found_by_check() -> None:
     store = in_memory()
-    digest = put(store, several_chunks())
+    digest = put(store, {"a": torch.randn(60, 3), "step": torch.tensor(7), "b": torch.randn(40).bfloat16()})
     data = read(store, NAME)
+    assert len(data) > 4 * SMALL
     for byte in range(len(data)):
         store.put(NAME, [flipped(data, 8 * byte + byte % 8)])
         with pytest.raises(Corrupt):
