@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from docs_links import documents
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / path for path in documents()] + sorted(ROOT.glob("docs/**/*.md"))
 
 
 def anchors(page: Path) -> set[str]:
@@ -16,7 +17,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for name, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
         if name.startswith("http"):
