@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from docs_links import documents
+
 from repository import ROOT
 
 PAGES = [ROOT / path for path in documents()] + sorted(ROOT.glob("docs/**/*.md"))

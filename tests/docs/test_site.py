@@ -1,8 +1,8 @@
 """The site shows documents of all folders, and its links lead to the same files as in the repository."""
 
 import pytest
-
 from docs_links import documents, for_site, links, place_on_site, source_files, source_page
+
 from repository import ROOT
 
 
