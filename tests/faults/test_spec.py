@@ -16,6 +16,7 @@ from holdfast.faults.spec import RandomKills, parse_rehearsal, parse_server, par
             (Failure(step=120, kind="kill", point="backward=0.5", targets=(1, 3)),),
         ),
         ("hang@40,rank=2", (Failure(step=40, kind="hang", targets=(2,)),)),
+        ("flip@90:moment=30,rank=1", (Failure(step=90, kind="flip", point="moment=30", targets=(1,)),)),
         ("enospc@200:manifest", (Failure(step=200, kind="enospc", point="manifest", targets=(0,)),)),
         ("exit@90+7", (Failure(step=7, kind="exit", targets=(0,)), Failure(step=90, kind="exit", targets=(0,)))),
     ],

@@ -167,6 +167,8 @@ def failure(point: str = "boundary", kind: str = "kill", targets: tuple[int, ...
             "forward",
             "bit-flip cannot strike at 'backward=0.5': choose tensors,",
         ),
+        (failure("backward=0.5", "flip"), "forward", "flip cannot change 'backward=0.5': choose weight or moment"),
+        (failure("moment=half", "flip"), "forward", "flip cannot change 'moment=half'"),
         (failure("recovery"), "restart", "No failure can strike at recovery with --recovery restart"),
     ],
 )

@@ -129,9 +129,10 @@ def run(
         _injection(
             metavar="SPEC",
             help="Break something on purpose, as KIND@STEP[:POINT][,rank=RANKS]: kill@120, or "
-            "hang@50+110:backward=0.5,rank=1+3. May be repeated. Kinds: exit, kill, hang, slow, io-error, enospc, delay, "
+            "hang@50+110:backward=0.5,rank=1+3. May be repeated. Kinds: exit, kill, hang, slow, flip, io-error, enospc, delay, "
             "torn-write, bit-flip, lost-rename. Points: boundary, forward, backward=F (the fraction F of the gradients is "
-            "summed), optimizer, save, recovery; of a save: tensors, extra, manifest, latest, removal.",
+            "summed), optimizer, save, recovery; of a save: tensors, extra, manifest, latest, removal; of a flip: weight, "
+            "moment, or weight=30 to say which bit.",
         ),
     ] = None,
 ) -> None:

@@ -128,6 +128,7 @@ class Strike(NamedTuple):
     kind: str
     rank: int
     point: str = "boundary"
+    changed: str | None = None  # the bit that a flip changes: its tensor, value and number
 
 
 class Preempted(NamedTuple):

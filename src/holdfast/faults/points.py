@@ -10,9 +10,13 @@
     save         in the first save at or after the step, when the rank has written its file and not yet voted
     recovery     in the first live recovery from another worker's loss at or after the step, once the plan is made
 
+A flip strikes before the batch of the step is handed out, and its point says what it changes: `weight` (default) or
+`moment`, of the optimizer, with the number of the bit as in `weight=30`; otherwise the bit is random.
+
 Storage faults have points of their own (`storage.POINTS`), all within a save.
 """
 
+import re
 from collections import defaultdict
 
 from holdfast.errors import BadInput
@@ -21,6 +25,7 @@ from holdfast.faults.schedule import ENDING, Failure, Schedule
 
 BACKWARD, FORWARD = "backward=", "forward="
 POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
+FLIP, WEIGHT, MOMENT = "flip", "weight", "moment"
 
 
 def name(failure: Failure) -> str:
@@ -38,6 +43,12 @@ def gathered_fraction(failure: Failure) -> float:
     return float(failure.point.removeprefix(FORWARD)) if failure.point.startswith(FORWARD) else 0.0
 
 
+def flipped(failure: Failure) -> tuple[str, int | None]:
+    """Return what the flip `failure` changes, WEIGHT or MOMENT, and the bit (None if it is random)."""
+    what, _, bit = failure.point.partition("=")
+    return (WEIGHT if what == "boundary" else what), (int(bit) if bit else None)
+
+
 def check(failure: Failure, recovery: str) -> None:
     """Raise BadInput if `failure` cannot be injected at its point of a step under the recovery strategy `recovery`."""
     kind, point = failure.kind, failure.point
@@ -45,6 +56,10 @@ def check(failure: Failure, recovery: str) -> None:
         if point not in ("boundary", *storage.POINTS):
             choices = f"{', '.join(storage.POINTS[:-1])} or {storage.POINTS[-1]}"
             raise BadInput(f"{kind} cannot strike at {point!r}: choose {choices}.")
+        return
+    if kind == FLIP:
+        if not re.fullmatch(r"boundary|(weight|moment)(=[0-9]{1,2})?", point):
+            raise BadInput(f"flip cannot change {point!r}: choose weight or moment, with a bit as in weight=30.")
         return
     if point == "backward":
         raise BadInput("backward needs the fraction of gradient buckets that are summed, such as backward=0.5.")

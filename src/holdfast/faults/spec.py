@@ -1,6 +1,6 @@
 """The grammar of the option `--inject` of `holdfast run`, `holdfast serve train` and `holdfast rehearse`.
 
-    holdfast run          KIND@STEP[:POINT][,rank=RANKS]       kill@120   kill@50+110:backward=0.5,rank=1+3   enospc@200
+    holdfast run          KIND@STEP[:POINT][,rank=RANKS]       kill@120   kill@50+110:backward=0.5,rank=1+3   flip@90:moment=30
     holdfast serve train  kill@ITERATION[:POINT][,WHO=NUMBERS]  kill@7,node=1+2   kill@7:checkpoint,worker=0   kill@5,controller
     holdfast rehearse     random=COUNT[,seed=SEED]             random=3   random=5,seed=7
 

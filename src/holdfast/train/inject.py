@@ -5,6 +5,7 @@ save. A rank that is to fail in backward, or before its optimizer steps, first w
 sums that come before that point. So the other ranks are always left with the same sums.
 """
 
+import functools
 import os
 import signal
 import time
@@ -29,7 +30,9 @@ from holdfast.faults.storage import KINDS, FaultyStore
 from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import INJECTED, Struck, struck
 from holdfast.progress import Phase
+from holdfast.train.flip import choose_flip
 from holdfast.train.replicate import Replica
+from holdfast.train.state.protected import Protected
 
 if TYPE_CHECKING:
     from holdfast.train.sharded import ShardedModels  # a slow import
@@ -55,12 +58,13 @@ class Injection:
     ) -> None:
         self._rank, self._attempt, self._folder, self._peers = rank, attempt, folder, peers
         self._size = peers.size if peers else 1
-        self._schedule = [failure for failure in schedule if failure.kind in ACTS]
+        self._schedule = [failure for failure in schedule if failure.kind in ACTS or failure.kind == points.FLIP]
         self._steps = {failure.step for failure in self._schedule}
         self._select(past)
         self._in_backward: list[Failure] = []  # failures in the backward of this step
         self._models: Sequence[nn.Module] = ()
         self._sharded: ShardedModels | None = None
+        self._protected: Protected | None = None
 
     def set_rank(self, rank: int) -> None:
         """Inject the failures planned for `rank` from now on, except those that `rank` has already suffered."""
@@ -82,7 +86,11 @@ class Injection:
         return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
     def watch(
-        self, models: Sequence[nn.Module], replicas: Sequence[Replica], sharded: "ShardedModels | None" = None
+        self,
+        models: Sequence[nn.Module],
+        replicas: Sequence[Replica],
+        sharded: "ShardedModels | None" = None,
+        protected: Protected | None = None,
     ) -> None:
         """Register the models to inject failures into; raise BadInput if a failure needs a model and none exists."""
         due = [failure for failure in self._schedule if self._open_targets(failure)]
@@ -98,7 +106,7 @@ class Injection:
             raise BadInput(
                 f"No failure can strike at {parts[0]}: only a sharded model gathers in forward. Use forward."
             )
-        self._models, self._sharded = models, sharded
+        self._models, self._sharded, self._protected = models, sharded, protected
         for replica in replicas if inside else ():
             replica.watch(self.posted)
         if sharded and inside:
@@ -120,7 +128,7 @@ class Injection:
             if points.name(failure) == "forward":
                 self._due.remove(failure)
                 self._in_forward(failure)
-            elif failure.point == "boundary":
+            elif failure.point == "boundary" or failure.kind == points.FLIP:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
@@ -183,8 +191,9 @@ class Injection:
     def _strike(self, failure: Failure) -> None:
         if failure in self._due:
             self._due.remove(failure)
+        act, changed = self._prepare(failure)
         if self._folder:
-            strike = Strike(self._attempt, failure.step, failure.kind, self._rank, failure.point)
+            strike = Strike(self._attempt, failure.step, failure.kind, self._rank, failure.point, changed)
             in_thread = failure.point == "save"  # there, a thread that must not change the phase of training
             with nullcontext() if in_thread else progress.during(Phase.SAVING):  # a slow disk is not a hang
                 _record(self._folder, str(self._rank), strike)
@@ -194,7 +203,15 @@ class Injection:
             targets = [rank for rank in self._open_targets(failure) if rank < peers.size]
             with suppress(RuntimeError, HoldfastError, RanksChanged):
                 self._meet(peers, failure, "strikes", targets)
-        ACTS[failure.kind](failure)
+        act()
+
+    def _prepare(self, failure: Failure) -> tuple[Callable[[], object], str | None]:
+        """Return a function that makes `failure` happen, and the bit that it changes if it is a flip."""
+        if failure.kind != points.FLIP:
+            return functools.partial(ACTS[failure.kind], failure), None
+        assert self._protected is not None
+        flip = choose_flip(self._protected, failure, self._rank)
+        return flip.apply, str(flip)
 
     @staticmethod
     def _meet(peers: Ranks, failure: Failure, word: str, ranks: Iterable[int]) -> None:

@@ -175,7 +175,7 @@ class LoopSetup:
         struck = self.attempt.past.struck if self.attempt else ()
         folder = self.attempt.folder if self.attempt else None
         injection = Injection(self.config.failures, self.ranks.rank, self.number, struck, folder, self.ranks)
-        injection.watch(self.models, self.replicas, sharded)
+        injection.watch(self.models, self.replicas, sharded, self.protected)
         return injection
 
     def _check_conditions(self, phases: Phases) -> Conditions:
