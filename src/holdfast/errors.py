@@ -44,5 +44,9 @@ class StorageFailed(HoldfastError):
     """The disk or the object store refused a read or a write; free space, fix permissions or retry."""
 
 
+class InitialWeightsLost(StorageFailed):
+    """No snapshot can be used, and reading them has overwritten the initial weights; start the script again."""
+
+
 class WorkerLost(HoldfastError):
     """A worker process died before its work was done; see its log."""

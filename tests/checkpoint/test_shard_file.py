@@ -337,6 +337,20 @@ def test_reading_a_part_needs_memory_for_the_part_only(tmp_path: Path, real_chun
         tracemalloc.stop()
 
 
+def test_reading_a_file_part_by_part_keeps_one_segment_in_memory(tmp_path: Path, real_chunks: int) -> None:
+    store, segment = DirectoryStore(tmp_path), 8 * real_chunks
+    digest = put(store, {"a": torch.zeros(3 * segment, dtype=torch.uint8)})
+    file = ShardFile(store, NAME, digest)
+    start = file.entries["a"].start
+    tracemalloc.start()
+    try:
+        for part in range(24):
+            file.read(start + part * real_chunks, start + (part + 1) * real_chunks)
+        assert tracemalloc.get_traced_memory()[1] < segment + 2 * real_chunks
+    finally:
+        tracemalloc.stop()
+
+
 def test_progress_is_told_of_every_byte() -> None:
     store, written, seen = in_memory(), [], []
     parts = payload.encode(several_chunks(), digests=True)

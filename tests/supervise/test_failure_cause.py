@@ -218,6 +218,16 @@ def test_survivors_that_cannot_continue_are_not_blamed_on_the_script() -> None:
     assert [policy.after(lost, None) for _ in range(3)] == [None] * 3
 
 
+def test_a_restart_to_make_overwritten_initial_weights_again_is_not_counted() -> None:
+    raised = RaisedException("no snapshot can be used", "", 1.0, origin="overwritten")
+    overwritten = first_failure([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised)])
+    assert overwritten.kind == "storage"
+    policy = RestartPolicy(1, 10)
+    assert words(policy, [(lost("signal"), 10), (overwritten, None)]) == [None, None]
+    assert policy.left(None) == 0
+    assert words(policy, [(overwritten, None)]) == ["gave-up"]  # the same twice in a row counts
+
+
 def test_a_refusal_by_holdfast_is_not_tried_again() -> None:
     assert words(RestartPolicy(9, 0), [(lost("error", origin="refused"), 50)]) == ["refused"]
 

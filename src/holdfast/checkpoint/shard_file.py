@@ -86,6 +86,7 @@ class ShardFile:
         if not begin <= start <= stop <= end:
             begin = start // CHUNK * CHUNK
             end = min(max(math.ceil(stop / CHUNK) * CHUNK, begin + SEGMENT), self._length)
+            self._window = np.empty(0, np.uint8)  # first: otherwise two of them are in memory
             data = self._verified(begin, end)
             if end - begin > SEGMENT:
                 return data[start - begin : stop - begin]

@@ -17,15 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
+from holdfast.errors import HoldfastError, InitialWeightsLost, StorageFailed, WorkerLost
 from holdfast.finding import counted
 from holdfast.progress import WORDS, Progress
 from holdfast.supervise.verdict import Word
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
-Origin = Literal["script", "refused", "storage", "peer"]
-"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, or a lost peer."""
+Origin = Literal["script", "refused", "storage", "peer", "overwritten"]
+"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, a lost peer, or
+damaged snapshots that have overwritten the initial weights of a sharded model."""
 
 # Texts of gloo, NCCL and the store when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
@@ -182,8 +183,10 @@ def _cause(worker: WorkerExit) -> _Cause:
     if worker.hung and not worker.raised:  # a worker that raised and then did not end has said why
         return "hang"
     if worker.raised:
-        if worker.raised.origin in ("storage", "peer"):
-            return worker.raised.origin
+        if worker.raised.origin in ("storage", "overwritten"):
+            return "storage"
+        if worker.raised.origin == "peer":
+            return "peer"
         return "peer" if _LOST_PEER.search(worker.raised.message) else "error"
     if worker.exit is None:
         return "peer"  # it waits for another one
@@ -284,7 +287,7 @@ def _parse_error(text: str) -> RaisedException | None:
         extra = message["extraInfo"]
         moment = float(extra.get("time", extra["timestamp"]))
         name = extra.get("origin", "script")
-        origin: Origin = name if name in ("refused", "storage", "peer") else "script"
+        origin: Origin = name if name in ("refused", "storage", "peer", "overwritten") else "script"
         return RaisedException(
             str(message["message"]), str(extra["py_callstack"]), moment, origin, str(extra.get("place", ""))
         )
@@ -293,6 +296,8 @@ def _parse_error(text: str) -> RaisedException | None:
 
 
 def _origin(error: BaseException) -> Origin:
+    if isinstance(error, InitialWeightsLost):
+        return "overwritten"
     if isinstance(error, StorageFailed):
         return "storage"
     if isinstance(error, WorkerLost):
@@ -303,11 +308,13 @@ def _origin(error: BaseException) -> Origin:
 class RestartPolicy:
     """A policy that decides whether a run is restarted: at most `limit` times until there is a newer snapshot.
 
-    An error that comes again at the same step is a bug, and ends the run."""
+    An error that comes again at the same step is a bug, and ends the run. The restart after damaged snapshots have
+    overwritten the initial weights of a sharded model is not counted, unless the one before was such a restart, too."""
 
     def __init__(self, limit: int, newest: int | None) -> None:
         self.limit = limit
         self._used = 0
+        self._was_overwritten = False  # True if the last failure was that of damaged snapshots
         self._best = newest or 0  # a snapshot of the first state, step 0, is not progress
         self._errors: set[tuple[str, str, int | None]] = set()
         self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
@@ -317,12 +324,15 @@ class RestartPolicy:
         return self.limit - (0 if (newest or 0) > self._best else self._used)
 
     def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
-        """Return (verdict, reason) if `failure` ends the run, otherwise count a restart and return None.
+        """Return (verdict, reason) if `failure` ends the run, otherwise count the restart and return None.
 
         `newest` is the step of the newest snapshot."""
         if newest is not None and newest > self._best:
             passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
             self._used, self._best, self._errors = 0, newest, self._errors - passed
+        was_overwritten, self._was_overwritten = self._was_overwritten, failure.origin == "overwritten"
+        if self._was_overwritten and not was_overwritten:
+            return None
         if failure.is_error and failure.origin == "refused":
             return "refused", failure.line
         if failure.is_error and failure.error in self._errors:

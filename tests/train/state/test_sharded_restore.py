@@ -21,7 +21,7 @@ from finished_run import events
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import payload, shard_file
 from holdfast.checkpoint.digest import seal
-from holdfast.errors import StorageFailed
+from holdfast.errors import InitialWeightsLost
 from holdfast.train import attach
 from snapshots import same
 from training_script import Crash
@@ -180,7 +180,7 @@ def test_a_run_whose_snapshots_are_all_damaged_starts_again_with_its_first_weigh
         digests = math.ceil(len(content) / (256 + payload.DIGEST_BYTES)) * payload.DIGEST_BYTES
         content[-digests - 1] ^= 1  # in the last chunk of values, so that others were read by then
         path.write_bytes(content)
-    with caplog.at_level(logging.WARNING), pytest.raises(StorageFailed, match="starts at step 0"):
+    with caplog.at_level(logging.WARNING), pytest.raises(InitialWeightsLost, match="starts at step 0"):
         train(tmp_path / "b")
     assert "training starts again at step 0" in caplog.text
     assert same(train(tmp_path / "b"), expected)

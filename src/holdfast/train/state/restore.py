@@ -22,7 +22,7 @@ from holdfast.checkpoint.reader import SnapshotReader
 from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import BadInput, Corrupt, NoSnapshot, StorageFailed
+from holdfast.errors import BadInput, Corrupt, InitialWeightsLost, NoSnapshot, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
@@ -199,9 +199,9 @@ class _Restoring:
         return snapshot.retried(step, snapshot.BACKOFF, read)
 
     def check_first_weights(self) -> None:
-        """Raise StorageFailed if a damaged snapshot has overwritten the initial values of the script's sharded tensors."""
+        """Raise InitialWeightsLost if a damaged snapshot has overwritten the initial values of the script's sharded tensors."""
         if self._overwritten:
-            raise StorageFailed(
+            raise InitialWeightsLost(
                 f"no snapshot in {self._attempt.store} can be used, and reading them has overwritten the sharded weights that "
                 "the script made: the next attempt makes them again and starts at step 0."
             )
