@@ -1,16 +1,13 @@
 """Hooks of MkDocs (mkdocs.yml): pages that are not files in docs/, and links that leave docs/."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+import docs_links
+import docs_reference
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import docs_links
 
 _FETCHED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"(https?://[^\"]*)")
 _REPOSITORY = {docs_links.place_on_site(path): path for path in docs_links.documents()}
@@ -20,6 +17,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     pages = {place: (docs_links.ROOT / path).read_text() for place, path in _REPOSITORY.items()}
     pages |= {docs_links.place_on_site(path): docs_links.source_page(path) for path in docs_links.source_files()}
+    pages[docs_reference.COMMANDS_PAGE] = docs_reference.commands_page()
+    pages[docs_reference.EVENTS_PAGE] = docs_reference.events_page()
     for place, text in pages.items():
         files.append(File.generated(config, place, content=text))
     return files

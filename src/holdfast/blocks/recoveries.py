@@ -31,6 +31,7 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 
 
 def recovery(name: str) -> Recovery:
+    """Return the recovery of this name: `full`, `partial` or `fresh`. Raise BadInput for another name."""
     if name not in RECOVERIES:
         raise BadInput(f"There is no recovery {name!r}: choose one of {', '.join(RECOVERIES)}.")
     return RECOVERIES[name]
