@@ -16,6 +16,8 @@ from holdfast.errors import WorkerLost
 IN_RESERVE = -1
 _NUMBERS = 17  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
+OWN_TIMES = 256  # steps whose own times are kept, behind the last words
+_LONGEST = (1 << 32) - 1  # microseconds
 T = TypeVar("T")
 
 
@@ -78,8 +80,10 @@ class Progress:
     is_standby = _Number(16, bool)  # it belongs to the next attempt, and waits in `run.protect` until that starts
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with processes that are forked from now on
+        begin = 8 * _NUMBERS + WORDS
+        self._memory = mmap.mmap(-1, begin + 8 * OWN_TIMES)  # shared with processes that are forked from now on
         self.numbers = memoryview(self._memory)[: 8 * _NUMBERS].cast("q")
+        self._own_times = memoryview(self._memory)[begin:].cast("q")
 
     @property
     def is_in_its_loop(self) -> bool:
@@ -89,7 +93,7 @@ class Progress:
     @property
     def last_words(self) -> str:
         """The worker's last message about its failure. It needs no file, so it arrives even if the disk is full."""
-        return bytes(self._memory[8 * _NUMBERS :]).rstrip(b"\0").decode(errors="replace")
+        return bytes(self._memory[8 * _NUMBERS : 8 * _NUMBERS + WORDS]).rstrip(b"\0").decode(errors="replace")
 
     def pass_boundary(self, step: int) -> None:
         """Report that this worker begins `step`."""
@@ -110,6 +114,15 @@ class Progress:
         finally:
             self.asks_for_rank = False
 
+    def report_own_time(self, step: int, seconds: float) -> None:
+        """Report how long this worker computed its own part of `step`, without its waits for other workers."""
+        self._own_times[step % OWN_TIMES] = (step + 1) << 32 | min(int(1e6 * seconds), _LONGEST)
+
+    def own_time(self, step: int) -> float | None:
+        """Return the seconds that the worker computed its own part of `step`; None if they are not known."""
+        number = self._own_times[step % OWN_TIMES]
+        return (number & _LONGEST) / 1e6 if number >> 32 == step + 1 else None
+
     def count_evaluation(self) -> None:
         """Report that an evaluation makes progress. The worker's data-loading processes may call this too."""
         self.evaluated += 1
@@ -127,7 +140,7 @@ class Progress:
         self.status, self.phase = status, Phase.ENDED
 
     def leave_words(self, words: str) -> None:
-        self._memory[8 * _NUMBERS :] = words.encode()[:WORDS].ljust(WORDS, b"\0")
+        self._memory[8 * _NUMBERS : 8 * _NUMBERS + WORDS] = words.encode()[:WORDS].ljust(WORDS, b"\0")
 
 
 here = Progress()  # the progress of this process; a supervised worker replaces it with `adopt`

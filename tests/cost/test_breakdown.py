@@ -26,6 +26,7 @@ from holdfast.events import (
     Restart,
     Seconds,
     Step,
+    Straggler,
     Strike,
 )
 from holdfast.history.log import read_history
@@ -664,7 +665,7 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     assert list(record) == [
         *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "samples_lost"),
         *("rework", "seconds", "share"),
-        *("stall", "waiting", "device", "saves", "failures", "attempts"),
+        *("stall", "waiting", "stragglers", "device", "saves", "failures", "attempts"),
     ]
     assert list(record["seconds"]) == list(record["share"]) == list(CAUSES)
     assert list(record["stall"]) == [*stall, "saves", "per_save"]
@@ -797,3 +798,10 @@ def test_a_history_is_read_from_its_folder(tmp_path: Path) -> None:
     tellers = {event.who for event in run.events}
     write_history(tmp_path / "history", {who: [event for event in run.events if event.who == who] for who in tellers})
     assert cost_breakdown(read_history(tmp_path).events) == cost_breakdown(run.events)
+
+
+def test_of_each_slow_period_of_a_rank_only_the_last_report_counts() -> None:
+    run = killed_once()
+    reports = [Straggler(1, 2, 5, 40, 1.5, 0.2), Straggler(1, 2, 5, 80, 1.6, 0.5), Straggler(1, 3, 9, 60, 2.0, 0.1)]
+    events = [Event(run.events[-1].time, "supervisor", report) for report in reports]
+    assert cost_breakdown([*run.events, *events]).stragglers == (reports[1], reports[2])

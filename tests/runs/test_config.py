@@ -62,6 +62,8 @@ def test_the_kth_restart_has_the_kth_number_of_workers_and_the_last_one_stays(co
         ("save_every", 0, "--save-every must be 1 or more (got 0)."),
         ("max_restarts", -1, "--max-restarts must be 0 or more (got -1)."),
         ("hang_timeout", 0.0, "--hang-timeout must be greater than 0 (got 0)."),
+        ("replace_slow", 1.0, "--replace-slow must be 1.25 or more (got 1)"),
+        ("replace_slow", 1.5, "add --spares 1 and a live recovery"),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: object, line: str) -> None:

@@ -31,6 +31,7 @@ from holdfast.events import (
     Recover,
     Restart,
     Scale,
+    Straggler,
     Strike,
     What,
     rank_of,
@@ -134,7 +135,7 @@ class RunRecord:
         elif isinstance(what, Judged):
             self.verdicts.append(what)
             self._supervisor_is_open = False
-        elif not isinstance(what, Preempt | Scale | Other | Malformed):
+        elif not isinstance(what, Preempt | Scale | Straggler | Other | Malformed):
             self.misplaced.append(f"{who} wrote {named(what)} event, which only a rank writes")
 
     @property

@@ -116,6 +116,11 @@ def _print_one(breakdown: "CostBreakdown") -> None:
                 str(failure.samples_lost),
             )
         Console().print(table)
+    if breakdown.stragglers:
+        table = Table("slow rank", "from step", "to step", "times as slow", "others waited", box=None)
+        for slow in breakdown.stragglers:
+            table.add_row(str(slow.rank), str(slow.step), str(slow.until), f"{slow.ratio:.1f}", _seconds(slow.seconds))
+        Console().print(table)
     if restarts := [failure for failure in breakdown.failures if failure.parts]:
         table = Table("restart after step", *restarts[0].parts, box=None)
         for failure in restarts:

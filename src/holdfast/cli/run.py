@@ -77,6 +77,13 @@ def run(
             show_default="learned from the run's own steps",
         ),
     ] = None,
+    replace_slow: Annotated[
+        float | None,
+        _recovery(
+            help="Let a spare replace a worker that computes this many times as long as the others, such as 1.5.",
+            show_default="slow workers are only named",
+        ),
+    ] = None,
     save_every: Annotated[int, _saving(help="Steps between two snapshots.")] = 50,
     keep_last: Annotated[int, _saving(help="Number of snapshots to keep.")] = 2,
     writer: Annotated[
@@ -167,6 +174,7 @@ def run(
             seed=seed,
             failures=parse_training(inject or ()),
             hang_timeout=hang_timeout,
+            replace_slow=replace_slow,
             checkpoints=checkpoints,
             source=source,
             extend=extend,

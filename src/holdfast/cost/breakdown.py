@@ -14,7 +14,7 @@ from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
 from holdfast.cost.failure_costs import FailureCost, failure_costs
 from holdfast.cost.timeline import timeline
 from holdfast.events import Attempt as Began
-from holdfast.events import Event, Recover, Step, rank_of
+from holdfast.events import Event, Recover, Step, Straggler, rank_of
 from holdfast.stall import Stall
 
 # In the order of display. `PARTS` are the parts of the stall of a save.
@@ -75,6 +75,7 @@ class CostBreakdown:
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
+    stragglers: tuple[Straggler, ...]  # the slow periods of ranks, as the supervisor last reported each
     device: bool  # compute times were measured on the device, not at kernel launch
 
     @property
@@ -116,6 +117,7 @@ class CostBreakdown:
                 "per_save": self.stall_per_save,
             },
             "waiting": asdict(self.waiting) if self.waiting else None,
+            "stragglers": [straggler._asdict() for straggler in self.stragglers],
             "device": self.device,
             "saves": [save.to_json() for save in self.saves],
             "failures": [asdict(failure) for failure in self.failures],
@@ -145,6 +147,7 @@ def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
         failures=tuple(failure_costs(timelines, history)),
         attempts=costs,
         waiting=_waiting(timelines, history, line.wall),
+        stragglers=_stragglers(history),
         device=any(step.device for attempt in timelines for step in attempt.steps),
     )
 
@@ -209,6 +212,12 @@ def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wal
     total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=0)
     rank = longest if total > 0 else None
     return Waiting(seconds=total, share=_share(total, wall), rank=rank, rank_seconds=waited[longest])
+
+
+def _stragglers(history: Iterable[Event]) -> tuple[Straggler, ...]:
+    """Return the last report of each period in which a rank was slower than the others, in their order."""
+    reports = [event.what for event in history if isinstance(event.what, Straggler)]
+    return tuple({(report.attempt, report.rank, report.step): report for report in reports}.values())
 
 
 def _share(part: float, wall: float) -> float:

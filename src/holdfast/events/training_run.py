@@ -198,6 +198,19 @@ class Detect(NamedTuple):
     step: int | None = None
 
 
+class Straggler(NamedTuple):
+    """Event: since `step`, `rank` computes its own part of a step `ratio` times as long as the other workers.
+
+    The supervisor repeats the event with a larger `until`, at which the rank was still slow, and at the end."""
+
+    attempt: int
+    rank: int
+    step: int
+    until: int
+    ratio: float
+    seconds: float  # that the other workers waited for this rank, from `step` to `until`
+
+
 class Scale(NamedTuple):
     """Event: the number of training workers was changed to `workers` on request; all other workers are suspended."""
 
@@ -222,4 +235,4 @@ class Judged(NamedTuple):
 
 
 _OfRank: TypeAlias = Attempt | Plan | Order | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
-TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Scale | Preempt | Judged
+TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Straggler | Scale | Preempt | Judged

@@ -155,6 +155,8 @@ def _tables(runs: Sequence[ReportedRun]) -> Iterator[Table]:
         )
     if any(run.cost.failures for run in runs):
         yield _failures(runs)
+    if any(run.cost.stragglers for run in runs):
+        yield _stragglers(runs)
     yield Table(
         title="Attempts",
         columns=[*_run_column(runs), *map(Column, ("attempt", "workers", "ended", "restored", "steps", "undone", "committed")), Column("wall, s", ".2f")],
@@ -213,6 +215,17 @@ def _failures(runs: Sequence[ReportedRun]) -> Table:
             rows.append([*_run_cell(runs, run), *which, failure.detection, failure.to_first_step, *lost])
     columns = [*_run_column(runs), *names, *seconds, Column("undone steps"), Column("samples lost")]
     return Table(title="Failures", columns=columns, rows=rows)
+
+
+def _stragglers(runs: Sequence[ReportedRun]) -> Table:
+    names = map(Column, ("attempt", "slow rank", "from step", "to step"))
+    rows: list[list[Cell]] = [
+        [*_run_cell(runs, run), slow.attempt, slow.rank, slow.step, slow.until, slow.ratio, slow.seconds]
+        for run in runs
+        for slow in run.cost.stragglers
+    ]
+    columns = [*_run_column(runs), *names, Column("times as slow", ".2f"), Column("others waited, s", ".2f")]
+    return Table(title="Slow ranks", columns=columns, rows=rows)
 
 
 def _saves(runs: Sequence[ReportedRun]) -> Table:

@@ -55,7 +55,12 @@ _LONGEST = 1 << 20  # bytes that are read of a run.json, which may be a stranger
 WORKER = 16 << 20  # bytes of memory that each worker needs, though it shares most with its supervisor
 RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
+<<<<<<< HEAD
 FAULTS = ("exit", "kill", "hang", "slow", points.FLIP, *KINDS)  # of processes, memory and storage
+=======
+SLOWEST_NORMAL = 1.25  # the ratio of step times from which a worker counts as slow
+FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
+>>>>>>> 83e58470 (Slow ranks are named with what they cost, and --replace-slow lets a spare take their place)
 # The fields that identify a run. All others (the number of workers, how often to save, how to recover from failures) may
 # change when it is continued: neither the samples of a step nor the state depend on them.
 IDENTITY = ("script", "args", "seed", "recovery", "source")
@@ -95,6 +100,8 @@ class RunConfig:
     """The number of workers after each restart, for experiments; the last entry stays."""
     hang_timeout: float | None = None
     """Seconds that a worker may be suspended, or take for one step; None to learn it from the run's own steps."""
+    replace_slow: float | None = None
+    """The ratio of a worker's step time to that of the others from which a spare replaces it; None for never."""
     checkpoints: str | None = None
     """The directory or URL of the snapshots; None for the run's own folder."""
     source: WeightsSource | None = None
@@ -126,8 +133,23 @@ class RunConfig:
                 raise BadInput(f"--{name.replace('_', '-')} must be {least} or more (got {value}).")
         if self.hang_timeout is not None and not self.hang_timeout > 0:
             raise BadInput(f"--hang-timeout must be greater than 0 (got {self.hang_timeout:g}).")
+        self._check_replace_slow()
         if self.checkpoints == "":
             raise BadInput("--checkpoints is empty: give a directory or a URL such as s3://bucket/run.")
+
+    def _check_replace_slow(self) -> None:
+        if self.replace_slow is None:
+            return
+        if not self.replace_slow >= SLOWEST_NORMAL:
+            raise BadInput(
+                f"--replace-slow must be {SLOWEST_NORMAL:g} or more (got {self.replace_slow:g}): smaller differences are "
+                "noise. Try 1.5."
+            )
+        if self.recovery == "restart" or not self.spares:
+            raise BadInput(
+                "--replace-slow replaces a slow worker by a spare without a restart: add --spares 1 and a live recovery, "
+                "such as --recovery replay."
+            )
 
     @property
     def import_folder(self) -> Path:

@@ -33,6 +33,7 @@ from holdfast.supervise.nodes.rendezvous import (
     node_names,
 )
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
+from holdfast.supervise.straggler_reports import StragglerReports
 from holdfast.supervise.verdict import RunVerdict, Word, done_elsewhere
 from holdfast.supervise.workers.membership_control import MembershipController, Stranded
 from holdfast.supervise.workers.pool import WorkerPool, output_files
@@ -74,6 +75,7 @@ class RunLoop:
         self._space = DiskSpace(
             (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
         )
+        self._stragglers = StragglerReports(self._pool, journal, display, config.replace_slow)
         self._standby: Standby | None = None
         if config.spares and config.recovery == "restart":
             self._standby = Standby(config, out, self._pool, nodes, display.say)
@@ -103,6 +105,7 @@ class RunLoop:
                 self._display.refresh()
                 verdict = self._step()
             text = verdict.to_text()
+            self._stragglers.end()
             if verdict is not self._theirs:  # otherwise the other nodes have recorded it
                 self._journal.append(Judged(verdict.verdict, verdict.attempts, verdict.because))
             self._display.refresh(now=True)
@@ -174,6 +177,7 @@ class RunLoop:
         if messages and self._space.is_awaited(messages, time.monotonic()):
             return self._look_at_nodes(have_finished=False)
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
+        self._stragglers.look(self._attempt)
         self._pool.poll_dying()
         if stop_signals.count and (late := self._pool.late_to_stop(self._membership.members.is_member)):
             return self._end_late_stop(late)

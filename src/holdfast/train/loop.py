@@ -290,6 +290,7 @@ class Loop:
 
     def while_summing(self) -> None:
         """Write step records, and compute the next sample ids. Called while a backward all-reduces the gradients."""
+        self.steps.reach_last_gradient()
         log = self.steps.log
         if self.boundary.live:
             log.write_all()  # a lost rank is not rolled back, so its steps must be recorded

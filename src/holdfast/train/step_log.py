@@ -17,6 +17,7 @@ import xxhash
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from holdfast import progress
 from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
 from holdfast.live.recovery import LiveRecovery
@@ -47,8 +48,8 @@ only the launch.
 # Tuples and not classes: objects of a class take longer to make while training waits (1 % of a 2 ms step, benchmarks/steady).
 BegunStep: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
 """(step, position in the data, samples, seconds waited for data, seconds waited for a save, time of the start)."""
-EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
-"""(time of the end, counts of backward passes and optimizer steps as `WorkDone.take` returns them, loss)."""
+EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None, Moment | None]
+"""(time of the end, counts as `WorkDone.take` returns them, loss, time at which this rank's gradients were computed)."""
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
@@ -216,6 +217,8 @@ class StepLog:
     def add(self, begun: BegunStep, ended: EndedStep) -> None:
         """Add a trained step. From time to time, also write the steps that the device has completed to the history."""
         waiting, now = self._waiting, time.time()
+        if isinstance(ended[3], float):
+            _report_own_time(begun, ended[3])
         waiting.append((now, begun, ended, self.fingerprints.take()))
         if len(waiting) >= MAX_WAITING or not 0 <= now - self._flushed < MAX_DELAY:
             while len(waiting) >= MAX_WAITING:
@@ -240,10 +243,19 @@ class StepLog:
         self.record.flush()
 
     def _write_first(self) -> None:
-        time, (step, at, samples, data, stall, began), (end, work, loss), sample = self._waiting.popleft()
+        time, begun, (end, work, loss, computed), sample = self._waiting.popleft()
+        step, at, samples, data, stall, began = begun
         seconds = Seconds(data, seconds_between(began, end), stall, not isinstance(end, float))
         place = (self.attempt, self.place.world_size, self.place.rank, at.epoch, at.cursor, step)
         self.record.append(Step(*place, samples, seconds, sample.digest(), *work, loss), time)
+        if isinstance(computed, torch.cuda.Event):
+            _report_own_time(begun, computed)
+
+
+def _report_own_time(begun: BegunStep, computed: Moment) -> None:
+    """Report to the supervisor how long this rank loaded and computed in a step, until its gradients were `computed`."""
+    step, _, _, data, _, began = begun
+    progress.here.report_own_time(step, data + seconds_between(began, computed))
 
 
 class WorkDone:
@@ -351,6 +363,7 @@ class StepRecorder:
     observer: StepObserver | None  # in a rehearsal
     now: Callable[[], Moment]
     _begun: BegunStep | None = None
+    _computed: Moment | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
         """Record the start of `step`, at position `at` in the data.
@@ -361,12 +374,18 @@ class StepRecorder:
         if self.observer:
             self.observer.begins(step, at.epoch, request.ids, parts)
 
+    def reach_last_gradient(self) -> None:
+        """Note the time at which this rank's own gradients are computed: from here on it only waits for other ranks."""
+        if self._computed is None:  # with several models, the first of them: later ones include waits for other ranks
+            self._computed = self.now()
+
     def end(self) -> None:
         """Record the step, because the script has asked for the next batch."""
         if self.observer:
             self.observer.ends()
         assert self._begun is not None
-        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), self.loss.take()))
+        computed, self._computed = self._computed, None
+        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), self.loss.take(), computed))
 
     def _take_work(self, step: int) -> tuple[int, int, int]:
         reduced, held, stepped = self.work.take()

@@ -1,0 +1,50 @@
+"""A rank that becomes slower than the others is named, and with `--replace-slow` a spare takes its place."""
+
+from finished_run import failed_checks
+from holdfast.cost.breakdown import cost_breakdown
+from holdfast.history.log import read_history
+from supervisor_process import SUPPORT, Start
+
+SCRIPT = SUPPORT / "slow_rank_script.py"
+
+
+def test_a_rank_slowed_by_half_is_named_with_the_step_and_its_cost(start: Start) -> None:
+    job = start(script=SCRIPT, workers=3, args=["300", "1", "150", "1.5"], save_every=100)
+    assert job.result()["verdict"] == "completed", job.stderr
+    first = job.events("straggler")[0].what
+    assert first.rank == 1
+    assert 140 <= first.step <= 160
+    assert first.until <= 220  # within 50 steps, and the steps of the looks between them
+    assert "rank 1 is 1." in job.stderr
+    cost = cost_breakdown(read_history([*(job.out / "history").glob("*.jsonl")]).events)
+    (slow,) = cost.stragglers
+    assert slow.until >= 290
+    assert slow.seconds > 0.3  # 150 steps that are longer by 5 ms
+    assert failed_checks(job.out) == []
+
+
+def test_a_spare_replaces_a_slow_rank_without_a_restart(start: Start) -> None:
+    job = start(
+        script=SCRIPT,
+        workers=3,
+        args=["400", "1", "100", "3"],
+        save_every=100,
+        recovery="replay",
+        spares=1,
+        replace_slow=1.5,
+    )
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert len(job.events("launch")) == 1
+    assert job.events("restart") == []
+    (loss,) = job.events("detect")
+    assert loss.what.rank == 1
+    assert "--replace-slow" in loss.what.message
+    last = job.events("straggler")[-1].what
+    assert last.until < 300, "the replacement is not slow"
+    assert failed_checks(job.out) == []
+
+
+def test_ranks_of_equal_speed_are_not_named(start: Start) -> None:
+    job = start(script=SCRIPT, workers=3, args=["300", "1", "1000", "3"], save_every=50)
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert job.events("straggler") == []
