@@ -55,12 +55,8 @@ _LONGEST = 1 << 20  # bytes that are read of a run.json, which may be a stranger
 WORKER = 16 << 20  # bytes of memory that each worker needs, though it shares most with its supervisor
 RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
-<<<<<<< HEAD
-FAULTS = ("exit", "kill", "hang", "slow", points.FLIP, *KINDS)  # of processes, memory and storage
-=======
 SLOWEST_NORMAL = 1.25  # the ratio of step times from which a worker counts as slow
-FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
->>>>>>> 83e58470 (Slow ranks are named with what they cost, and --replace-slow lets a spare take their place)
+FAULTS = ("exit", "kill", "hang", "slow", points.FLIP, *KINDS)  # of processes, memory and storage
 # The fields that identify a run. All others (the number of workers, how often to save, how to recover from failures) may
 # change when it is continued: neither the samples of a step nor the state depend on them.
 IDENTITY = ("script", "args", "seed", "recovery", "source")
