@@ -83,6 +83,14 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
     assert holdfast("inspect", saved).code == 1
 
 
+def test_inspect_fails_if_a_file_of_a_snapshot_is_missing(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
+    (saved / "step-00000020" / "shard-00000-of-00001.safetensors").unlink()
+    ran = holdfast("inspect", saved)
+    assert ran.code == 1
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("unreadable")]
+    assert "step-00000020/shard-00000-of-00001.safetensors" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

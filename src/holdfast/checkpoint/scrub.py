@@ -31,12 +31,12 @@ class Contents:
 
 
 def inspect(store: Store) -> Contents:
-    """List the checkpoints in a store by reading its commit records, but no tensors."""
+    """List the checkpoints in a store by reading its commit records and the names of its files, but no tensors."""
     strange = _strange(store)
     unreadable: list[Damage] = []
     snapshots = []
     for step in manifest.steps(store):
-        record = _tried(manifest.read_manifest, store, step, manifest.manifest_name(step), unreadable)
+        record = _tried(_complete, store, step, manifest.manifest_name(step), unreadable)
         if record is not None:
             snapshots.append(record)
     running: Index | None = None
@@ -75,6 +75,15 @@ def _strange(store: Store) -> list[Damage]:
         raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")
     why = "it is named like a save but is not one, or cannot be read: see what it is"
     return [Damage(name, why) for name in names]
+
+
+def _complete(store: Store, step: int) -> Manifest:
+    """Return the manifest of a snapshot; raise Corrupt if a file of the snapshot is missing."""
+    record = manifest.read_manifest(store, step)
+    if lost := manifest.missing(store, record):
+        count = f"{len(lost)} of the {len(record.files)} files that it lists"
+        raise Corrupt(f"{count} are not in the store, the first is {lost[0]}: a run falls back to an older snapshot.")
+    return record
 
 
 def _check_generation(store: Store, generation: int) -> None:

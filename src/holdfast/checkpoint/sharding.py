@@ -151,10 +151,15 @@ def from_json(value: Any, world_size: int) -> dict[str, ShardedTensor]:
     """Return the layout that `to_json` encoded; raise Corrupt if `value` is not a layout for `world_size` ranks."""
     try:
         meshes = [tuple(mesh) for mesh in value["meshes"]]
-        if any(not all(map(is_count, mesh)) or math.prod(mesh) != world_size for mesh in meshes):
-            raise ValueError(f"a mesh of {meshes} is not one of {world_size} ranks")
+        if not all(is_count(size) for mesh in meshes for size in mesh):
+            raise ValueError("a mesh has sizes")
         if any(len(mesh) > DIMENSIONS for mesh in meshes):
             raise ValueError(f"a mesh has more than {DIMENSIONS} dimensions")
+        if other := [mesh for mesh in meshes if math.prod(mesh) != world_size]:
+            raise Corrupt(
+                f"its tensors are divided among {math.prod(other[0])} ranks, but the manifest lists the files of {world_size}: "
+                "fall back to an older snapshot."
+            )
         return {name: _tensor(meshes, *entry) for name, entry in value["tensors"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise Corrupt(f"the snapshot does not say how its tensors are divided ({error!r:.200}).") from error
