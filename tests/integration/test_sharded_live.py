@@ -68,7 +68,7 @@ def test_neighbours_that_are_lost_together_restart_the_run_and_it_says_so(start:
     job = completed(start({}, recovery="replay", failures=[kill(8, 1, 2, point="backward=0.5")], **HOW))
     assert len(events(job.out, "restart", "supervisor")) == 1
     assert different(reference.out, job.out) == []
-    assert "with them both copies of a shard" in job.stderr
+    assert "with them all copies of a shard" in job.stderr
 
 
 def test_a_suspended_worker_is_replaced(start: Start) -> None:
@@ -95,7 +95,22 @@ def test_recoveries_that_leave_out_samples_are_refused(start: Start, recovery: s
     assert f"supports --recovery restart and replay, not {recovery}" in result["because"]
 
 
-def test_hybrid_sharding_restarts_after_a_loss_and_says_so(start: Start) -> None:
-    job = completed(start({"replicas": 2}, recovery="replay", failures=[kill(8, 1)], **HOW))
+HYBRID: dict[str, Any] = {"replicas": 2}
+
+
+def test_with_hybrid_sharding_a_rank_killed_at_any_point_gets_its_shard_from_the_other_replica(start: Start) -> None:
+    failures = [kill(6 + 3 * number, number % 4, point=point) for number, point in enumerate(POINTS)]
+    assert_same_without_restart(start, HYBRID, failures)
+
+
+def test_with_hybrid_sharding_a_whole_replica_comes_back(start: Start) -> None:
+    failures = [kill(8, 2, 3, point="backward=0.5"), kill(15, 0, 1, point="forward=0.5"), kill(21, 0, 3)]
+    assert_same_without_restart(start, {**HYBRID, "averaged": True}, failures)
+
+
+def test_all_replicas_of_a_shard_lost_together_restart_the_run_and_it_says_so(start: Start) -> None:
+    reference = completed(start(HYBRID, out="reference", **HOW))
+    job = completed(start(HYBRID, recovery="replay", failures=[kill(8, 1, 3, point="backward=0.5")], **HOW))
     assert len(events(job.out, "restart", "supervisor")) == 1
-    assert "does not support hybrid sharding yet" in job.stderr
+    assert different(reference.out, job.out) == []
+    assert "ranks 1 and 3 are lost, and with them all copies of a shard" in job.stderr

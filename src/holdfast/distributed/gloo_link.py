@@ -94,8 +94,14 @@ class Link:
     def __init__(self) -> None:
         self._group: Any = NoPeersLink()
         self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # this worker's listening port, and its peers'
+        self._parts: list[Link] = []
         self.is_broken = False
         """True after a failure or `hang_up`, until `connect` succeeds; meanwhile every operation fails."""
+
+    def part(self) -> "Link":
+        """Return a link for some of the workers, which breaks whenever this link breaks, and is connected on its own."""
+        self._parts.append(Link())
+        return self._parts[-1]
 
     def post(self, operation: str, *arguments: Any) -> Any:
         """Start the collective named `operation` and return its `Work`. If the link is broken, the `Work` fails."""
@@ -122,6 +128,8 @@ class Link:
     def hang_up(self) -> None:
         """Shut down all connections to peers, so that every operation under way fails. Any thread may call this."""
         self.is_broken = True
+        for part in self._parts:
+            part.hang_up()
         own_port, peer_ports = self._ports
         for connection in _sockets():
             # Connections may open later than the group, so they are recognised by port. A listening socket has no

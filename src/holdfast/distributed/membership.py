@@ -180,11 +180,11 @@ class Coordination:
             raise GroupBroken("the membership has changed while its members exchanged reports")
         return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
 
-    def connect(self, link: Link, members: tuple[int, ...]) -> None:
-        """Connect `link` to the processes of `members`. All of these processes must call this."""
+    def connect(self, link: Link, members: tuple[int, ...], name: str = "all") -> None:
+        """Connect `link` to the processes of `members`. All of these processes must call this, with the same `name`."""
         number = self.number
         link.connect(
-            lambda: PrefixStore(f"{LIVE}/group/{number}", self.store()),
+            lambda: PrefixStore(f"{LIVE}/group/{number}/{name}", self.store()),
             members.index(self.member),
             len(members),
             lambda: self.newest.number > number,

@@ -187,8 +187,9 @@ def has_script_collectives() -> bool:
     """Return True if the script itself uses torch.distributed. The first time, also warn and inform the supervisor."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     own = [group for group in groups if not getattr(group, "outlives_workers", False)]
-    # Every collective on a group increases its sequence number.
-    has_used = len(groups) > 1 or any(group._get_sequence_number_for_group() > 0 for group in own)
+    # Every collective on a group increases its sequence number. The script has made all groups but the default one.
+    default: Any = dist.group.WORLD
+    has_used = any(group is not default or group._get_sequence_number_for_group() > 0 for group in own)
     if has_used and not progress.here.has_exchanged:
         progress.here.has_exchanged = True
         if dist.get_rank() == 0:

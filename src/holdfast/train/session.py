@@ -141,7 +141,7 @@ class Session:
                 "lost worker restarts all of them."
             )
         if self.live and not isinstance(self.live, ShardedRecovery):
-            self.live = sharded_live(self.live, self.ranks.backend, replicas)
+            self.live = sharded_live(self.live, self.ranks.backend)
         mesh = make_mesh(self.ranks, replicas, tensor_parallel)
         if tensor_parallel > 1:
             self._group_ranks(tensor_parallel)
@@ -274,7 +274,7 @@ class Session:
             protect_checks.check_one_split(protected)
         protect_checks.check_schedules(protected)
         if isinstance(self.live, ShardedRecovery):
-            check_models(protected.models)
+            check_models(protected.models, self.ranks.size)
         elif self.live:
             protect_checks.check_replicated(protected, self._models)
         least, micro_batches = phase.plan.share_size(0, self.ranks.shares), phase.loads.parts

@@ -15,7 +15,8 @@ def lost() -> None:
 
 @pytest.fixture
 def group() -> MeshGroup:
-    return MeshGroup(Collectives(Link(), Ring(0, 2), lost))
+    collectives = Collectives(Link(), Ring(0, 2), lost)
+    return MeshGroup(collectives, collectives.world)
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "reduce", "scatter", "gather", "alltoall"])

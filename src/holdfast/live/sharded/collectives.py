@@ -1,9 +1,10 @@
 """The collectives of a sharded run, numbered within each step, so that a lost worker's part of a step can be repeated.
 
-All ranks make the same collectives in the same order, and a collective completes on no rank before all ranks have begun
-it. So after a loss, the survivors are in the same collective or one apart. The worker that replaces the lost worker
-computes the step from its beginning. The survivors wait in a collective and serve the replacement until it has reached
-that collective: they send it the results of the earlier collectives of the step, as the lost worker had received them.
+All ranks make the same number of collectives in a step, in the same order. Each is made by all ranks, or by the ranks of
+one team: with hybrid sharding, those that hold one replica of the model, or those that hold the same shard. A collective
+completes on no rank before all ranks of its team have begun it. The worker that replaces a lost worker computes the step
+from its beginning. Where other ranks of the team have completed a collective, they send it the result, as the lost
+worker had received it. A survivor that the loss has interrupted gets a result in the same way.
 
 gloo computes a reduce-scatter as an all-reduce, so this module uses the all-reduce, with the same bits. Every rank then
 also has the reduced gradients of the previous rank, which that rank's replacement needs. Tensors on a GPU pass through
@@ -19,6 +20,7 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions,
 
 from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken, Link
+from holdfast.progress import restart_needed
 
 _REDUCIBLE = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -42,20 +44,36 @@ class Ring:
         return (self.rank - 1) % self.size
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Team:
+    """Ranks that make collectives together over `link`. `ring` has this rank's place among the `members`."""
+
+    members: tuple[int, ...]
+    ring: Ring
+    link: Link
+
+    @property
+    def name(self) -> str:
+        return "-".join(map(str, self.members))
+
+
 class Operation(Protocol):
-    """One collective of a step."""
+    """One collective of a step. `ring` has the places of the ranks in the team that makes it, and so has `needy`."""
 
     def run(self, link: Link, ring: Ring) -> None:
-        """Carry out the collective together with all ranks."""
+        """Carry out the collective together with the team."""
 
     def run_again(self, link: Link, ring: Ring) -> bool:
         """Repeat a collective that this rank has completed; return False if the result differs from the first one."""
 
+    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
+        """Return True if the ranks other than `needy`, which have completed the collective, have the result of `needy`."""
+
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        """Send the result of this completed collective to the ranks `needy`. All ranks call this, including `needy`."""
+        """Send the result of this completed collective to the ranks `needy`. The team calls this, including `needy`."""
 
     def release(self) -> None:
-        """Free the memory that only `run_again` needs. Called when all ranks have completed the collective."""
+        """Free the memory that only `run_again` needs. Called when the team has completed the collective."""
 
 
 class Gather:
@@ -73,7 +91,9 @@ class Gather:
             self._output.copy_(self._gathered(link, ring).view_as(self._output))
 
     def run_again(self, link: Link, ring: Ring) -> bool:
-        self._gathered(link, ring)
+        raise AssertionError("an all-gather can be served")
+
+    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
         return True
 
     def _gathered(self, link: Link, ring: Ring) -> torch.Tensor:
@@ -111,6 +131,10 @@ class Reduce:
         self._output.copy_(self._own.view_as(self._output))
 
     def run_again(self, link: Link, ring: Ring) -> bool:
+        if self._values is None:
+            raise restart_needed(
+                "ranks next to each other are lost, and with them the reduced gradients of one of them"
+            )
         own, previous = self._reduced(link, ring)
         assert self._own is not None
         assert self._previous is not None
@@ -122,6 +146,9 @@ class Reduce:
         link.do("allreduce", [total], _allreduce_options(self._op))
         chunks = total.view(ring.size, -1)
         return chunks[ring.rank].clone(), chunks[ring.previous].clone()
+
+    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
+        return all(Ring(rank, ring.size).next not in needy for rank in needy)
 
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
         for rank in needy:
@@ -159,8 +186,10 @@ class AllReduce:
         self._write()
 
     def run_again(self, link: Link, ring: Ring) -> bool:
-        again = self._reduced(link)
-        return all(_same_bits(result, before) for result, before in zip(again, self._results, strict=True))
+        raise AssertionError("an all-reduce can be served")
+
+    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
+        return True
 
     def _reduced(self, link: Link) -> list[torch.Tensor]:
         totals = [before.clone() for before in self._before]
@@ -188,21 +217,42 @@ class AllReduce:
 
 @dataclass(slots=True, eq=False)
 class Collectives:
-    """The collectives of one rank. When a collective fails, `recover` is called, and then the collective is repeated."""
+    """The collectives of one rank. When a collective fails, `recover` is called, and then the collective is repeated.
+
+    `ring` has the places of all ranks, and `link` connects them."""
 
     link: Link
     ring: Ring
     recover: Callable[[], None]
-    log: list[Operation] = field(default_factory=list)  # completed in this step, in order
-    last: Operation | None = None  # the newest completed one, which a rank behind may need again
+    world: Team = field(init=False)
+    log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
+    _teams: dict[tuple[int, ...], Team] = field(default_factory=dict)
+    _newest: dict[Team, Operation] = field(default_factory=dict)  # the one that other ranks of the team may lack
     _contributions: dict[Hashable, torch.Tensor] = field(default_factory=dict)
-    _completed: Mapping[int, int] = field(default_factory=dict)  # by needy rank: collectives it had completed
-    _until: int = 0  # the number of collectives of this step that are served to needy ranks
+    _completed: Mapping[int, int] = field(default_factory=dict)  # by rank, at the last recovery in this step
+
+    def __post_init__(self) -> None:
+        self.world = Team(tuple(range(self.ring.size)), self.ring, self.link)
+
+    @property
+    def teams(self) -> list[Team]:
+        """The teams of some of the ranks that include this rank, in the order in which they were made."""
+        return [*self._teams.values()]
+
+    def team(self, members: tuple[int, ...], connect: Callable[[Team], None]) -> Team:
+        """Return the team of the ranks `members`, which include this rank; call `connect` with a new one."""
+        if members == self.world.members:
+            return self.world
+        if members not in self._teams:
+            ring = Ring(members.index(self.ring.rank), len(members))
+            self._teams[members] = Team(members, ring, self.link.part())
+            connect(self._teams[members])
+        return self._teams[members]
 
     def begin_step(self) -> None:
         """Forget the collectives of the previous step."""
-        self.log, self.optimizer_steps, self._until = [], 0, 0
+        self.log, self.optimizer_steps, self._completed = [], 0, {}
         self._contributions.clear()
 
     def end_updates(self) -> None:
@@ -210,56 +260,59 @@ class Collectives:
         self.optimizer_steps += 1
         self._contributions.clear()
 
-    @property
-    def is_catching_up(self) -> bool:
-        """True if this rank replaces a lost worker, and has not reached the collective in which other ranks wait."""
-        return self.ring.rank in self._completed and len(self.log) < self._until
-
-    def gather(self, output: torch.Tensor, values: torch.Tensor, key: Hashable = None) -> None:
+    def gather(
+        self, output: torch.Tensor, values: torch.Tensor, key: Hashable = None, team: Team | None = None
+    ) -> None:
         """All-gather `values` of all ranks into `output`. Calls with the same `key` in a step pass the same values."""
         contribution = None if key is None else self._contributions.get(key)
         if contribution is None:
             contribution = values.detach().to("cpu", copy=True).reshape(-1)
             if key is not None:
                 self._contributions[key] = contribution
-        self.run(Gather(output, contribution))
+        self.run(Gather(output, contribution), team)
 
-    def run(self, operation: Operation) -> None:
-        """Carry out the next collective. If a worker is lost meanwhile, recover first."""
+    def run(self, operation: Operation, team: Team | None = None) -> None:
+        """Carry out the next collective, of all ranks or of a `team`. If a worker is lost meanwhile, recover first."""
+        team = team or self.world
         progress.here.count_post()
         while True:
             try:
-                self._carry_out(operation)
+                if self._has_completed(team, len(self.log)):
+                    self._settle(operation, team, len(self.log))
+                else:
+                    operation.run(team.link, team.ring)
                 break
             except GroupBroken:
                 self.recover()
-        if self.last is not None:
-            self.last.release()
-        self.last = operation
-        self.log.append(operation)
+        if team in self._newest:
+            self._newest[team].release()  # all ranks of the team have begun this collective
+        self._newest[team] = operation
+        self.log.append((team, operation))
 
-    def _carry_out(self, operation: Operation) -> None:
-        if self.is_catching_up:
-            operation.serve(self.link, self.ring, self._needy(len(self.log)))
-        else:
-            operation.run(self.link, self.ring)
+    def serve(self, completed: Mapping[int, int]) -> None:
+        """Send other ranks the results of this step's collectives that this rank has completed and they have not.
 
-    def _needy(self, number: int) -> list[int]:
-        return sorted(rank for rank, completed in self._completed.items() if completed <= number)
+        `completed` has the number of collectives that each rank has completed in this step."""
+        self._completed = completed
+        for number, (team, operation) in enumerate(self.log):
+            if self._needy(team, number):
+                self._settle(operation, team, number)
 
-    def serve(self, completed: Mapping[int, int], until: int) -> None:
-        """Send the needy ranks the results of this step's collectives that this rank has completed, up to `until`.
+    def _has_completed(self, team: Team, number: int) -> bool:
+        return any(self._completed.get(rank, 0) > number for rank in team.members)
 
-        `completed` has the number of collectives that each needy rank has completed in this step."""
-        self._completed, self._until = completed, until
-        for number in range(min(len(self.log), until)):
-            if needy := self._needy(number):
-                self.log[number].serve(self.link, self.ring, needy)
+    def _needy(self, team: Team, number: int) -> list[int]:
+        return [place for place, rank in enumerate(team.members) if self._completed[rank] <= number]
 
-    def repeat_last(self) -> bool:
-        """Repeat the last collective, because another rank has not completed it; return False if the result differs."""
-        assert self.last is not None
-        return self.last.run_again(self.link, self.ring)
+    def _settle(self, operation: Operation, team: Team, number: int) -> None:
+        """Complete a collective of this step that some ranks of the team have completed, and others have not."""
+        needy = self._needy(team, number)
+        if operation.can_serve(team.ring, needy):
+            operation.serve(team.link, team.ring, needy)
+        elif team.ring.rank in needy:
+            operation.run(team.link, team.ring)
+        elif not operation.run_again(team.link, team.ring):
+            raise restart_needed("a replacement computed other values than the worker that it replaces")
 
 
 def _allreduce_options(op: Any) -> Any:

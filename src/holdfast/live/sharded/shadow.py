@@ -76,7 +76,18 @@ class OwnShards:
             name: value for name, value in untrained.items() if name.partition("/")[0] not in trained_models
         }
         self._frozen = [value for name, value in untrained.items() if name not in self.averages]
+        self.sampled_names = list(self.parameters)[:: max(1, len(self.parameters) // SAMPLED_TENSORS)]
         self._frozen_values = self._sample_frozen()
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if other ranks hold the same shards, as with hybrid sharding."""
+        return any(parameter.device_mesh.ndim > 1 for parameter in self.parameters.values())
+
+    @property
+    def sampled(self) -> list[torch.Tensor]:
+        """The shards of a few parameters, by which copies are checked."""
+        return [local(self.parameters[name]) for name in self.sampled_names]
 
     def has_frozen_changed(self) -> bool:
         """Return True if a frozen parameter of a trained model has changed, so that its copy is outdated."""
@@ -128,7 +139,6 @@ class Shadow:
             name: nn.Parameter(values.to(device, copy=True), requires_grad=own.parameters[name].requires_grad)
             for name, values in state[PARAMETERS].items()
         }
-        self._sampled = list(own.parameters)[:: max(1, len(own.parameters) // SAMPLED_TENSORS)]
         names = {id(parameter): name for name, parameter in own.parameters.items()}
         self._optimizers = {
             name: self._mirror(optimizer, names, state[MOMENTS][name], device)
@@ -174,8 +184,8 @@ class Shadow:
         pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
         present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
         own, copies = [own for own, _ in present], [copied for _, copied in present]
-        copied_digest = _sample([self._parameters[name] for name in self._sampled])
-        own_digest = _sample([local(self._own.parameters[name]) for name in self._sampled])
+        copied_digest = sample([self._parameters[name] for name in self._own.sampled_names])
+        own_digest = sample(self._own.sampled)
 
         def write(copied: torch.Tensor, values: torch.Tensor) -> None:
             if copied is copied_digest:
@@ -236,7 +246,8 @@ class Exchange:
     def run_again(self, link: Link, ring: Ring) -> bool:
         raise AssertionError("the state has changed since the values were exchanged")
 
-    serve: Any = None  # a step in which the state has changed is never repeated
+    can_serve: Any = None  # a step in which the state has changed is never repeated
+    serve: Any = None
 
     def release(self) -> None:
         self._parts = []
@@ -254,7 +265,7 @@ def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
     copied.detach().copy_(values)
 
 
-def _sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return a digest of a few values of each tensor, as a tensor of one number."""
     hasher = xxhash.xxh3_64()
     for values in tensors:
