@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "finding": ["events"],
     "checkpoint": ["blocks", "errors", "memory", "stall"],
     "faults": ["blocks", "checkpoint", "errors"],
-    "history": ["atomic_write", "checkpoint", "errors", "events"],
+    "history": ["atomic_write", "checkpoint", "errors", "events", "sampler"],
     "distributed": ["errors", "progress"],
     "cost": ["blocks", "errors", "events", "faults", "history", "stall"],
     "runs": ["checkpoint", "cost", "distributed", "errors", "events", "faults", "history", "memory"],

@@ -10,13 +10,14 @@ field is required.
 # ruff: noqa: F403, I001 - every event is exported, and `X as X` exports a name
 
 from holdfast.events.any_run import *
-from holdfast.events.fields import KINDS as KINDS, What as What
+from holdfast.events.fields import KINDS as KINDS, LONGEST as LONGEST, What as What
 from holdfast.events.lines import (
     Event as Event,
     from_json as from_json,
     line as line,
     parse as parse,
     rank_of as rank_of,
+    step_line as step_line,
     to_json as to_json,
 )
 from holdfast.events.server_run import *
