@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from docs_links import documents
 
 from holdfast import cli
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *ROOT.glob("docs/*.md")]
+PAGES = [ROOT / path for path in documents()] + sorted(ROOT.glob("docs/**/*.md"))
+SHELL = ("", "bash", "console", "sh", "text")
 
 
 def fenced(page: Path) -> str:
-    """Return the text of all fenced blocks of a page without a language."""
+    """Return the text of all fenced blocks of a page that are commands of a shell."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.S | re.M)
-    return "".join(text for language, text in blocks if not language)
+    return "".join(text for language, text in blocks if language in SHELL)
 
 
 def commands(text: str) -> list[list[str]]:
@@ -39,10 +41,37 @@ def parse(words: list[str]) -> None:
     command.make_context(name, words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def inline(text: str) -> list[list[str]]:
+    """Return the words of every command in the sentences of a page, such as `holdfast audit RUN`."""
+    sentences = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return [words.split() for words in re.findall(r"`holdfast ([a-z][^`\n]*)`", sentences)]
+
+
+def unknown(words: list[str]) -> list[str]:
+    """Return the words of a command in a sentence, which may leave out arguments, that no command or option has."""
+    command: Any = typer.main.get_command(cli.app)
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    if hasattr(command, "commands") and words and words[0].islower():
+        return words[:1]
+    options = {name for param in getattr(command, "params", ()) for name in param.opts}
+    used = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
+    return [word for word in used if word.startswith("-") and word not in {*options, "--help", "..."}]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_is_accepted(page: Path) -> None:
     for words in commands(fenced(page)):
         parse(words)
+    sentences = "" if page.name == "CHANGELOG.md" else page.read_text()  # which names options that are gone
+    assert [(words, wrong) for words in inline(sentences) if (wrong := unknown(words))] == []
+
+
+def test_a_wrong_command_in_a_sentence_is_found() -> None:
+    assert inline("use `holdfast run --workers 2` or\n```\n`holdfast no`\n```\n") == [["run", "--workers", "2"]]
+    assert unknown(["run", "--wrokers", "2"]) == ["--wrokers"]
+    assert unknown(["audti", "RUN"]) == ["audti"]
+    assert unknown(["runs", "rm", "--yes"]) == unknown(["lab"]) == unknown(["run", "--", "--mine"]) == []
 
 
 def test_commands_are_found_in_a_page() -> None:
