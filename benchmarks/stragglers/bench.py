@@ -1,0 +1,118 @@
+"""Measure how soon a slow rank is named, whether one is ever named wrongly, and what replacing it brings.
+
+Run: python benchmarks/stragglers/bench.py [--repeats 5] [--workers 4]. Every run is a `holdfast run` of `train.py`. In
+the first row of the table no rank is slow; in the others one rank is, from step 500 on. The speeds are steps per second
+after step 700, as a ratio to those of steps 200 to 500 of the same run.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STEPS, SINCE = 1000, 500
+TRAIN = Path(__file__).with_name("train.py")
+REPLACE = ("--recovery", "replay", "--spares", "1", "--replace-slow", "1.4")
+CASES: dict[str, tuple[float, tuple[str, ...]]] = {
+    "no rank is slow": (1.0, ()),
+    "1.5 times as slow": (1.5, ()),
+    "3 times as slow": (3.0, ()),
+    "3 times as slow, replaced": (3.0, REPLACE),
+}
+
+
+class Outcome(NamedTuple):
+    """The result of one run."""
+
+    named_after: int | None  # steps since the rank became slow; None if it was not named
+    wrongly: int  # reports of other ranks, or of steps in which the rank was not slow
+    restarts: int
+    speed: float  # after step 700, relative to before step 500
+    audit: str
+
+
+def main() -> int:
+    """Run every case, print the table, and say whether the claims hold."""
+    options = parse()
+    print(about(options), end="\n\n")
+    print("| | named after, steps | wrong reports | restarts | speed after, of that before | audit |")
+    print("|---|---:|---:|---:|---:|---|")
+    results: dict[str, list[Outcome]] = {}
+    for case, (factor, arguments) in CASES.items():
+        results[case] = [outcome(factor, arguments, options, repeat) for repeat in range(options.repeats)]
+        print(row(case, results[case]), flush=True)
+    slow = [result for case, found in results.items() if CASES[case][0] > 1 for result in found]
+    holds = all(r.named_after is not None and r.named_after <= 50 for r in slow)
+    clean = not any(r.wrongly for found in results.values() for r in found)
+    print(f"\nevery slow rank named within 50 steps: {'holds' if holds else 'FAILS'}")
+    print(f"no rank named wrongly: {'holds' if clean else 'FAILS'}")
+    return 0 if holds and clean else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How soon a slow rank is named.")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=4)
+    return parser.parse_args()
+
+
+def about(options: argparse.Namespace) -> str:
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{options.repeats} runs of {STEPS} steps for each row, {options.workers} workers on {cores} cores, load "
+        f"{os.getloadavg()[0]:.1f} at the start; python {platform.python_version()}, torch {version('torch')}"
+    )
+
+
+def outcome(factor: float, arguments: tuple[str, ...], options: argparse.Namespace, repeat: int) -> Outcome:
+    """Run one case; the slow rank is another one in every repeat."""
+    rank = repeat % options.workers
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = ["-m", "holdfast", "run", "--workers", str(options.workers), "--out", str(out), *arguments, str(TRAIN)]
+        script = ["--", str(STEPS), str(rank), str(SINCE), str(factor)]
+        done = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise SystemExit(f"the run failed:\n{done.stderr[-2000:]}")
+        return judged(out / "history", rank, factor, done.stdout + done.stderr)
+
+
+def judged(history: Path, rank: int, factor: float, output: str) -> Outcome:
+    supervisor = lines(history / "supervisor.jsonl")
+    reports = [line for line in supervisor if line["event"] == "straggler"]
+    right = [line for line in reports if factor > 1 and line["rank"] == rank and line["until"] > SINCE]
+    times = {line["step"]: line["time"] for line in lines(history / "rank-0.jsonl") if line["event"] == "step"}
+    before = (SINCE - 1 - 200) / (times[SINCE - 1] - times[200])
+    after = (STEPS - 1 - 700) / (times[STEPS - 1] - times[700])
+    return Outcome(
+        named_after=min((line["until"] for line in right), default=None) and min(line["until"] for line in right) - SINCE,
+        wrongly=len(reports) - len(right),
+        restarts=sum(line["event"] == "restart" for line in supervisor),
+        speed=after / before,
+        audit="pass" if "audit: pass" in output else "FAIL",
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def row(case: str, results: list[Outcome]) -> str:
+    named = sorted(result.named_after for result in results if result.named_after is not None)
+    when = f"{statistics.median(named):.0f} ({named[0]} to {named[-1]})" if named else "never"
+    speeds = sorted(result.speed for result in results)
+    speed = f"{statistics.median(speeds):.2f} ({speeds[0]:.2f} to {speeds[-1]:.2f})"
+    audits = "pass" if all(result.audit == "pass" for result in results) else "FAIL"
+    wrong, restarts = sum(r.wrongly for r in results), sum(r.restarts for r in results)
+    return f"| {case} | {when} | {wrong} | {restarts} | {speed} | {audits} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
