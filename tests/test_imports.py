@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     ],
     "advice": ["blocks", "cost", "errors", "events"],
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
-    "audit": ["errors", "events", "finding", "history", "memory", "runs", "sampler", "server.audit"],
+    "audit": ["checkpoint", "errors", "events", "finding", "history", "memory", "runs", "sampler", "server.audit"],
     "report": [
         "atomic_write",
         "audit",

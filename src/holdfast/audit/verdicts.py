@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, training_checks
+from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, snapshot_checks, training_checks
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.history.log import TornLine, Where, stream_history
 from holdfast.memory import no_collection
-from holdfast.runs.histories import RunFacts, read_facts
+from holdfast.runs.histories import RunFacts, checkpoints_of, read_facts
 
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
 # Every check by name, in the order in which findings are shown.
@@ -64,10 +64,16 @@ def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Find
 
 
 def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit the run whose event files are at `path`; its settings (`facts`) are read from its run.json if not given."""
+    """Audit the run whose event files are at `path`, and its snapshots if they can be found.
+
+    The settings of the run (`facts`) are read from its run.json if they are not given."""
     with no_collection():
         torn: list[TornLine] = []
-        return audit_files(stream_history(path, torn), torn, facts or read_facts(path))
+        findings = audit_files(stream_history(path, torn), torn, facts or read_facts(path))
+    check = snapshot_checks.snapshots_hold_every_row_once
+    place = checkpoints_of(path)
+    verdict = check(place) if place else None
+    return (*findings, Finding(check.__name__, *verdict)) if verdict else findings
 
 
 def audit_files(

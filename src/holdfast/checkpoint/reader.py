@@ -20,6 +20,10 @@ from holdfast.errors import Corrupt
 POSITION, LAYOUT = "position", "layout"  # reserved keys of extra.json
 
 
+class IncompleteSnapshot(Corrupt):
+    """The files of a snapshot, as they were committed, do not hold every row of every tensor exactly once."""
+
+
 class SnapshotReader:
     """A committed snapshot, whose tensors are read and verified on demand.
 
@@ -85,6 +89,14 @@ class SnapshotReader:
             self._shard(rank).check()
         self._check_coverage()
 
+    def check_rows(self) -> None:
+        """Check from the headers of all files that every row of every tensor was saved exactly once.
+
+        Raise IncompleteSnapshot if not, and Corrupt if a header is damaged. Values are not read."""
+        for rank in range(len(self.manifest.shards)):
+            self._open(rank)
+        self._check_coverage()
+
     def _add(self, result: dict[str, Array], name: str, rank: int, value: Array) -> None:
         """Add `value`, which is the part of the tensor `name` that `rank` saved, to the tensor in `result`."""
         tensor = self.layout[name]
@@ -114,14 +126,16 @@ class SnapshotReader:
         return rows[(slice(None), *within(wanted[1:], part[1:]))]
 
     def _shard(self, rank: int) -> ShardFile:
-        """Return the file of `rank`; raise Corrupt if its tensors differ from the layout of the snapshot."""
         if rank not in self._shards:
-            count = len(self.manifest.shards)
-            name = shard_name(self.step, rank, count)
-            shard = ShardFile(self._store, name, self.manifest.shards[rank], self._progress)
-            self._check_entries(shard, rank)
-            self._shards[rank] = shard
+            self._shards[rank] = self._open(rank)
         return self._shards[rank]
+
+    def _open(self, rank: int) -> ShardFile:
+        """Open the file of `rank`; raise IncompleteSnapshot if its tensors differ from the layout of the snapshot."""
+        name = shard_name(self.step, rank, len(self.manifest.shards))
+        shard = ShardFile(self._store, name, self.manifest.shards[rank], self._progress)
+        self._check_entries(shard, rank)
+        return shard
 
     def _check_entries(self, shard: ShardFile, rank: int) -> None:
         boxes = {name: tensor.box(rank) for name, tensor in self.layout.items()}
@@ -129,17 +143,17 @@ class SnapshotReader:
         actual = {name: (entry.dtype, entry.shape) for name, entry in shard.entries.items()}
         if actual != expected:
             name = min(name for name in {*actual, *expected} if actual.get(name) != expected.get(name))
-            raise Corrupt(
+            raise IncompleteSnapshot(
                 f"{shard.name} does not hold the part of {name!r:.200} that rank {rank} was to save: fall back to an older "
                 "snapshot."
             )
 
     def _check_coverage(self) -> None:
-        """Raise Corrupt unless the parts of all ranks cover every tensor exactly once."""
+        """Raise IncompleteSnapshot unless the parts of all ranks cover every tensor exactly once."""
         for name, tensor in self.layout.items():
             covered = sum(_volume(part) for _, part in tensor.parts(tensor.whole))
             if covered != _volume(tensor.whole):
-                raise Corrupt(
+                raise IncompleteSnapshot(
                     f"{name} has {_volume(tensor.whole)} values, of which {covered} were saved: use an older one."
                 )
 
@@ -152,7 +166,7 @@ def _parse_layout(name: str, value: Any, count: int) -> dict[str, ShardedTensor]
     try:
         layout = sharding.from_json(value, count)
     except Corrupt as error:
-        raise Corrupt(f"{name}: {error}") from error
+        raise IncompleteSnapshot(f"{name}: {error}") from error
     if unknown := [tensor.dtype for tensor in layout.values() if not payload.is_dtype(tensor.dtype)]:
         raise Corrupt(
             f"{name} has a tensor of dtype {unknown[0]!r:.200}, which is unknown: fall back to an older snapshot."

@@ -43,7 +43,7 @@ def demo(
     for demo_run in parts.run(out):
         shown.append(demo_run)
         say(f"{demo_run.name}: {demo_run.verdict.line}; audit: {worst(demo_run.findings)}")
-    say("\nWas it correct? The audit of the last run, from its history alone:")
+    say("\nWas it correct? The audit of the last run, from its history:")
     print_findings(shown[-1].findings)
     say("\nWhat did it cost?")
     print_compared(compare.compare({demo_run.name: demo_run.spent for demo_run in shown}))

@@ -65,10 +65,26 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
         yield RunHistory(files, config)
 
 
+def checkpoints_of(path: Where) -> str | None:
+    """Return the path or URL of the checkpoints of the run at `path`, or None if the run has no place for them."""
+    for folder in _run_folders(path):
+        with suppress(OSError, ValueError):
+            data = json.loads((folder / RUN).read_text())
+            if isinstance(data, dict) and isinstance(place := data.get("checkpoints"), str):
+                return place
+        if (folder / "checkpoints").is_dir():
+            return str(folder / "checkpoints")
+    return None
+
+
+def _run_folders(path: Where) -> list[Path]:
+    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
+    return list(dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths))
+
+
 def read_facts(path: Where) -> RunFacts | None:
     """Return the settings that an audit needs from the first readable run.json in the folders `path`, or None."""
-    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
-    for folder in dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths):
+    for folder in _run_folders(path):
         with suppress(OSError, ValueError):
             data = json.loads((folder / RUN).read_text())
             if isinstance(data, dict):
