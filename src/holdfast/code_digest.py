@@ -27,6 +27,16 @@ def code_digest(*sources: Path) -> str:
     return digest.hexdigest()
 
 
+def modules_digest(*names: str) -> str:
+    """Return a digest of the source files of the modules `names` of holdfast, without those that they import."""
+    digest = xxh3_128()
+    for name in sorted(names):
+        path = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
+        digest.update(name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def object_digest(model: Any) -> str:
     """Return a digest of the source files of the classes of `model`, or a random digest if a class has no file."""
     sources = set()

@@ -1,7 +1,8 @@
 """Output that all commands share: one-line errors on stderr, plain text on stdout, and progress bars."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
     from holdfast.lab.experiment import Meter, Progress
+
+LINE_EVERY = 15.0  # seconds between two lines of progress, if stderr is not a terminal
 
 Script = Annotated[
     str, typer.Argument(help="A Python script that calls holdfast.attach(), or with -m a module that does.")
@@ -60,14 +63,34 @@ def size(count: int) -> str:
 
 @contextmanager
 def meter() -> "Iterator[Meter]":
-    """Yield a function that adds a progress bar on stderr; nothing is shown if stderr is not a terminal."""
+    """Yield a function that adds a progress bar on stderr, or if stderr is not a terminal, prints a line now and then."""
     with progress_bars() as bars:
 
         def begin(what: str, total: int) -> "Progress":
+            if bars.disable:
+                return progress_lines(what, total)
             task = bars.add_task(what, total=total)
             return lambda done: bars.advance(task, done)
 
         yield begin
+
+
+def progress_lines(what: str, total: int, clock: Callable[[], float] = time.monotonic) -> "Progress":
+    """Return a function that counts up to `total` and prints the count, the rate and the remaining time on stderr.
+
+    It prints one line in `LINE_EVERY` seconds, and none before."""
+    begin = printed = clock()
+    count = 0
+
+    def advance(done: int) -> None:
+        nonlocal count, printed
+        count, now = count + done, clock()
+        if now >= printed + LINE_EVERY:
+            printed, rate = now, count / (now - begin)
+            left = f"{(total - count) / rate:.0f} s left" if rate else "nothing done yet"
+            typer.echo(f"{what}: {count:,} of {total:,}, {rate:.3g} a second, {left}", err=True)
+
+    return advance
 
 
 def progress_bars() -> "Bars":

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from holdfast.lab.sharded.claims import claims
-from holdfast.lab.sharded.measured_costs import MeasuredCosts, distance_key, lag_key, rate_key
+from holdfast.lab.sharded.measured_costs import MeasuredCosts, with_lags
 from holdfast.lab.sharded.shard_failures import (
     AVERAGED,
     FRESH,
-    LOST,
     NOISE,
     QUICK,
     ROLLBACK,
@@ -18,8 +18,10 @@ from holdfast.lab.sharded.shard_failures import (
     STRATEGIES,
     WHOLE,
     failures,
+    measured_steps,
     trials,
 )
+from holdfast.lab.sharded.trial_keys import curve_key, curve_steps, distance_key, lag_key, loss_key, rate_key
 from holdfast.theory.bounds import iteration_cost_bound
 
 SIZE = replace(QUICK, seeds=3)
@@ -59,7 +61,7 @@ def test_every_claim_has_its_verdict_for_each_interval() -> None:
 
 def test_an_inexact_shadow_refutes_the_claim_on_replay() -> None:
     measured = costs()
-    wrong = {lag_key(trial): 3.0 for lost in LOST for trial in measured.trials(SHADOW, lost)}
+    wrong = {lag_key(trial): 3.0 for lost in SHADOW.losses for trial in measured.trials(SHADOW, lost)}
     (claim,) = (
         claim for claim in claims(replace(measured, known={**measured.known, **wrong})) if claim.id == "replay-exact"
     )
@@ -77,3 +79,18 @@ def test_the_bound_is_that_of_the_theorem_for_the_perturbation_of_the_weights() 
 def test_strategies_have_different_names() -> None:
     assert len({strategy.name for strategy in STRATEGIES}) == len(STRATEGIES)
     assert NOISE in STRATEGIES
+
+
+def test_a_lag_is_computed_from_the_losses_of_the_trial_and_of_the_undisturbed_run() -> None:
+    def loss(step: int) -> float:
+        return 2 + 3 * float(np.exp(-step / 400))
+
+    known = {curve_key(seed, step): loss(step) for seed in range(SIZE.seeds) for step in curve_steps(SIZE)}
+    for seed in range(SIZE.seeds):
+        for failure in failures(SIZE, 0, seed):
+            for trial in trials(SIZE, failure):
+                late = 7 if trial.strategy == WHOLE else 0
+                known |= {loss_key(trial, step): loss(step - late) for step in measured_steps(SIZE, failure.step)}
+    costs = MeasuredCosts(SIZE, 0, with_lags(SIZE, 0, known))
+    assert costs.lags(WHOLE, HALF, 64) == pytest.approx(7, abs=0.7)
+    assert costs.lags(FRESH, HALF, 64) == pytest.approx(0, abs=1e-6)

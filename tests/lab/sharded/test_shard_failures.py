@@ -11,13 +11,16 @@ from holdfast.lab.sharded.shard_failures import (
     LOST,
     NOISE,
     QUICK,
+    REPEATED_SPACING,
     ROLLBACK,
     WORLD_SIZE,
     TradeoffSize,
     failures,
+    measured_steps,
     repeated_failures,
     trials,
 )
+from holdfast.lab.sharded.trial_keys import curve_steps, planned_steps, repeated_steps
 
 
 @pytest.mark.parametrize("size", [FULL, QUICK])
@@ -27,9 +30,29 @@ def test_early_failures_are_in_the_warm_up_and_late_ones_after_the_longest_inter
         assert [failure.phase for failure in planned].count(LATE) == size.late
         for failure in planned:
             assert (failure.step < size.model.warm_up) == (failure.phase != LATE)
-            assert failure.step + size.follow < size.steps
+            assert measured_steps(size, failure.step)[-1] < size.steps
             if failure.phase == LATE:
                 assert failure.step >= max(size.intervals)
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK])
+def test_losses_after_a_failure_average_only_weights_from_after_the_failure_has_settled(size: TradeoffSize) -> None:
+    for step in range(300, 340):
+        steps = measured_steps(size, step)
+        assert len(steps) == size.losses
+        assert step + size.settle <= steps[0] - size.averaged < step + size.settle + size.spacing
+        assert set(steps) <= set(curve_steps(size))  # the undisturbed run is measured there too
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK])
+def test_the_last_loss_of_a_long_run_is_measured_at_its_end(size: TradeoffSize) -> None:
+    assert size.repeated_steps % (REPEATED_SPACING * size.spacing) == 0
+    assert set(repeated_steps(size)) <= set(curve_steps(size))
+
+
+def test_the_full_experiment_judges_its_claims_on_eight_failures_and_trains_fewer_than_45_000_steps() -> None:
+    assert FULL.seeds * (FULL.early + FULL.late) >= 8
+    assert sum(planned_steps(FULL, 0).values()) < 45_000
 
 
 def test_a_larger_loss_contains_the_smaller_ones() -> None:
@@ -42,7 +65,7 @@ def test_a_larger_loss_contains_the_smaller_ones() -> None:
 def test_a_failure_has_a_trial_for_every_lost_part_and_interval_that_matters() -> None:
     (failure, *_) = failures(FULL, 0, 0)
     planned = list(trials(FULL, failure))
-    assert len(planned) == 3 + 2 * 9 + 5 * 3 + 1
+    assert len(planned) == 3 + 2 * 9 + 4 * 3 + 1 + 1
     assert {(trial.lost, trial.interval) for trial in planned if trial.strategy == ROLLBACK} == {
         (Fraction(0), interval) for interval in FULL.intervals
     }

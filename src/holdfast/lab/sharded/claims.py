@@ -8,14 +8,13 @@ import numpy as np
 from holdfast.lab import confidence
 from holdfast.lab.result import Claim, ResultTable, Value
 from holdfast.lab.sharded.lag import LossCurve, lag
-from holdfast.lab.sharded.measured_costs import MeasuredCosts, lag_key
+from holdfast.lab.sharded.measured_costs import MeasuredCosts
 from holdfast.lab.sharded.shard_failures import (
     AVERAGED,
     COMPUTED,
     EARLY,
     FRESH,
     LATE,
-    LOST,
     NOISE,
     REPEATED,
     SHADOW,
@@ -25,6 +24,7 @@ from holdfast.lab.sharded.shard_failures import (
     ShardTrial,
     repeated_failures,
 )
+from holdfast.lab.sharded.trial_keys import lag_key
 
 SOURCE = "our goal, fixed before the runs"
 AT_MOST = (  # the most that a recovery may cost, as a part of what a rollback costs
@@ -49,7 +49,8 @@ def claims(costs: MeasuredCosts) -> list[Claim]:
             )
             ident = f"{strategy.name}-{lost.numerator}-of-{lost.denominator}-every-{interval}"
             made.append(Claim.of_estimate(ident, words, SOURCE, (None, most), costs.ratio(strategy, lost, interval)))
-    shadows, floor = np.concatenate([costs.lags(SHADOW, lost) for lost in LOST]), costs.noise_floor
+    shadows = np.concatenate([costs.lags(SHADOW, lost) for lost in SHADOW.losses])
+    floor = costs.noise_floor
     words = f"{SHADOW.words}: mean lag in steps, within the noise floor of {floor:.2g} steps"
     return [*made, Claim.of_estimate("replay-exact", words, SOURCE, (-floor, floor), confidence.mean(shadows))]
 
@@ -100,7 +101,7 @@ def _cases(costs: MeasuredCosts, strategy: ShardStrategy) -> list[tuple[Fraction
     """Return the lost fractions and snapshot intervals with which `strategy` was measured."""
     return [
         (lost, interval)
-        for lost in (LOST if strategy.loses_shards else (Fraction(0),))
+        for lost in strategy.losses
         for interval in (costs.size.intervals if strategy.needs_snapshot else (0,))
     ]
 

@@ -9,6 +9,7 @@ import numpy as np
 from holdfast.lab import confidence
 from holdfast.lab.plot_style import legend, new_figure
 from holdfast.lab.result import Row
+from holdfast.lab.sharded.shard_failures import LOST
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def _cost(trials: Sequence[Row]) -> "Figure":
         for place, name in enumerate(name for name in COLOURS if name not in ("rollback", "noise")):
             _draw_lags(axes, [row for row in own if row["strategy"] == name], name, 0.06 * (place - 3))
         axes.set_yscale("symlog", linthresh=1)
-        axes.set_xticks(range(3), ["1/8", "1/4", "1/2"])
+        axes.set_xticks(range(len(LOST)), [str(lost) for lost in LOST])
         axes.set_xlabel("part of the ranks that was lost")
         axes.set_title(f"snapshot every {interval} steps", fontsize=10)
     places[0].set_ylabel("steps behind the undisturbed run")
@@ -71,7 +72,7 @@ def _draw_lags(axes: "Axes", rows: Sequence[Row], name: str, shift: float) -> No
     ]
     values = [mean.value for mean in means]
     ends = [[mean.value - mean.low for mean in means], [mean.high - mean.value for mean in means]]
-    at = [place + shift for place in range(len(losses))]
+    at = [LOST.index(lost) + shift for lost in losses]
     axes.errorbar(
         at, values, yerr=np.nan_to_num(ends), fmt="o", markersize=4, capsize=2, color=COLOURS[name], label=name
     )

@@ -1,8 +1,13 @@
 """The lag of a disturbed training run: how many steps it is behind the undisturbed run on the same batches.
 
 Both runs see the same batches and are measured on the same text, so most noise is in both and cancels in the
-difference of their losses. The trend of the undisturbed run translates this excess loss into steps: the lag is the
+difference of their losses. A loss is that of the mean of the weights over some steps, which leaves out what single
+steps add and take away again. The trend of the undisturbed run translates this excess loss into steps: the lag is the
 number of steps by which the trend must be delayed to be as much higher.
+
+The loss of a run falls ever more slowly, so the trend at a step is a line through the losses within a quarter of that
+step: near the end of a run, a narrower range has more noise than slope, and a flat part would turn any excess into a
+long lag.
 """
 
 from collections.abc import Sequence
@@ -14,7 +19,8 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
 
-SMOOTHED = 5  # losses that are averaged before the trend is fitted
+WITHIN = 0.25  # of the step at which the trend is fitted
+FEWEST = 3  # losses on each side of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +44,23 @@ class LossCurve:
 
 
 def trend(curve: LossCurve) -> LossCurve:
-    """Return the falling curve that is nearest to `curve`, of which running means are taken first."""
+    """Return the falling curve that is nearest to the lines fitted to `curve` around each of its points."""
     from scipy.optimize import isotonic_regression  # takes half a second
 
-    width = min(SMOOTHED, len(curve.steps))
-    window = np.ones(width) / width
-    steps, losses = (np.convolve(values, window, "valid") for values in (curve.steps, curve.losses))
-    return LossCurve(steps, np.asarray(isotonic_regression(losses, increasing=False).x))
+    return LossCurve(curve.steps, np.asarray(isotonic_regression(_fitted_lines(curve), increasing=False).x))
+
+
+def _fitted_lines(curve: LossCurve) -> Floats:
+    """Return at each step of `curve` the value of a line that is fitted to the losses nearby; near ones count more."""
+    steps = np.asarray(curve.steps, dtype=np.float64)
+    spacing = float(np.diff(steps).max(initial=1.0))
+    away = steps[None, :] - steps[:, None]
+    weights = np.clip(1 - np.abs(away) / np.maximum(WITHIN * steps, (FEWEST + 1) * spacing)[:, None], 0, None)
+    total, first, second = weights.sum(axis=1), (weights * away).sum(axis=1), (weights * away**2).sum(axis=1)
+    levels, tilts = weights @ curve.losses, (weights * away) @ curve.losses
+    spread = total * second - first**2
+    lines = second * levels - first * tilts
+    return np.asarray(np.where(spread > 0, lines / np.where(spread > 0, spread, 1), levels / total))
 
 
 def lag(reference: LossCurve, run: LossCurve) -> float:

@@ -1,4 +1,4 @@
-"""The measured numbers of sharded-tradeoff: their keys in the log of trials, and the costs and rows read from it."""
+"""The costs of the failures of sharded-tradeoff, and its rows, computed from the measured numbers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,41 +10,49 @@ from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.result import Row
-from holdfast.lab.sharded.lag import LossCurve
+from holdfast.lab.sharded.lag import LossCurve, lag
 from holdfast.lab.sharded.shard_failures import (
     COMPUTED,
     NOISE,
     REPEATED,
-    REPEATED_SPACING,
     ROLLBACK,
     ShardStrategy,
     ShardTrial,
     TradeoffSize,
     failures,
+    measured_steps,
     repeated_failures,
     trials,
+)
+from holdfast.lab.sharded.trial_keys import (
+    curve_key,
+    curve_steps,
+    distance_key,
+    lag_key,
+    loss_key,
+    rate_key,
+    repeated_key,
+    repeated_steps,
 )
 from holdfast.theory.bounds import iteration_cost_bound
 
 
-def lag_key(trial: ShardTrial) -> str:
-    return f"{trial.key}/lag"
+def with_lags(size: TradeoffSize, seed: int, known: Mapping[str, float]) -> dict[str, float]:
+    """Return the measured numbers `known`, and the lag of every trial computed from its losses."""
+    lags = dict[str, float]()
+    for run in range(size.seeds):
+        reference = undisturbed(size, known, run)
+        for failure in failures(size, seed, run):
+            steps = measured_steps(size, failure.step)
+            for trial in trials(size, failure):
+                losses = LossCurve.of([(step, known[loss_key(trial, step)]) for step in steps])
+                lags[lag_key(trial)] = lag(reference, losses)
+    return {**known, **lags}
 
 
-def curve_key(seed: int, step: int) -> str:
-    return f"{seed}/undisturbed/{step}"
-
-
-def rate_key(seed: int) -> str:
-    return f"{seed}/undisturbed/c"
-
-
-def distance_key(seed: int) -> str:
-    return f"{seed}/undisturbed/distance"
-
-
-def repeated_key(seed: int, rate: float, strategy: str, step: int) -> str:
-    return f"{seed}/repeated/{rate}/{strategy}/{step}"
+def undisturbed(size: TradeoffSize, known: Mapping[str, float], run: int) -> LossCurve:
+    """Return the validation losses of run number `run` without failures."""
+    return LossCurve.of([(step, known[curve_key(run, step)]) for step in curve_steps(size)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,7 @@ class MeasuredCosts:
 
     def curve(self, seed: int) -> LossCurve:
         """Return the validation losses of run `seed` without failures."""
-        steps = range(0, self.size.steps + 1, self.size.measure_every)
-        return LossCurve.of([(step, self.known[curve_key(seed, step)]) for step in steps])
+        return undisturbed(self.size, self.known, seed)
 
     def bound(self, trial: ShardTrial) -> float:
         """Return the cost that Theorem 3.2 allows for the perturbation of the weights; NaN if the run did not converge."""
@@ -151,11 +158,6 @@ class MeasuredCosts:
                 yield {
                     "kind": "repeated", "run": seed, "rate": rate, "strategy": strategy.name, "step": step, "loss": loss
                 }  # fmt: skip
-
-
-def repeated_steps(size: TradeoffSize) -> list[int]:
-    """Return the steps of a long run at which its loss is measured."""
-    return [*range(0, size.repeated_steps, REPEATED_SPACING * size.measure_every), size.repeated_steps]
 
 
 def progress_under_rollback(lost: list[bool], interval: int) -> list[int]:

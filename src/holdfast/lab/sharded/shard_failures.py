@@ -8,29 +8,33 @@ import numpy as np
 
 WORLD_SIZE = 8
 LOST = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2))  # of the ranks
+NOTHING = (Fraction(0),)
+HALF = LOST[-1:]  # a larger loss contains the smaller ones
 EARLY, LATE = "early", "late"
-REPEATED_SPACING = 5  # long runs are measured less often, by this factor
+REPEATED_SPACING = 4  # long runs are measured less often, by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStrategy:
-    """A way to recover from the loss of shards. `needs_snapshot`: the result depends on the newest snapshot."""
+    """A way to recover from the loss of shards. `needs_snapshot`: the result depends on the newest snapshot.
+
+    `losses` are the parts of the ranks that are lost in its trials; only 0 if what is lost makes no difference."""
 
     name: str
     words: str
     needs_snapshot: bool = False
-    loses_shards: bool = True  # the result depends on which shards were lost
+    losses: tuple[Fraction, ...] = LOST
 
 
-ROLLBACK = ShardStrategy("rollback", "all ranks return to the snapshot", needs_snapshot=True, loses_shards=False)
+ROLLBACK = ShardStrategy("rollback", "all ranks return to the snapshot", needs_snapshot=True, losses=NOTHING)
 WHOLE = ShardStrategy("whole", "the whole lost shard from the snapshot (SCAR)", needs_snapshot=True)
 FRESH = ShardStrategy("fresh", "gathered weights, moments from the snapshot", needs_snapshot=True)
 AVERAGED = ShardStrategy("fresh-averaged", "gathered weights, first moments 0, second the mean of surviving rows")
 ZEROED = ShardStrategy("fresh-zeroed", "gathered weights, both moments 0")
 ZERO_WEIGHTS = ShardStrategy("zero-weights", "weights 0, moments as in fresh-averaged")
 NEIGHBOURS = ShardStrategy("neighbours", "the mean of the neighbours' rows (CheckFree)")
-SHADOW = ShardStrategy("shadow", "a shadow that made the owner's steps (replay)")
-NOISE = ShardStrategy("noise", "nothing is lost, all weights are rounded to bfloat16", loses_shards=False)
+SHADOW = ShardStrategy("shadow", "a shadow that made the owner's steps (replay)", losses=HALF)
+NOISE = ShardStrategy("noise", "nothing is lost, all weights are rounded to bfloat16", losses=NOTHING)
 STRATEGIES = (ROLLBACK, WHOLE, FRESH, AVERAGED, ZEROED, ZERO_WEIGHTS, NEIGHBOURS, SHADOW, NOISE)
 REPEATED = (WHOLE, FRESH, AVERAGED, NEIGHBOURS)  # those that long runs with many failures train
 COMPUTED = (ROLLBACK, SHADOW)  # those whose long runs follow from the undisturbed run: exact, some steps later or not
@@ -60,8 +64,10 @@ class TradeoffSize:
     late: int  # failures of a run after that
     intervals: tuple[int, ...]  # steps between two snapshots
     steps: int  # of the undisturbed run
-    follow: int  # steps after a failure; the lag is measured in the second half
-    measure_every: int
+    settle: int  # steps after a failure whose weights are not measured
+    averaged: int  # steps; a loss is that of the mean of the weights after each of them
+    spacing: int  # steps between two losses
+    losses: int  # measured after a failure
     rates: tuple[float, ...]  # repeated failures: the chance of a rank to fail in a step
     repeated_seeds: int  # runs with repeated failures
     repeated_steps: int
@@ -69,18 +75,20 @@ class TradeoffSize:
 
 
 FULL = TradeoffSize(
-    model=GptSize(width=896, layers=12, heads=14, context=256, batch=16, rate=6e-4, warm_up=200),
+    model=GptSize(width=1024, layers=8, heads=16, context=256, batch=16, rate=6e-4, warm_up=200),
     text=64_000_000,
     seeds=2,
     early=1,
     late=3,
     intervals=(50, 200, 1000),
-    steps=2200,
-    follow=128,
-    measure_every=8,
+    steps=2192,
+    settle=48,
+    averaged=16,
+    spacing=16,
+    losses=3,
     rates=(0.0006, 0.0025, 0.01),
     repeated_seeds=1,
-    repeated_steps=1500,
+    repeated_steps=832,
     repeated_interval=200,
 )
 QUICK = TradeoffSize(
@@ -91,11 +99,13 @@ QUICK = TradeoffSize(
     late=1,
     intervals=(16, 64, 256),
     steps=480,
-    follow=48,
-    measure_every=4,
+    settle=16,
+    averaged=8,
+    spacing=8,
+    losses=3,
     rates=(0.0006, 0.01),
     repeated_seeds=1,
-    repeated_steps=400,
+    repeated_steps=320,
     repeated_interval=64,
 )
 
@@ -139,9 +149,9 @@ class ShardTrial:
 def failures(size: TradeoffSize, experiment_seed: int, seed: int) -> list[ShardFailure]:
     """Return the failures of run `seed`: early ones in the warm-up, late ones after the longest snapshot interval."""
     rng = np.random.default_rng((experiment_seed, seed))
-    warm_up, last = size.model.warm_up, size.steps - size.follow - size.measure_every
+    warm_up, last = size.model.warm_up, size.steps - measured_steps(size, 0)[-1] - size.spacing
     early = rng.integers(warm_up // 3, warm_up, size.early).tolist()
-    late = rng.integers(max(warm_up, *size.intervals), last, size.late).tolist()
+    late = _spread(rng, max(warm_up, *size.intervals), last, size.late)
     phases = [EARLY] * size.early + [LATE] * size.late
     return [
         ShardFailure(seed, phase, step, tuple(rng.permutation(WORLD_SIZE).tolist()))
@@ -149,10 +159,22 @@ def failures(size: TradeoffSize, experiment_seed: int, seed: int) -> list[ShardF
     ]
 
 
+def _spread(rng: np.random.Generator, first: int, last: int, count: int) -> list[int]:
+    """Return `count` random steps from `first` to before `last`, one in each of as many equal parts."""
+    part = (last - first) // count
+    return [first + number * part + int(rng.integers(part)) for number in range(count)]
+
+
+def measured_steps(size: TradeoffSize, step: int) -> list[int]:
+    """Return the steps after which losses are measured in a trial whose failure is before `step`."""
+    first = -(-(step + size.settle + size.averaged) // size.spacing) * size.spacing
+    return [first + number * size.spacing for number in range(size.losses)]
+
+
 def trials(size: TradeoffSize, failure: ShardFailure) -> Iterator[ShardTrial]:
     """Yield every trial of a failure: all strategies, lost parts and snapshot intervals that make a difference."""
     for strategy in STRATEGIES:
-        for lost in LOST if strategy.loses_shards else (Fraction(0),):
+        for lost in strategy.losses:
             for interval in size.intervals if strategy.needs_snapshot else (0,):
                 yield ShardTrial(failure, strategy, lost, interval)
 

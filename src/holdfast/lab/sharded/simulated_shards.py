@@ -84,7 +84,7 @@ class SimulatedShadow:
         """Make the optimizer step of every rank from the whole, clipped `gradients` of all parameters."""
         for rank, optimizer in enumerate(self._ranks):
             group = optimizer.param_groups[0]
-            group["lr"] = rate
+            group["lr"].fill_(rate)
             for copy, gradient, bounds in zip(group["params"], gradients, self._bounds, strict=True):
                 copy.grad = gradient[slice(*bounds[rank])].clone()
             optimizer.step()
