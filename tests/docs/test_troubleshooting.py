@@ -1,0 +1,46 @@
+"""The messages that the page on troubleshooting quotes are those of the program."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import holdfast
+from holdfast.audit.verdicts import CHECKS
+from repository import ROOT
+
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+QUOTED = re.findall(r"^> (.*)", PAGE, flags=re.M)
+
+
+@cache
+def texts_of_the_source() -> str:
+    """Return all text literals of the source, one per line; literals that Python joins are joined."""
+    trees = (ast.parse(path.read_text()) for path in Path(holdfast.__file__).parent.rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def test_every_quoted_message_is_in_the_source() -> None:
+    pieces = [piece.strip(" ,") for quote in QUOTED for piece in quote.split("...")]
+    assert len(QUOTED) > 10
+    missing = [piece for piece in pieces if piece and not piece.startswith("audit: ")]
+    assert [piece for piece in missing if piece not in texts_of_the_source()] == []
+
+
+def test_messages_in_tables_are_in_the_source() -> None:
+    for message in (
+        "was suspended for",
+        "the disk is full: waiting up to",
+        "this is a limit of the machine",
+        "is not possible here",
+    ):
+        assert f"`{message}`" in PAGE
+        assert message in texts_of_the_source()
+
+
+def test_the_checks_that_it_explains_exist() -> None:
+    table = PAGE.partition("| check that failed |")[2].partition("\n\n")[0]
+    named = [row.replace(" ", "_") for row in re.findall(r"^\| ([a-z ]+) \|", table, flags=re.M)]
+    assert len(named) > 4
+    assert [name for name in named if name not in CHECKS] == []
