@@ -76,7 +76,17 @@ def outcome(factor: float, arguments: tuple[str, ...], options: argparse.Namespa
     rank = repeat % options.workers
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = ["-m", "holdfast", "run", "--workers", str(options.workers), "--out", str(out), *arguments, str(TRAIN)]
+        command = [
+            "-m",
+            "holdfast",
+            "run",
+            "--workers",
+            str(options.workers),
+            "--out",
+            str(out),
+            *arguments,
+            str(TRAIN),
+        ]
         script = ["--", str(STEPS), str(rank), str(SINCE), str(factor)]
         done = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, timeout=300)
         if done.returncode:
@@ -92,7 +102,8 @@ def judged(history: Path, rank: int, factor: float, output: str) -> Outcome:
     before = (SINCE - 1 - 200) / (times[SINCE - 1] - times[200])
     after = (STEPS - 1 - 700) / (times[STEPS - 1] - times[700])
     return Outcome(
-        named_after=min((line["until"] for line in right), default=None) and min(line["until"] for line in right) - SINCE,
+        named_after=min((line["until"] for line in right), default=None)
+        and min(line["until"] for line in right) - SINCE,
         wrongly=len(reports) - len(right),
         restarts=sum(line["event"] == "restart" for line in supervisor),
         speed=after / before,

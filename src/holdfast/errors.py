@@ -48,5 +48,13 @@ class InitialWeightsLost(StorageFailed):
     """No snapshot can be used, and reading them has overwritten the initial weights; start the script again."""
 
 
+class StateCorrupted(HoldfastError):
+    """A bit of the state of a rank has changed by itself: that of rank `rank`, or of one that is not known (None)."""
+
+    def __init__(self, message: str, rank: int | None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class WorkerLost(HoldfastError):
     """A worker process died before its work was done; see its log."""

@@ -42,6 +42,18 @@ causes = st.one_of(
 )
 
 
+def test_a_corruption_is_the_failure_of_the_rank_whose_state_is_wrong() -> None:
+    text = "rank 2 had another state than the other 2 ranks (weight) before step 100"
+    for culprit, rank in ((2, 2), (None, -1)):
+        raised = RaisedException(text, "", 1.0, "corruption", culprit=culprit)
+        killed = WorkerExit(rank=1, local_rank=1, exit=-signal.SIGKILL)
+        workers = [WorkerExit(rank=0, local_rank=0, exit=1, raised=raised), killed, WorkerExit(rank=2, local_rank=2, exit=None, step=103)]  # fmt: skip
+        found = first_failure(workers)
+        assert (found.kind, found.rank, found.line) == ("corruption", rank, text)
+        assert not found.is_error
+        assert RestartPolicy(3, None).after(found, None) is None
+
+
 def test_a_worker_that_leaves_its_loop_with_0_is_tried_once_more_and_then_the_script_is_blamed() -> None:
     peer = WorkerExit(
         rank=0, local_rank=0, exit=1, raised=RaisedException(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from holdfast.events import (
     Attempt,
     Commit,
+    Corruption,
     Done,
     Malformed,
     Open,
@@ -33,6 +34,7 @@ from holdfast.events import (
     Stopped,
     Strike,
     What,
+    Witnessed,
 )
 from holdfast.sampler.digest import Samples
 
@@ -139,6 +141,8 @@ class RankSession:
         self.plan: Plan | None = None
         self.recover: Recover | None = None
         self.orders: list[Order] = []
+        self.witnesses: list[Witnessed] = []
+        self.corruption: Corruption | None = None
         self.commits: list[Commit] = []
         self.end: Done | Stopped | Preempted | None = None
         self.steps = StepColumns()
@@ -219,6 +223,12 @@ class RankSession:
             self.joined_as = self.joined_as if self.recover else what.number
             self.regroups.append((what, len(self.steps)))
             self._may_save = self._may_save or what.members[:1] == (self.rank,)
+        elif isinstance(what, Witnessed):
+            self._check_order(what, 3)
+            self.witnesses.append(what)
+        elif isinstance(what, Corruption):
+            self._check_order(what, 3)
+            self.corruption = what
         elif not isinstance(what, Strike | Other | Malformed):
             self._set_error(f"{self.who} wrote {named(what)} event, which only a supervisor writes")
 

@@ -19,6 +19,7 @@ from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
+    Corruption,
     Detect,
     Event,
     Judged,
@@ -37,7 +38,7 @@ from holdfast.events import (
     rank_of,
 )
 from holdfast.finding import SHOWN, CannotTell, where
-from holdfast.history.lineage import Lineage
+from holdfast.history.lineage import EVERY_STEP, Lineage
 from holdfast.history.log import TornLine
 from holdfast.runs.histories import RunFacts
 from holdfast.sampler.digest import Samples
@@ -166,6 +167,17 @@ class RunRecord:
     def plans(self) -> Sequence[tuple[RankSession, Plan]]:
         """Pairs (worker process, training plan that it recorded), ordered by attempt and rank."""
         return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
+
+    @cached_property
+    def corruptions(self) -> Mapping[int, Corruption]:
+        """The corruption that ended an attempt, by the number of the attempt."""
+        sessions = ((number, session) for number, sessions in self.attempts.items() for session in sessions)
+        return {number: session.corruption for number, session in sessions if session.corruption}
+
+    def trusted_end(self, attempt: int) -> int:
+        """Return the first step of `attempt` whose result may be wrong because a bit had flipped."""
+        corruption = self.corruptions.get(attempt)
+        return EVERY_STEP if corruption is None else corruption.agreed or 0
 
     @property
     def has_trained(self) -> bool:

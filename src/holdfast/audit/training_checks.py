@@ -260,7 +260,7 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
             number = numbers.setdefault(past, len(numbers))
             for session in sessions:
                 void = record.memberships(attempt).void_step(session)
-                last = min(end, session.reached if void is None else void)
+                last = min(end, session.reached if void is None else void, record.trusted_end(attempt))
                 steps = _StepRange(session, max(first, session.first_step), last)
                 if steps.first >= steps.end:
                     continue
@@ -269,7 +269,8 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
                 earlier[number, session.rank] = _add_range(earlier[number, session.rank], steps)
         again = {step for session in sessions for step in session.steps.step[session.steps.step < reached].tolist()}
         found.not_comparable |= again - compared
-        reached = max([reached, *(session.reached for session in sessions if len(session.steps))])
+        ends = (min(session.reached, record.trusted_end(attempt)) for session in sessions if len(session.steps))
+        reached = max(reached, max(ends, default=0))
     return found
 
 
@@ -344,7 +345,8 @@ def _different_states(record: RunRecord, attempt: int) -> str | None:
     first: int | None = None
     for mine, other, a, b in _trained_together(record, attempt):
         one, two = mine.steps.shared[a], other.steps.shared[b]
-        differing = np.flatnonzero((one != 0) & (two != 0) & (one != two))
+        is_trusted = mine.steps.step[a] < record.trusted_end(attempt)
+        differing = np.flatnonzero(is_trusted & (one != 0) & (two != 0) & (one != two))
         if len(differing):
             step = int(mine.steps.step[a][differing[0]])
             first = step if first is None else min(first, step)

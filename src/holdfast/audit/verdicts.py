@@ -4,7 +4,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, snapshot_checks, training_checks
+from holdfast.audit import (
+    corruption_checks,
+    history_checks,
+    loss_checks,
+    restore_checks,
+    sample_checks,
+    snapshot_checks,
+    training_checks,
+)
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
@@ -31,6 +39,7 @@ CHECKS: Mapping[str, Callable[[RunRecord], tuple[Verdict, str]]] = {
         sample_checks.every_sample_trained_once,
         training_checks.every_step_was_trained,
         training_checks.repeated_steps_agree,
+        corruption_checks.no_corruption_remains,
     )
 }
 # Checks that fail if the events of a node are missing.

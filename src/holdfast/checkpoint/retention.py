@@ -31,6 +31,14 @@ def resume(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, tuple[P
     return found, tuple(bad.values())
 
 
+def set_newer_aside(store: Store, step: int, why: str) -> tuple[PassedOver, ...]:
+    """Rename the folders of all snapshots after `step`, so that no run loads them; return them, with the reason `why`."""
+    newer = [saved for saved in manifest.steps(store) if saved > step]
+    for saved in newer:
+        set_aside(store, saved)
+    return tuple(PassedOver(manifest.file_name(saved), why) for saved in newer)
+
+
 def set_aside(store: Store, step: int) -> str:
     """Rename the folder of an unusable snapshot, so that no run loads it, and return the new folder name."""
     taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))

@@ -95,6 +95,14 @@ def run(
             help="Directory or URL (s3://bucket/run) of the snapshots, which all nodes reach.", show_default="in OUT"
         ),
     ] = None,
+    witness_every: Annotated[
+        int | None,
+        _recovery(
+            help="Steps between two comparisons of the whole state of all workers; restart from a good snapshot if a bit "
+            "has flipped. Needs replicated models, or --recovery replay.",
+            show_default="never",
+        ),
+    ] = None,
     extend: Annotated[
         bool, _continuing("--extend", help="Train a run for longer: whole numbers among SCRIPT's arguments may grow.")
     ] = False,
@@ -175,6 +183,7 @@ def run(
             failures=parse_training(inject or ()),
             hang_timeout=hang_timeout,
             replace_slow=replace_slow,
+            witness_every=witness_every,
             checkpoints=checkpoints,
             source=source,
             extend=extend,

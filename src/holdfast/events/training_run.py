@@ -131,6 +131,28 @@ class Strike(NamedTuple):
     changed: str | None = None  # the bit that a flip changes: its tensor, value and number
 
 
+class Witnessed(NamedTuple):
+    """Event: all ranks compared their states before `step`, and none was wrong. The digests are those of this rank."""
+
+    attempt: int
+    step: int
+    digest: str  # of the parameters and optimizer state, or of the rank's shard of them
+    copy: str | None = None  # of its copy of the shard of the rank before it
+
+
+class Corruption(NamedTuple):
+    """Event: the states of `ranks` differ before `step`, although all ranks agreed before step `agreed`."""
+
+    attempt: int
+    step: int
+    agreed: int | None
+    ranks: Sequence[int]
+    culprit: int | None  # the rank that is wrong
+    because: str
+    digests: Sequence[str]  # of the states of all ranks
+    copies: Sequence[str] = ()  # of the copies that they keep
+
+
 class Preempted(NamedTuple):
     """Event: a rank saved its state and stopped, because its supervisor asked it to."""
 
@@ -234,5 +256,7 @@ class Judged(NamedTuple):
     because: str
 
 
-_OfRank: TypeAlias = Attempt | Plan | Order | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
+_OfRank: TypeAlias = (
+    Attempt | Plan | Order | Recover | Step | Save | Strike | Preempted | Stopped | Regroup | Witnessed | Corruption
+)
 TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Straggler | Scale | Preempt | Judged

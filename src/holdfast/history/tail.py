@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import Corrupt
-from holdfast.events import Attempt, Commit, Done, Preempted, Recover, Step, Stopped, Strike
+from holdfast.events import Attempt, Commit, Corruption, Done, Preempted, Recover, Step, Stopped, Strike, Witnessed
 from holdfast.history.log import backwards, require_file, stream_history
 
 RANK_0 = "rank-0.jsonl"
@@ -111,6 +111,18 @@ def last_commit(folder: Path) -> int | None:
             case Recover(restored=int(step)):
                 lowest = step if lowest is None else min(step, lowest)
     return None
+
+
+def unresolved_corruption(folder: Path) -> Corruption | None:
+    """Return the corruption that ended the last attempt in which rank 0 trained, or None if something else ended it."""
+    last = _last(folder / RANK_0, Corruption, Recover)
+    return last if isinstance(last, Corruption) else None
+
+
+def last_witness(folder: Path, rank: int) -> int | None:
+    """Return the step of the last witness that `rank` recorded since it was restored; None if there is none."""
+    last = _last(folder / f"rank-{rank}.jsonl", Witnessed, Recover)
+    return last.step if isinstance(last, Witnessed) else None
 
 
 @dataclass(frozen=True, slots=True)

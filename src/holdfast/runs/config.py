@@ -102,6 +102,8 @@ class RunConfig:
     """The directory or URL of the snapshots; None for the run's own folder."""
     source: WeightsSource | None = None
     """The source of the initial weights; None if the script initializes them."""
+    witness_every: int | None = None
+    """Steps between two comparisons of the whole state of all ranks; None to make none."""
     extend: bool = False
     """True if the run may be longer than the earlier run in its folder."""
 
@@ -127,6 +129,13 @@ class RunConfig:
         for name, least in least_values.items():
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"--{name.replace('_', '-')} must be {least} or more (got {value}).")
+        if self.witness_every is not None and self.witness_every < 1:
+            raise BadInput(f"--witness-every must be 1 or more (got {self.witness_every}).")
+        if self.witness_every is not None and self.keep_last < 2:
+            raise BadInput(
+                "--witness-every needs --keep-last 2 or more (got 1): the newest snapshot may be wrong until all ranks have "
+                "compared their states."
+            )
         if self.hang_timeout is not None and not self.hang_timeout > 0:
             raise BadInput(f"--hang-timeout must be greater than 0 (got {self.hang_timeout:g}).")
         self._check_replace_slow()
@@ -167,6 +176,8 @@ class RunConfig:
             raise BadInput(f"--spares with --recovery restart needs a single node (got {nodes}): leave it out.")
         if is_live and nodes * self.workers < 2:
             raise BadInput(f"--recovery {self.recovery} needs 2 workers or more, so that one survives (got 1).")
+        if self.witness_every is not None and nodes * self.workers < 2:
+            raise BadInput("--witness-every compares the states of workers, so it needs 2 or more (got 1).")
         for failure in self.failures:
             if absent := [rank for rank in failure.targets if not 0 <= rank < nodes * most]:
                 raise BadInput(

@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.errors import HoldfastError, InitialWeightsLost, StorageFailed, WorkerLost
+from holdfast.errors import HoldfastError, InitialWeightsLost, StateCorrupted, StorageFailed, WorkerLost
 from holdfast.finding import counted
 from holdfast.progress import WORDS, Progress
 from holdfast.supervise.verdict import Word
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
-Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
-Origin = Literal["script", "refused", "storage", "peer", "overwritten"]
-"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, a lost peer, or
-damaged snapshots that have overwritten the initial weights of a sharded model."""
+Kind = Literal["exit", "signal", "hang", "error", "storage", "peer", "corruption"]
+Origin = Literal["script", "refused", "storage", "peer", "overwritten", "corruption"]
+"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, a lost peer,
+damaged snapshots that have overwritten the initial weights of a sharded model, or a wrong state."""
 
 # Texts of gloo, NCCL and the store when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
@@ -59,6 +59,7 @@ class RaisedException:
     time: float
     origin: Origin = "script"
     place: str = ""
+    culprit: int | None = None  # the rank whose state is wrong, if that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class FirstFailure:
         return self._line(self.worker)
 
     def _line(self, worker: str) -> str:
-        if self.rank < 0:  # it was on another node, which reports more
+        if self.rank < 0 or self.kind == "corruption":  # another node reports more; a corruption names its ranks
             return self.message
         if self.kind not in ("error", "storage"):
             return f"{worker} {self.message}"
@@ -145,6 +146,10 @@ class FirstFailure:
 
 def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
     """Return the failure that caused all other failures. If several workers raised exceptions, it is the earliest."""
+    if corrupted := next(
+        (worker.raised for worker in exits if worker.raised and worker.raised.origin == "corruption"), None
+    ):
+        return _corruption(corrupted, exits)
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
@@ -165,6 +170,22 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
         origin=first.raised.origin if first.raised else "script",
         place=first.raised.place if first.raised else "",
         pid=first.pid,
+    )
+
+
+def _corruption(raised: RaisedException, exits: Sequence[WorkerExit]) -> FirstFailure:
+    """Return the failure of the rank whose state is wrong, whichever rank reported it; rank -1 if that is not known."""
+    wrong = next((worker for worker in exits if worker.rank == raised.culprit), None)
+    return FirstFailure(
+        kind="corruption",
+        rank=-1 if raised.culprit is None else raised.culprit,
+        local_rank=wrong.local_rank if wrong else -1,
+        exit=None,
+        signal=None,
+        message=raised.message,
+        step=wrong.step if wrong else None,
+        origin="corruption",
+        pid=wrong.pid if wrong else None,
     )
 
 
@@ -267,6 +288,7 @@ def _error_record(error: BaseException, script: str) -> dict[str, Any]:
         "timestamp": str(int(now)),  # torch writes whole seconds
         "time": now,
         "origin": _origin(error),
+        "culprit": error.rank if isinstance(error, StateCorrupted) else None,
         "place": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
     }
     return {"message": {"message": message, "extraInfo": extra}}
@@ -287,10 +309,10 @@ def _parse_error(text: str) -> RaisedException | None:
         extra = message["extraInfo"]
         moment = float(extra.get("time", extra["timestamp"]))
         name = extra.get("origin", "script")
-        origin: Origin = name if name in ("refused", "storage", "peer", "overwritten") else "script"
-        return RaisedException(
-            str(message["message"]), str(extra["py_callstack"]), moment, origin, str(extra.get("place", ""))
-        )
+        origin: Origin = name if name in ("refused", "storage", "peer", "overwritten", "corruption") else "script"
+        culprit = extra.get("culprit") if origin == "corruption" else None
+        place = str(extra.get("place", ""))
+        return RaisedException(str(message["message"]), str(extra["py_callstack"]), moment, origin, place, culprit)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -300,6 +322,8 @@ def _origin(error: BaseException) -> Origin:
         return "overwritten"
     if isinstance(error, StorageFailed):
         return "storage"
+    if isinstance(error, StateCorrupted):
+        return "corruption"
     if isinstance(error, WorkerLost):
         return "peer"
     return "refused" if isinstance(error, HoldfastError) else "script"

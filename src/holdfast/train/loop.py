@@ -37,6 +37,7 @@ from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.save import Saves
 from holdfast.train.step_log import RankPlacement, StepRecorder
 from holdfast.train.stopping import Stopping
+from holdfast.train.witness import Witness
 
 if TYPE_CHECKING:
     from holdfast.train.sharded import ShardedModels  # a slow import
@@ -66,6 +67,7 @@ class Boundary:
     gate: BoundaryGate
     injection: Injection | None  # None if no failures are planned
     live: LiveRecovery | None
+    witness: Witness | None  # None if the states of the ranks are not compared
     recover: Callable[[int, int], Recover]
     _passed_by_some: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
     _free_until: int = 0  # the next boundary at which something is planned
@@ -110,6 +112,8 @@ class Boundary:
             self._follow_membership(self.end, last=True)  # members may have been lost in the last step
             progress.here.phase = Phase.CLOSING
             self._save(self.end, self.plan.position(self.end))
+            if self.witness:
+                self.witness.wait()
             self.saves.close()
             self.ranks.from_rank_0(FINISHED, None if self.ranks.rank else "")  # once the state is durable
         except (Suspended, RanksChanged):
@@ -129,10 +133,11 @@ class Boundary:
 
     def _next_planned(self, step: int) -> int:
         """Return the first step after `step` with work before it: a save, a failure, or the end of an epoch or phase."""
-        if self.saves.is_under_way:
+        if self.saves.is_under_way or (self.witness and self.witness.is_under_way):
             return step + 1
         failure = self.injection.next(step + 1) if self.injection else NEVER
-        return min(self.saves.next, failure, self.phases.seam_after(step))
+        witness = self.witness.next if self.witness else NEVER
+        return min(self.saves.next, witness, failure, self.phases.seam_after(step))
 
     def _cross_with_peers(self, step: int, at: Position) -> float:
         while True:
@@ -164,7 +169,10 @@ class Boundary:
             self._passed_by_some.add(settled)
         if settled is not None or is_divided:
             self.ranks.renumber(rank, size, live.coordination.number)
-            self.saves.regroup(None if last and settled == step else settled)  # all ranks save the last state
+            passed = None if last and settled == step else settled  # all ranks save the last state
+            self.saves.regroup(passed)
+            if self.witness:
+                self.witness.regroup(passed)
             self.stopping.begin(step)
 
     def _do_due(self, step: int, at: Position) -> float:
@@ -172,6 +180,10 @@ class Boundary:
         self._agree_after_epoch(step)
         stall = self._save(step, at) if is_complete and step >= self.saves.next else 0.0
         self.saves.collect()
+        if self.witness:
+            if step >= self.witness.next:
+                self.witness.take(step)
+            self.witness.collect()
         if self.stopping.is_here(step) and is_complete:
             self._stop(step, at)
         if self.injection and self.injection.next(step) == step:
@@ -191,11 +203,15 @@ class Boundary:
         # The generators are saved as they are keyed for the next step: that is what a resumed run starts with.
         rng.set_all(share_key(self.plan, step, self.place.share))
         with progress.during(Phase.SAVING):
+            if self.witness:
+                self.witness.take(step)
             return self.saves.take(step, at, stops=self.stopping.wanted and step < self.plan.steps)
 
     def _stop(self, step: int, at: Position) -> None:
         progress.here.phase = Phase.CLOSING
         self._save(step, at)
+        if self.witness:
+            self.witness.wait()
         self.saves.close()
         self.stopping.wait_for_save()
         if self.stopping.wanted:

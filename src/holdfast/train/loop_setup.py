@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import xxhash
 from torch import nn
 
@@ -14,7 +15,9 @@ from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed.ranks import BoundaryGate, Ranks
+from holdfast.errors import BadInput
 from holdfast.events import Order, Plan, Recover
+from holdfast.history.tail import last_witness
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import LossEffects
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
@@ -36,11 +39,13 @@ from holdfast.train.observe.unprotected_state import AFTER_RESUMING, Unprotected
 from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng
 from holdfast.train.state.attempt import AttemptContext, MemberRecorder, Recorder
-from holdfast.train.state.protected import Protected
+from holdfast.train.state.protected import Protected, plain_name, unwrapped
 from holdfast.train.state.restore import RestoredState
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
+from holdfast.train.whole_digest import replicated_state
+from holdfast.train.witness import ComparedState, Witness
 
 if TYPE_CHECKING:
     from holdfast.train.sharded import ShardedModels
@@ -129,6 +134,7 @@ class LoopSetup:
                 gate=gate,
                 injection=injection,
                 live=self.live,
+                witness=self._make_witness(work),
                 recover=functools.partial(self._recover, plan, protected, fingerprints),
             ),
         )
@@ -249,6 +255,38 @@ class LoopSetup:
             injected=injection.strike_in_save if injection else _no_failure,
             saved=self.restored.step,
         )
+
+    def _make_witness(self, work: WorkDone) -> Witness | None:
+        if self.config.witness_every is None or self.attempt is None:
+            return None
+        if not self.replicas:
+            raise BadInput(
+                "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate. "
+                "Leave it out."
+            )
+        agreed = last_witness(self.attempt.folder, self.ranks.rank) if self._is_joining else self.restored.step
+        return Witness(
+            every=self.config.witness_every,
+            ranks=self.ranks,
+            attempt=self.number,
+            record=self.record,
+            state=lambda: ComparedState(replicated_state(self._replicated_parameters(), self._optimizers(work))),
+            agreed=agreed,
+        )
+
+    def _replicated_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the parameters that have the same values on every rank, by name."""
+        names = {id(thing): name for name, thing in self.protected.things.items()}
+        return {
+            f"{names.get(id(model), f'model {number}')}/{plain_name(name)}": parameter
+            for number, model in enumerate(unwrapped(replica.ddp) for replica in self.replicas)
+            for name, parameter in model.named_parameters()
+            if name not in self.replicas[number].ddp.parameters_to_ignore
+        }
+
+    def _optimizers(self, work: WorkDone) -> list[torch.optim.Optimizer]:
+        """Return the protected optimizers; if a trainer protects them, those that have stepped."""
+        return self.protected.optimizers or work.optimizers
 
     def _make_unprotected_check(self, protected: Protected) -> UnprotectedStateCheck | None:
         if protected.is_of_trainer:

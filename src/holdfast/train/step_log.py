@@ -269,7 +269,7 @@ class WorkDone:
         self._stepped = 0
         self._before = (0, 0, 0)
         self._waited = 0  # steps of the run since the last optimizer step
-        self._known: set[int] = set()
+        self._known: dict[int, Optimizer] = {}  # that have stepped, by `id()`
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def take(self) -> tuple[int, int, int]:
@@ -286,6 +286,11 @@ class WorkDone:
     def has_stepped(self) -> bool:
         """True if an optimizer has stepped since the last `take`."""
         return self._stepped > self._before[2]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that have stepped so far."""
+        return [*self._known.values()]
 
     @property
     def stepped(self) -> int:
@@ -319,7 +324,7 @@ class WorkDone:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._known:
             check_trainer(self._protected, optimizer)
-            self._known.add(id(optimizer))
+            self._known[id(optimizer)] = optimizer
         for replica in self._replicas:
             if replica.holds_back:
                 _check_summed(optimizer, replica)

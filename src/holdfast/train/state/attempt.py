@@ -13,7 +13,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.errors import Corrupt
 from holdfast.events import Attempt as AttemptEvent
-from holdfast.events import Plan, What
+from holdfast.events import Corruption, Plan, What
 from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import (
     PastAttempts,
@@ -23,6 +23,7 @@ from holdfast.history.tail import (
     had_snapshots,
     has_commit,
     read_past,
+    unresolved_corruption,
 )
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
@@ -141,6 +142,11 @@ class AttemptContext:
     def has_commit(self, step: int) -> bool:
         """Return True if the history records that the snapshot of `step`, the newest snapshot, was completed."""
         return has_commit(self.folder, step)
+
+    @property
+    def corruption(self) -> Corruption | None:
+        """The corruption for which this attempt restarts the run, as rank 0 recorded it; None for other causes."""
+        return unresolved_corruption(self.folder)
 
     @property
     def had_snapshots(self) -> bool:

@@ -133,6 +133,7 @@ class _Restoring:
         Also remove incomplete files that killed processes left in the store."""
         attempt = self._attempt
         with self._ranks.busy():
+            suspect = _set_suspects_aside(attempt)
             found, damaged = retention.resume(attempt.store, self._propose)
             if found:
                 _record_commit(attempt, found.reader)
@@ -144,7 +145,7 @@ class _Restoring:
             else:
                 _warn_of_new_start(attempt, damaged)
             retention.tidy(attempt.store, attempt.keep_last, trusted=found.reader.step if found else None)
-        passed_over = tuple(asdict(snapshot) for snapshot in damaged)
+        passed_over = tuple(asdict(snapshot) for snapshot in (*suspect, *damaged))
         message = {"step": found.reader.step if found else None, "passed_over": passed_over}
         self._ranks.post(f"{RESTORED}/{self._proposals}", json.dumps(message))
         return found, passed_over
@@ -274,6 +275,17 @@ def check_length(store: Store, restored: RestoredState, plan: RunPlan, *, extend
             f"the plan of this run has {plan.steps} steps now, and the run in {store} was to train {saved.steps}: give "
             "--extend to train it for longer, or name another folder."
         )
+
+
+def _set_suspects_aside(attempt: AttemptContext) -> tuple[PassedOver, ...]:
+    """Set aside the snapshots that may contain the wrong state for which this attempt restarts the run."""
+    corruption = attempt.corruption
+    if corruption is None:
+        return ()
+    good = -1 if corruption.agreed is None else corruption.agreed
+    return retention.set_newer_aside(
+        attempt.store, good, f"it was saved after step {good}, the last before which all ranks had the right state"
+    )
 
 
 def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, ...]) -> None:

@@ -1,0 +1,81 @@
+"""The audit of silent data corruption: equal digests pass, others fail unless the run has noticed and undone them."""
+
+from fake_two_ranks import TwoRankRun
+from holdfast.events import Corruption, Witnessed
+
+CHECK = "no_corruption_remains"
+
+
+def corruption(
+    agreed: int | None = 5, copies: tuple[str, ...] = (), digests: tuple[str, ...] = ("a", "b")
+) -> Corruption:
+    return Corruption(1, 12, agreed, (0, 1), None, "ranks 0 and 1 had different states", digests, copies)
+
+
+def restarted(run: TwoRankRun, restored: int | None = 5) -> TwoRankRun:
+    return run.trains(2, restored, 17).stops(2, 17)
+
+
+def noticed(what: Corruption) -> TwoRankRun:
+    run = TwoRankRun().trains(1, None, 14)
+    run.saves(1, 5)
+    run.says(0, what)
+    return run
+
+
+def test_a_run_without_witnesses_passes_and_says_so() -> None:
+    run = TwoRankRun().trains(1, None, 17).stops(1, 17)
+    assert run.found(CHECK) == ("pass", "the whole states of the ranks were not compared (--witness-every)")
+
+
+def test_equal_digests_pass_and_others_fail() -> None:
+    run = TwoRankRun().trains(1, None, 17)
+    for rank in range(2):
+        run.says(rank, Witnessed(1, 5, "a"), Witnessed(1, 10, "b"))
+    assert run.stops(1, 17).found(CHECK) == ("pass", "all ranks agreed on the whole state before 2 steps")
+    run = TwoRankRun().trains(1, None, 17)
+    for rank in range(2):
+        run.says(rank, Witnessed(1, 5, "ab"[rank]))
+    verdict, because = run.stops(1, 17).found(CHECK)
+    assert verdict == "fail"
+    assert because.startswith("rank-0 and rank-1 had different states before")
+
+
+def test_shards_are_compared_with_the_copies_of_the_next_rank() -> None:
+    for copies, verdict in ((("b", "a"), "pass"), (("b", "c"), "fail")):
+        run = TwoRankRun().trains(1, None, 17)
+        for rank in range(2):
+            run.says(rank, Witnessed(1, 5, "ab"[rank], copies[rank]))
+        assert run.stops(1, 17).found(CHECK)[0] == verdict
+
+
+def test_a_corruption_passes_if_the_run_restarts_from_before_it() -> None:
+    verdict, because = restarted(noticed(corruption())).found(CHECK)
+    assert verdict == "pass"
+    assert "ranks 0 and 1 had different states before step 12 of attempt 1, and was undone" in because
+    assert restarted(noticed(corruption(agreed=4))).found(CHECK)[0] == "fail"
+    assert restarted(noticed(corruption(agreed=None)), None).found(CHECK)[0] == "pass"
+    assert restarted(noticed(corruption(agreed=None))).found(CHECK)[0] == "fail"
+    assert noticed(corruption()).found(CHECK)[0] == "unknown"
+
+
+def test_the_repeated_steps_tell_which_of_two_copies_was_wrong() -> None:
+    for again, wrong in (("a", "the copy on rank 1 was wrong"), ("z", "the shard of rank 0 was wrong")):
+        run = noticed(corruption(copies=("b", "c"), digests=("a", "b")))
+        run.trains(2, 5, 17)
+        for rank in range(2):
+            run.says(rank, Witnessed(2, 12, (again, "b")[rank], ("b", again)[rank]))
+        assert wrong in run.stops(2, 17).found(CHECK)[1]
+
+
+def test_states_that_a_flipped_bit_has_changed_are_not_compared_with_those_of_the_repetition() -> None:
+    run = TwoRankRun().trains(1, None, 14)
+    wrong = [event.what for event in run.events if event.kind == "step" and event.what.step >= 8]  # type: ignore[union-attr]
+    changed = {id(what): what._replace(state="0" * 32) for what in wrong}  # type: ignore[union-attr]
+    run.events = [event._replace(what=changed.get(id(event.what), event.what)) for event in run.events]
+    run.saves(1, 5)
+    run.says(0, corruption())
+    assert restarted(run).found("repeated_steps_agree")[0] == "pass"
+    trusted = [event for event in run.events if event.kind != "corruption"]
+    run.events = trusted
+    assert run.found("repeated_steps_agree")[0] == "fail"
