@@ -6,6 +6,7 @@ nodes times the workers of each. Every node is a real `holdfast run` on the loop
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -262,10 +263,8 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def table(nodes: int, workers: int, phases: dict[str, Phase]) -> str:

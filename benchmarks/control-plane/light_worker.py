@@ -85,8 +85,8 @@ class LightWorker:
 
     def _settle(self, report: MemberReport) -> None:
         membership = self._coordination.next()
-        received = self._coordination.exchange(membership.members, report.to_json())
-        make_plan({member: MemberReport.from_json(other) for member, other in received.items()}, membership.asleep)
+        reports = self._coordination.exchange(membership.members, report.to_json(), MemberReport.from_json)
+        make_plan(reports, membership.asleep)
         self._coordination.members = self._recorded = membership.members
         progress.here.membership = membership.number
 

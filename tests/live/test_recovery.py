@@ -28,8 +28,8 @@ class FakeCoordination(SimpleNamespace):
     def next(self) -> Membership:
         return Membership(1, LEFT, {}, ())
 
-    def exchange(self, members: tuple[int, ...], report: Any) -> dict[int, Any]:
-        return {1: report, 2: MemberReport(step=STEP + 1, members=ALL, basis=ALL).to_json()}
+    def exchange(self, members: tuple[int, ...], report: Any, decode: Any) -> dict[int, Any]:
+        return {1: decode(report), 2: MemberReport(step=STEP + 1, members=ALL, basis=ALL)}
 
     def connect(self, *_: Any) -> None:
         pass

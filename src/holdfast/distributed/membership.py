@@ -12,10 +12,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
@@ -27,6 +28,8 @@ from holdfast.progress import Phase
 LIVE = "live"
 EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
 POLL_SECONDS = 0.001
+Report = TypeVar("Report")
+_LAST_POLL, _POLL_GROWTH = 0.02, 1.2  # a message is noticed at most a fifth of its waiting time late
 
 
 class Membership(NamedTuple):
@@ -51,12 +54,30 @@ class Membership(NamedTuple):
         return next((number for number, joining in self.joining.items() if joining == seat), None)
 
     def to_json(self) -> list[Any]:
-        return [self.number, self.members, list(self.joining.items()), self.asleep]
+        return [self.number, to_spans(self.members), list(self.joining.items()), to_spans(self.asleep)]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Membership":
         number, members, joining, asleep = data
-        return cls(number, tuple(members), dict(joining), tuple(asleep))
+        return cls(number, from_spans(members), dict(joining), from_spans(asleep))
+
+
+def to_spans(numbers: Iterable[int]) -> list[list[int]]:
+    """Return `numbers`, in their order, as pairs of the first and last number of each ascending run.
+
+    All workers read every membership. As a list of thousands of numbers, its traffic would grow with their square."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans
+
+
+def from_spans(spans: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the numbers that `to_spans` has written."""
+    return tuple(number for first, last in spans for number in range(first, last + 1))
 
 
 def publish(store: Store, membership: Membership) -> None:
@@ -172,13 +193,29 @@ class Coordination:
             os._exit(EXPELLED)
         return newest
 
-    def exchange(self, members: tuple[int, ...], report: Mapping[str, Any]) -> dict[int, Any]:
-        """Post `report`, wait for the reports of all `members`, and return these reports by member number."""
-        keys = [f"stand/{self.number}/{member}" for member in members]
-        self._store.set(f"stand/{self.number}/{self.member}", json.dumps(report))
-        if not self._wait_for_all(keys, self.number):
-            raise GroupBroken("the membership has changed while its members exchanged reports")
-        return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
+    def exchange(
+        self, members: tuple[int, ...], report: Mapping[str, Any], decode: Callable[[Any], Report]
+    ) -> dict[int, Report]:
+        """Post `report`, wait for the reports of all `members`, and return these reports by member number.
+
+        The first member collects them, and writes equal reports once, with the members that sent them. So each member
+        reads one message, whose length hardly depends on their number. `decode` is called once for equal reports."""
+        key, store = f"stand/{self.number}", self._store
+        store.set(f"{key}/{self.member}", json.dumps(report))
+        if self.member == members[0]:
+            self._await_all(store, [f"{key}/{member}" for member in members], self.number)
+            store.set(f"{key}/all", json.dumps(self._collected(key, members)))
+        self._await_all(store, [f"{key}/all"], self.number)
+        decoded = [(decode(json.loads(text)), spans) for text, spans in json.loads(store.get(f"{key}/all"))]
+        return {member: report for report, spans in decoded for member in from_spans(spans)}
+
+    def _collected(self, key: str, members: tuple[int, ...]) -> list[tuple[str, list[list[int]]]]:
+        """Return the different reports under `key`, each with the members that sent it."""
+        senders: dict[str, list[int]] = {}
+        texts = self._store.multi_get([f"{key}/{member}" for member in members])
+        for member, text in zip(members, texts, strict=True):
+            senders.setdefault(text.decode(), []).append(member)
+        return [(text, to_spans(numbers)) for text, numbers in senders.items()]
 
     def connect(self, link: Link, members: tuple[int, ...], name: str = "all") -> None:
         """Connect `link` to the processes of `members`. All of these processes must call this, with the same `name`."""
@@ -197,23 +234,28 @@ class Coordination:
             if number == self.number or self._answered < number:
                 self._nearest = step + 1
                 return False
-        keys = [f"next/{number}/{member}" for member in self.members]
         with progress.during(Phase.RECOVERING):
-            if not self._wait_for_all(keys, number):
+            if not self._wait_for_all(self._store, [f"next/{number}/all"], number):
                 return False  # a newer membership replaces this one
-        return step >= max(int(self._store.get(key)) for key in keys)
+        return step >= int(self._store.get(f"next/{number}/all"))
 
     @property
     def _store(self) -> Store:
         assert self._connection is not None
         return self._connection
 
-    def _wait_for_all(self, keys: list[str], number: int) -> bool:
+    def _await_all(self, store: Store, keys: list[str], number: int) -> None:
+        if not self._wait_for_all(store, keys, number):
+            raise GroupBroken("the membership has changed while its members exchanged reports")
+
+    def _wait_for_all(self, store: Store, keys: list[str], number: int) -> bool:
         """Wait until all `keys` are set; return False if a membership newer than `number` is published first."""
-        while not self._store.check(keys):
+        pause = POLL_SECONDS
+        while not store.check(keys):
             if self.newest.number > number:
                 return False
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(_POLL_GROWTH * pause, _LAST_POLL)
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
@@ -229,4 +271,17 @@ class Coordination:
         if is_lost:
             lost()
             return
-        PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.member}", str(nearest))
+        store = PrefixStore(LIVE, self.store())
+        store.set(f"next/{newest.number}/{self.member}", str(nearest))
+        if self.member == self.members[0]:
+            # In a thread of its own: this one must see a still newer membership.
+            collect = threading.Thread(target=self._collect_nearest, args=(store, newest.number, self.members))
+            collect.daemon = True
+            collect.start()
+
+    def _collect_nearest(self, store: Store, number: int, members: tuple[int, ...]) -> None:
+        """Post the first step before which no worker has to be waited for, once all `members` have posted theirs."""
+        keys = [f"next/{number}/{member}" for member in members]
+        with suppress(RuntimeError):  # the store is gone, and the run with it
+            if self._wait_for_all(store, keys, number):
+                store.set(f"next/{number}/all", str(max(map(int, store.multi_get(keys)))))

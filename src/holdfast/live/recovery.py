@@ -304,8 +304,8 @@ class LiveRecovery:
             self.link.hang_up()
         if group:
             group.drain()
-        received = self.coordination.exchange(membership.members, self._own_report(group).to_json())
-        reports = {member: MemberReport.from_json(report) for member, report in received.items()}
+        report = self._own_report(group).to_json()
+        reports = self.coordination.exchange(membership.members, report, MemberReport.from_json)
         self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
         self.coordination.connect(self.link, membership.members)
         self.coordination.members = membership.members

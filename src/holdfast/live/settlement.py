@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from holdfast.distributed.membership import from_spans, to_spans
 from holdfast.distributed.process_group import SCRIPT_COLLECTIVES
 from holdfast.live import lossy_gradient
 from holdfast.sampler.run_plan import RunPlan
@@ -37,12 +38,13 @@ class MemberReport:
     is_staged: bool = False  # it is still in the step before `step`, whose result it got from another member
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"basis": to_spans(self.basis), "members": to_spans(self.members)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "MemberReport":
         buckets = None if data["buckets"] is None else tuple(data["buckets"])
-        return cls(**{**data, "buckets": buckets, "basis": tuple(data["basis"]), "members": tuple(data["members"])})
+        numbers = {name: from_spans(data[name]) for name in ("basis", "members")}
+        return cls(**{**data, **numbers, "buckets": buckets})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -119,7 +121,8 @@ def make_plan(reports: Mapping[int, MemberReport], asleep: tuple[int, ...] = ())
     lacking = tuple(member for member, count in syncs.items() if count < most) + (joining if most else ())
     if lacking and (most > 1 or top[1]):
         return "the survivors are in different forward passes of a step"
-    recorded = {member for report in reports.values() for member in report.members}
+    different = {id(report): report for report in reports.values()}.values()  # members with equal reports share one
+    recorded = {member for report in different for member in report.members}
     return RecoveryPlan(
         step=top[0],
         begun=bool(bases),

@@ -177,8 +177,8 @@ class ShardedRecovery(LiveRecovery):
             raise restart_needed("a worker was lost before training began")
         membership = self.coordination.next()
         self.link.hang_up()
-        received = self.coordination.exchange(membership.members, self._report().to_json())
-        reports = {rank: ShardReport.from_json(report) for rank, report in received.items()}
+        report = self._report().to_json()
+        reports = self.coordination.exchange(membership.members, report, ShardReport.from_json)
         self.coordination.connect(self.link, membership.members)
         for team in self.collectives.teams:
             self._connect_team(team)

@@ -179,9 +179,10 @@ def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
 
 
 def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
-    count = store.add(f"came/{number}", 0)
-    greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
-    return [greeting for greeting in greetings if greeting]
+    keys = [f"came/{number}/{i}" for i in range(1, store.add(f"came/{number}", 0) + 1)]
+    if keys and store.check(keys):
+        return [json.loads(text) for text in store.multi_get(keys)]
+    return [greeting for key in keys if (greeting := read_json(store, key))]  # one node has not written its own yet
 
 
 def _close(store: Store, number: int, answer: RoundResult) -> None:

@@ -1,4 +1,9 @@
-"""Communication with the other nodes of a run while the workers train, through the store in which the nodes met."""
+"""Communication with the other nodes of a run while the workers train, through the store in which the nodes met.
+
+Every node looks for news many times a second, so a look at which nothing is new is one short request: the number of
+decisions that the deciding node has announced, or the number of reports that have changed. Whatever all nodes need to
+know of each other, the deciding node collects and writes once.
+"""
 
 import json
 import time
@@ -14,8 +19,6 @@ from holdfast.events import JSON
 from holdfast.supervise.nodes.close_round import Heartbeats, silent_nodes
 from holdfast.supervise.nodes.connection import Connection, RoundResult, heartbeats, is_refused, read_json
 from holdfast.supervise.nodes.rendezvous import MembersReport, Node, Peers
-
-_AGAIN = 0.2  # seconds after which an unchanged report is repeated
 
 
 class OtherNodes(Peers):
@@ -37,8 +40,10 @@ class OtherNodes(Peers):
         self._node, self._round = node, f"round/{number}"
         self._connection, self._heartbeats = connection, heartbeats
         self._dropped: list[int] = []  # nodes that were lost since
-        self._reported: tuple[float, MembersReport | None] = (0.0, None)
-        self._is_ending = False
+        self._reported: MembersReport | None = None
+        self._known: dict[int, tuple[bytes, MembersReport]] = {}  # the last reports of the other nodes
+        self._changes = self._announced = -1  # reports and decisions that were there at the last look
+        self._is_ending = self._has_announced_end = False
 
     @property
     def present(self) -> list[int]:
@@ -52,20 +57,32 @@ class OtherNodes(Peers):
     def publish(self, membership: Membership) -> None:
         super().publish(membership)
         key, text = f"{self._round}/membership/{membership.number}", json.dumps(membership.to_json())
-        self._connection.ask(lambda store: store.set(key, text))
+        self._announce(key, text)
+
+    def _announce(self, key: str, text: str) -> None:
+        """Write a decision for all nodes, and then count it, so that they look for it."""
+
+        def write(store: Store) -> None:
+            store.set(key, text)
+            store.add(f"{self._round}/announced", 1)
+
+        self._connection.ask(write)
 
     def report(self, report: MembersReport, known: int) -> list[Membership]:
-        now = time.monotonic()
-
         def exchange(store: Store) -> list[Membership]:
-            if report != self._reported[1] or now - self._reported[0] > _AGAIN:
-                self._reported = now, report
+            if report != self._reported:
+                self._reported = report
                 store.set(f"{self._round}/report/{self._node.rank}", json.dumps(report))
+                store.add(f"{self._round}/changes", 1)
+            announced = store.add(f"{self._round}/announced", 0)
+            if announced == self._announced:
+                return []
             memberships: list[Membership] = []
             while data := read_json(store, f"{self._round}/membership/{known + len(memberships) + 1}"):
                 memberships.append(Membership.from_json(data))
             self._is_ending = bool(store.check([f"{self._round}/ending"]))
             self._read_dropped(store)
+            self._announced = announced
             return memberships
 
         return self._connection.ask(exchange)
@@ -73,16 +90,29 @@ class OtherNodes(Peers):
     def reports(self) -> dict[int, MembersReport] | None:
         if not self.decides:
             return {}
-        others = self._others
-        data = self._connection.ask(lambda store: [read_json(store, f"{self._round}/report/{node}") for node in others])
-        if None in data:
+        self._connection.ask(self._read_reports)
+        if not all(node in self._known for node in self._others):
             return None
-        reports = {node: MembersReport.from_json(report) for node, report in zip(others, data, strict=True)}
+        reports = {node: self._known[node][1] for node in self._others}
         self._is_ending = any(report.ended for report in reports.values())
         return reports
 
+    def _read_reports(self, store: Store) -> None:
+        """Read the reports of the other nodes, if any has changed."""
+        changes = store.add(f"{self._round}/changes", 0)
+        if changes == self._changes:
+            return
+        there = {node: f"{self._round}/report/{node}" for node in self._others}
+        there = {node: key for node, key in there.items() if node in self._known or store.check([key])}
+        for node, text in zip(there, store.multi_get(list(there.values())) if there else [], strict=True):
+            if node not in self._known or self._known[node][0] != text:
+                self._known[node] = text, MembersReport.from_json(json.loads(text))
+        self._changes = changes
+
     def announce_end(self) -> None:
-        self._connection.ask(lambda store: store.set(f"{self._round}/ending", ""))
+        if not self._has_announced_end:
+            self._announce(f"{self._round}/ending", "")
+            self._has_announced_end = True
 
     def is_ending(self) -> bool:
         return self._is_ending
@@ -96,11 +126,8 @@ class OtherNodes(Peers):
         self.term = term
         self.members = {who: node for who, node in self.members.items() if node in self.present}
 
-        def announce(store: Store) -> None:
-            store.set(f"token/{term.token}", "")
-            store.set(f"{self._round}/dropped", json.dumps([self._dropped, term.to_json()]))
-
-        self._connection.ask(announce)
+        self._connection.ask(lambda store: store.set(f"token/{term.token}", ""))
+        self._announce(f"{self._round}/dropped", json.dumps([self._dropped, term.to_json()]))
 
     def _read_dropped(self, store: Store) -> None:
         if data := read_json(store, f"{self._round}/dropped"):
@@ -122,8 +149,11 @@ class OtherNodes(Peers):
     def exchange_progress(self, progress: JSON) -> list[Any]:
         def exchange(store: Store) -> list[Any]:
             store.set(f"{self._round}/place/{self._node.rank}", json.dumps(progress))
-            others = (read_json(store, f"{self._round}/place/{node}") for node in self._others)
-            return [data for data in others if data is not None]
+            if self.decides:
+                others = {node: read_json(store, f"{self._round}/place/{node}") for node in self._others}
+                store.set(f"{self._round}/places", json.dumps([[self._node.rank, progress], *others.items()]))
+            places = read_json(store, f"{self._round}/places") or []
+            return [place for node, place in places if place is not None and node in self._others]
 
         return self._connection.ask(exchange)
 

@@ -1,0 +1,77 @@
+"""Memberships and reports are exchanged in messages whose number and length do not grow with the square of the workers."""
+
+import json
+import threading
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # they are public
+
+from holdfast.distributed.membership import LIVE, Coordination, Membership, from_spans, publish, to_spans
+from holdfast.live.settlement import MemberReport
+
+
+@given(st.lists(st.integers(0, 50)))
+def test_numbers_come_back_from_spans_in_their_order(numbers: list[int]) -> None:
+    assert from_spans(json.loads(json.dumps(to_spans(numbers)))) == tuple(numbers)
+
+
+@given(
+    st.sets(st.integers(0, 30)), st.dictionaries(st.integers(0, 30), st.integers(31, 99)), st.sets(st.integers(0, 30))
+)
+def test_a_membership_comes_back_from_json(members: set[int], joining: dict[int, int], asleep: set[int]) -> None:
+    membership = Membership(3, tuple(sorted({*members, *joining})), joining, tuple(sorted(asleep)))
+    assert Membership.from_json(json.loads(json.dumps(membership.to_json()))) == membership
+
+
+def test_a_membership_of_16384_workers_of_which_one_is_lost_is_a_short_message() -> None:
+    members = tuple(number for number in range(16384) if number != 5000)
+    assert len(json.dumps(Membership(1, members).to_json())) < 100
+
+
+def exchanged(reports: list[MemberReport]) -> tuple[list[dict[int, MemberReport]], Any]:
+    """Return what each of several members gets when they exchange `reports`, and the store that they used."""
+    store = HashStore()
+    members = tuple(range(len(reports)))
+    results: list[dict[int, MemberReport]] = [{} for _ in reports]
+
+    def exchange(member: int) -> None:
+        coordination = Coordination(member, members, lambda: store, seat=member)
+        coordination._connection = PrefixStore(LIVE, store)
+        results[member] = coordination.exchange(members, reports[member].to_json(), MemberReport.from_json)
+
+    threads = [threading.Thread(target=exchange, args=(member,)) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results, store
+
+
+def test_every_member_gets_the_reports_of_all_members() -> None:
+    reports = [MemberReport(step=5, basis=(0, 1, 2), buckets=(True, member > 0)) for member in range(3)]
+    results, _ = exchanged(reports)
+    assert results == [dict(enumerate(reports))] * 3
+
+
+def test_equal_reports_are_written_and_decoded_once() -> None:
+    (result, *_), store = exchanged([MemberReport(step=5, basis=tuple(range(64)), members=tuple(range(64)))] * 64)
+    assert len({id(report) for report in result.values()}) == 1
+    assert len(store.get(f"{LIVE}/stand/0/all")) < 1000
+
+
+def test_the_nearest_boundary_of_all_members_is_announced_once() -> None:
+    store = HashStore()
+    members = (0, 1, 2)
+    workers = [Coordination(member, members, lambda: store, seat=member) for member in members]
+    for steps, worker in enumerate(workers):
+        worker.gate.passes(9 + steps)  # they have entered steps 9, 10 and 11
+        worker.listen(lambda: None)
+    publish(PrefixStore(LIVE, store), Membership(1, (0, 1, 2, 3), {3: 7}))
+    for worker in workers:
+        worker_sees = threading.Event()
+        while not worker.newest.number or worker._answered < 1:
+            assert not worker_sees.wait(0.001)
+    assert [worker.has_joiners_at(11) for worker in workers] == [False] * 3
+    assert [worker.has_joiners_at(12) for worker in workers] == [True] * 3
