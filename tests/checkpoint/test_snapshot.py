@@ -115,6 +115,18 @@ def test_a_commit_by_somebody_else_in_the_meantime_is_a_conflict(tmp_path: Path)
         saved(Raced(tmp_path), 1)
 
 
+def test_a_snapshot_that_is_committed_while_leftovers_are_cleared_is_kept(tmp_path: Path) -> None:
+    class Raced(DirectoryStore):
+        def names(self, prefix: str = "") -> list[str]:
+            listed = super().names(prefix)
+            if manifest.manifest_name(1) not in listed:
+                saved(DirectoryStore(tmp_path), 1)
+            return listed
+
+    manifest.clear_uncommitted(Raced(tmp_path))
+    assert snapshot.newest(DirectoryStore(tmp_path)).step == 1
+
+
 def test_the_next_save_clears_what_a_killed_save_left(tmp_path: Path) -> None:
     store = saved(DirectoryStore(tmp_path), 1)
     for name in (

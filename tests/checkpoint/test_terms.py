@@ -42,9 +42,12 @@ def test_nothing_is_committed_or_cleared_away_by_those_that_were_left_behind(sto
         lambda: fenced.create("two", [b"2"]),
         lambda: fenced.put("two", [b"2"]),
         lambda: fenced.sweep("step-"),
+        lambda: fenced.remove("one"),
+        lambda: fenced.move("one", "two"),
     ):
         with pytest.raises(WorkerLost, match="other nodes continued without this node"):
             write()
+    assert "one" in store.names()
     assert "two" not in store.names()
     Fenced(store, 2).create("two", [b"2"])
 

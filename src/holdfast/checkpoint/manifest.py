@@ -166,8 +166,9 @@ def clear_uncommitted(store: Store, before: int | None = None) -> None:
     """Remove the files of uncommitted snapshots, which have no manifest.
 
     With `before`, only files of steps below it are removed. No rank may be writing a file of these steps."""
-    committed, cleared = set(steps(store)), set()
-    for step, part in list(files(store)):
+    listed, cleared = list(files(store)), set()  # one list: a snapshot may be committed between two
+    committed = {step for step, part in listed if part == _MANIFEST}
+    for step, part in listed:
         if part and step not in committed and (before is None or step < before):
             store.remove(file_name(step, part))
             cleared.add(step)

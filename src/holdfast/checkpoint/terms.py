@@ -100,9 +100,11 @@ class Fenced:
         return self._store.names(prefix)
 
     def remove(self, name: str) -> None:
+        self._require_present()  # the newer group may have committed a snapshot with a file of this name
         self._store.remove(name)
 
     def move(self, folder: str, to: str) -> None:
+        self._require_present()
         self._store.move(folder, to)
 
     def sweep(self, prefix: str) -> None:

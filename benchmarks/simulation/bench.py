@@ -1,0 +1,119 @@
+"""Plays many schedules of a simulated cluster, and reports what was wrong and which faults struck in which phases.
+
+python benchmarks/simulation/bench.py --schedules 100000 --jobs 16 --seed 0
+python benchmarks/simulation/bench.py --replay 265
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import torch
+
+from simulation.faults import KINDS
+from simulation.schedule import play
+
+CHUNK = 100  # schedules that one process plays before it reports
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Report:
+    """The sum of many schedules; `wrong` has the violations by seed."""
+
+    schedules: int = 0
+    simulated: float = 0.0  # seconds
+    cpu: float = 0.0
+    wrong: dict[int, Sequence[str]] = field(default_factory=dict)
+    struck: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, other: "Report") -> None:
+        self.schedules += other.schedules
+        self.simulated += other.simulated
+        self.cpu += other.cpu
+        self.wrong |= other.wrong
+        self.struck.update(other.struck)
+
+
+def play_some(seeds: range) -> Report:
+    torch.set_num_threads(1)
+    report, began = Report(), time.process_time()
+    for seed in seeds:
+        outcome = play(seed)
+        report.schedules += 1
+        report.simulated += outcome.seconds
+        report.struck.update(outcome.struck)
+        if outcome.violations:
+            report.wrong[seed] = outcome.violations
+    report.cpu = time.process_time() - began
+    return report
+
+
+def play_all(first: int, schedules: int, jobs: int, limit: float) -> Report:
+    """Play the schedules of `schedules` seeds in `jobs` processes; start no more of them after `limit` seconds."""
+    chunks = iter([range(i, min(i + CHUNK, first + schedules)) for i in range(first, first + schedules, CHUNK)])
+    total, end = Report(), time.monotonic() + limit
+    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        waiting = {pool.submit(play_some, chunk) for chunk in islice(chunks, 2 * jobs)}
+        while waiting:
+            done = next(as_completed(waiting))
+            waiting.remove(done)
+            total.add(done.result())
+            if time.monotonic() < end:
+                waiting |= {pool.submit(play_some, chunk) for chunk in islice(chunks, 1)}
+    return total
+
+
+def show(report: Report, seconds: float, jobs: int) -> None:
+    per_hour = 3600 * report.schedules / seconds
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {jobs} processes, {os.cpu_count()} cores")
+    print(f"{report.schedules} schedules in {seconds:.0f} s: {per_hour:,.0f} per hour")
+    print(
+        f"{1000 * report.cpu / report.schedules:.0f} ms of CPU time each, {report.simulated / 3600:,.0f} simulated hours"
+    )
+    print(f"{sum(report.struck.values())} faults, {len(report.wrong)} schedules with a violation\n")
+    for seed, violations in sorted(report.wrong.items())[:SHOWN]:
+        print(f"seed {seed}: {'; '.join(violations):.400}")
+    kinds = [*KINDS, *sorted({kind for kind, _ in report.struck} - {*KINDS})]
+    print(f"| phase | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}")
+    for phase in sorted({phase for _, phase in report.struck}):
+        print(f"| {phase} | {' | '.join(str(report.struck[kind, phase]) for kind in kinds)} |")
+
+
+def replay(seed: int) -> None:
+    outcome = play(seed)
+    print("\n".join(outcome.trace))
+    print(f"digest {outcome.digest}")
+    print("\n".join(outcome.violations) or "nothing is wrong")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first schedule; the others follow")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no more are started")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="play one schedule and print its operations")
+    options = parser.parse_args()
+    if options.replay is not None:
+        replay(options.replay)
+        return 0
+    began = time.monotonic()
+    report = play_all(options.seed, options.schedules, options.jobs, options.limit)
+    show(report, time.monotonic() - began, options.jobs)
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

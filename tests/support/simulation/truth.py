@@ -1,0 +1,108 @@
+"""What must hold at every moment of a schedule, checked whenever an object in the store changes.
+
+A snapshot is committed by one object, its manifest. At that moment all of its parts are there. The newest good snapshot
+is never lost, and no part of a committed snapshot changes. Only one term commits at a time: once a newer term has
+committed, an older one does not. A term has one owner.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.store import Reader
+from holdfast.checkpoint.terms import Term
+from holdfast.errors import HoldfastError
+from simulation.objects import Bucket
+from simulation.scheduler import Violation, World
+
+_PART = re.compile(r"step-(\d+)/(.+)")
+
+
+class _Plain:
+    """A store that reads a bucket at once, without requests."""
+
+    def __init__(self, values: Mapping[str, bytes]) -> None:
+        self._values = values
+
+    def names(self, prefix: str = "") -> list[str]:
+        return sorted(name for name in self._values if name.startswith(prefix))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Reader]:
+        if name not in self._values:
+            raise FileNotFoundError(name)
+        value = self._values[name]
+
+        def read_at(offset: int, buffer: memoryview) -> int:
+            part = value[offset : offset + len(buffer)]
+            buffer[: len(part)] = part
+            return len(part)
+
+        yield Reader(len(value), BytesIO(value).readinto, read_at)
+
+
+@dataclass(slots=True, eq=False)
+class Truth:
+    """The committed snapshots of a bucket, and all violations so far."""
+
+    world: World
+    bucket: Bucket
+    keep_last: int
+    violations: list[Violation] = field(default_factory=list)
+    good: dict[int, tuple[int, int]] = field(default_factory=dict)  # by step: the term and attempt that committed it
+    terms: dict[str, tuple[int, int]] = field(default_factory=dict)  # by process: its term and attempt
+    owners: dict[int, Term] = field(default_factory=dict)
+    _newest: int = 0  # the newest term that has committed
+
+    def __post_init__(self) -> None:
+        self.bucket.watch = self._watch
+
+    def take(self, term: Term) -> None:
+        """Check that no other group of nodes owns `term`."""
+        owner = self.owners.setdefault(term.number, term)
+        if owner.token != term.token:
+            self.violated(f"term {term.number} belongs to the nodes {owner.nodes} and to {term.nodes}")
+
+    def violated(self, what: str) -> None:
+        self.world.record(f"VIOLATION {what}")
+        self.violations.append(Violation(what))
+
+    def is_good(self, step: int) -> bool:
+        try:
+            snapshot.check(_Plain(self.bucket.values), step)  # type: ignore[arg-type]
+        except HoldfastError:
+            return False
+        return True
+
+    def _watch(self, verb: str, name: str) -> None:
+        match = _PART.fullmatch(name)
+        if match is None:
+            return
+        step, is_manifest = int(match[1]), match[2] == "manifest.json"
+        if is_manifest and verb == "create":
+            self._committed(step)
+        elif step in self.good and not self.is_good(step):
+            self._lost(step, verb, name)
+
+    def _committed(self, step: int) -> None:
+        term, attempt = self.terms.get(self.world.process.name, (0, 0))
+        if not self.is_good(step):
+            self.violated(f"the snapshot of step {step} was committed without all of its parts")
+            return
+        if term < self._newest:
+            self.violated(f"term {term} committed step {step} after term {self._newest} had committed")
+        self._newest = max(term, self._newest)
+        self.good[step] = term, attempt
+
+    def _lost(self, step: int, verb: str, name: str) -> None:
+        newer = sum(other > step for other in self.good)
+        del self.good[step]
+        who = self.world.process.name
+        if name.endswith("manifest.json") and verb == "remove":
+            if newer < self.keep_last:
+                self.violated(f"{who} removed step {step}, though only {newer} newer snapshots are good")
+        else:
+            self.violated(f"{who} damaged the committed snapshot of step {step}: {verb} {name}")
