@@ -58,6 +58,7 @@ PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "
 SLOW_PLACES = {
     "integration",
     "crash",
+    "simulation",
     "lab",
     "server",
     "workloads",

@@ -70,7 +70,8 @@ def test_a_small_module_has_several_importers_or_a_reason() -> None:
 
 def test_folders_of_tests_mirror_packages() -> None:
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    others = {"integration", "crash", "docs"}  # supervisors with real workers; killed writers; the documents
+    # Supervisors with real workers; killed writers; a simulated cluster; the documents.
+    others = {"integration", "crash", "simulation", "docs"}
     assert [
         str(folder) for folder in folders if not (SOURCE / "holdfast" / folder).is_dir() and str(folder) not in others
     ] == []
