@@ -45,7 +45,7 @@ def test_shards_are_compared_with_the_copies_of_the_next_rank() -> None:
     for copies, verdict in ((("b", "a"), "pass"), (("b", "c"), "fail")):
         run = TwoRankRun().trains(1, None, 17)
         for rank in range(2):
-            run.says(rank, Witnessed(1, 5, "ab"[rank], copies[rank]))
+            run.says(rank, Witnessed(1, 5, "ab"[rank], copies[rank], rank))
         assert run.stops(1, 17).found(CHECK)[0] == verdict
 
 
@@ -64,7 +64,7 @@ def test_the_repeated_steps_tell_which_of_two_copies_was_wrong() -> None:
         run = noticed(corruption(copies=("b", "c"), digests=("a", "b")))
         run.trains(2, 5, 17)
         for rank in range(2):
-            run.says(rank, Witnessed(2, 12, (again, "b")[rank], ("b", again)[rank]))
+            run.says(rank, Witnessed(2, 12, (again, "b")[rank], ("b", again)[rank], rank))
         assert wrong in run.stops(2, 17).found(CHECK)[1]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from finished_run import different, events, failed_checks
+from holdfast.audit.verdicts import audit_run
 from holdfast.runs.config import RunConfig
 from supervisor_process import SUPPORT, Start, Supervisor
 
@@ -35,6 +36,33 @@ def test_flipped_bits_of_replicas_are_found_within_the_interval_and_leave_no_tra
         ("corruption", 2),
     ]
     assert [event.what.restored for event in events(job.out, "recover", "rank-0")] == [None, 0, 16]
+    assert completed(reference)
+    assert different(reference.out, job.out) == []
+
+
+def test_a_shard_that_differs_from_its_copy_is_found_but_a_replaced_worker_is_no_false_alarm(start: Start) -> None:
+    how: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "workers": 3, "save_every": 8}
+    task = {"averaged": True, "batch_norm": True}
+    failures = [{"kind": "kill", "step": 5, "targets": [1]}, flip(14, "weight=22", 2)]
+    reference = start(task, out="reference", **how)
+    job = completed(start(task, out="flipped", recovery="replay", witness_every=4, failures=failures, **how))
+    found = [event.what for event in events(job.out, "corruption")]
+    assert [(what.step, what.agreed, what.ranks) for what in found] == [(16, 12, (0, 2))]
+    assert [event.what.step for event in events(job.out, "witnessed", "rank-1")] == [
+        0,
+        4,
+        8,
+        12,
+        8,
+        12,
+        16,
+        20,
+        24,
+        28,
+        32,
+    ]
+    checks = {finding.check: finding.because for finding in audit_run(job.out)}
+    assert "the shard of rank 2 was wrong" in checks["no_corruption_remains"]
     assert completed(reference)
     assert different(reference.out, job.out) == []
 

@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_found_by_all_ranks_and_rank_0_records_which_rank_is_wr
     errors = take(ranks, 10)
     assert len(errors) == 3
     assert {error.partition(" before step")[0] for error in errors} == {
-        "1: rank 1 had another state than the other 2 ranks (exp_avg of weight)"
+        "1: rank 1 had another state than ranks 0 and 2 (exp_avg of weight)"
     }
     assert "restarts from its newest snapshot up to step 0" in errors[0]
     recorded = [event for event in events(ranks[0]) if isinstance(event, Corruption)]
@@ -107,14 +107,22 @@ def test_a_flipped_bit_is_found_by_all_ranks_and_rank_0_records_which_rank_is_wr
 def test_a_copy_that_differs_from_its_shard_is_found() -> None:
     shards = [{"weight": torch.randn(5)} for _ in range(3)]
     copies = [{"weight": shards[rank - 1]["weight"].clone()} for rank in range(3)]
-    states = [ComparedState(*pair) for pair in zip(shards, copies, strict=True)]
+    states = [ComparedState(shards[rank], copies[rank], rank) for rank in range(3)]
     ranks = witnesses(states)
     assert take(ranks, 0) == []
     assert events(ranks[1])[0].copy == events(ranks[0])[0].digest
     flip(states[2], copied=True)
     errors = take(ranks, 10)
     assert len(errors) == 3
-    assert errors[0].startswith("None: the shard of rank 1 and its copy on rank 2 differed (weight) before step 10")
+    assert errors[0].startswith("None: ranks 1 and 2 differ in their copy of a shard (weight; no majority")
+
+
+def test_each_shard_is_compared_with_those_of_the_other_replicas_of_it() -> None:
+    states = [ComparedState({"weight": torch.full((4,), float(rank % 2))}, group=rank % 2) for rank in range(6)]
+    ranks = witnesses(states)
+    assert take(ranks, 0) == []
+    flip(states[3])
+    assert take(ranks, 10)[5].startswith("3: rank 3 had another state than ranks 1 and 5 (weight) before step 10")
 
 
 def test_ranks_with_other_tensors_are_not_compared() -> None:

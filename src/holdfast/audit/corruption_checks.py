@@ -40,12 +40,13 @@ def _witnesses(record: RunRecord) -> dict[tuple[int, int], dict[int, Witnessed]]
 
 
 def _disagreement(witnesses: Mapping[int, Witnessed], size: int) -> str | None:
-    (first, one), *_ = witnesses.items()
+    firsts: dict[int, int] = {}
     for rank, witness in witnesses.items():
-        if one.copy is None and witness.digest != one.digest:
+        first = firsts.setdefault(witness.group, rank)
+        if witness.digest != witnesses[first].digest:
             return f"rank-{first} and rank-{rank} had different states"
         keeper = (rank + 1) % size
-        if one.copy is not None and keeper in witnesses and witnesses[keeper].copy != witness.digest:
+        if witness.copy is not None and keeper in witnesses and witnesses[keeper].copy != witness.digest:
             return f"the shard of rank-{rank} and its copy on rank-{keeper} differed"
     return None
 

@@ -138,6 +138,7 @@ class Witnessed(NamedTuple):
     step: int
     digest: str  # of the parameters and optimizer state, or of the rank's shard of them
     copy: str | None = None  # of its copy of the shard of the rank before it
+    group: int = 0  # the ranks with the same number have the same state
 
 
 class Corruption(NamedTuple):

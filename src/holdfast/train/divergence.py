@@ -1,11 +1,11 @@
 """Decides from the digests of all ranks whether a bit has flipped, and on which rank.
 
-With replicas, most ranks are right. Two copies that differ do not tell which is right: that shows only when the steps
-are repeated.
+Ranks with the same state form a group: all replicas, or the owner of a shard and the rank that keeps a copy of it. In a
+group of three or more, most ranks are right. Two that differ do not tell which is right.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,38 +23,29 @@ class StateDifference:
     because: str
 
 
-def compare_replicas(states: Sequence[Digests], names: Sequence[str]) -> StateDifference | None:
-    """Compare the states of all ranks, which should be equal; return None if they are."""
-    (usual, count), *others = Counter(map(tuple, states)).most_common()
+def compare_states(
+    groups: Sequence[Mapping[int, Digests]], names: Sequence[str], what: str = "state"
+) -> StateDifference | None:
+    """Compare the states in each group, which should be equal; return the first difference, or None.
+
+    A group has the digests of its ranks. `names` are the names of the tensors; a message calls a state `what`."""
+    return next(filter(None, (_compare(group, names, what) for group in groups)), None)
+
+
+def _compare(group: Mapping[int, Digests], names: Sequence[str], what: str) -> StateDifference | None:
+    states = {rank: tuple(state) for rank, state in group.items()}
+    (usual, count), *others = Counter(states.values()).most_common()
     if not others:
         return None
-    if 2 * count <= len(states):
-        parts = _differing(states[0], next(state for state in states if tuple(state) != tuple(states[0])), names)
-        ranks = tuple(range(len(states)))
-        return StateDifference(
-            ranks, None, f"{_ranks(ranks)} had different states ({parts}; no majority tells which is right)"
-        )
-    wrong = tuple(rank for rank, state in enumerate(states) if tuple(state) != usual)
+    wrong = tuple(sorted(rank for rank, state in states.items() if state != usual))
     parts = _differing(states[wrong[0]], usual, names)
-    return StateDifference(
-        wrong, wrong[0], f"{_ranks(wrong)} had another state than the other {_counted(count, 'rank')} ({parts})"
-    )
-
-
-def compare_copies(
-    shards: Sequence[Digests], copies: Sequence[Digests], names: Sequence[str]
-) -> StateDifference | None:
-    """Compare the shard of each rank with the copy that the next rank keeps; return None if all are equal.
-
-    `copies` has what each rank keeps: the copy of the shard of the rank before it."""
-    size = len(shards)
-    wrong = [rank for rank in range(size) if tuple(shards[rank]) != tuple(copies[(rank + 1) % size])]
-    if not wrong:
-        return None
-    rank, keeper = wrong[0], (wrong[0] + 1) % size
-    parts = _differing(shards[rank], copies[keeper], names)
-    pairs = tuple(sorted({one for rank in wrong for one in (rank, (rank + 1) % size)}))
-    return StateDifference(pairs, None, f"the shard of rank {rank} and its copy on rank {keeper} differed ({parts})")
+    if 2 * count <= len(states):
+        ranks = tuple(sorted(states))
+        return StateDifference(
+            ranks, None, f"{_listed(ranks)} differ in their {what} ({parts}; no majority tells which is right)"
+        )
+    right = tuple(sorted(states.keys() - set(wrong)))
+    return StateDifference(wrong, wrong[0], f"{_listed(wrong)} had another {what} than {_listed(right)} ({parts})")
 
 
 def _differing(one: Digests, other: Digests, names: Sequence[str]) -> str:
@@ -63,11 +54,9 @@ def _differing(one: Digests, other: Digests, names: Sequence[str]) -> str:
     return ", ".join(parts[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > 2 * SHOWN:
+        return f"{len(ranks)} other ranks"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

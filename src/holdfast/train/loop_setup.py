@@ -259,19 +259,26 @@ class LoopSetup:
     def _make_witness(self, work: WorkDone) -> Witness | None:
         if self.config.witness_every is None or self.attempt is None:
             return None
-        if not self.replicas:
-            raise BadInput(
-                "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate. "
-                "Leave it out."
-            )
         agreed = last_witness(self.attempt.folder, self.ranks.rank) if self._is_joining else self.restored.step
         return Witness(
             every=self.config.witness_every,
             ranks=self.ranks,
             attempt=self.number,
             record=self.record,
-            state=lambda: ComparedState(replicated_state(self._replicated_parameters(), self._optimizers(work))),
+            state=self._compared_state(work),
             agreed=agreed,
+        )
+
+    def _compared_state(self, work: WorkDone) -> Callable[[], ComparedState]:
+        """Return a function that returns the tensors of this rank that other ranks also have."""
+        live = self.live
+        if isinstance(live, ShardedRecovery):
+            return lambda: ComparedState(*live.compared_state())
+        if self.replicas and not self.protected.is_sharded:
+            return lambda: ComparedState(replicated_state(self._replicated_parameters(), self._optimizers(work)))
+        raise BadInput(
+            "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate, or "
+            "--recovery replay for a sharded model. Leave it out."
         )
 
     def _replicated_parameters(self) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from base64 import b64decode, b64encode
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from holdfast import progress
 from holdfast.distributed.ranks import Ranks, RanksChanged
 from holdfast.errors import StateCorrupted, WorkerLost
 from holdfast.events import Corruption, Witnessed
-from holdfast.train.divergence import StateDifference, compare_copies, compare_replicas
+from holdfast.train.divergence import StateDifference, compare_states
 from holdfast.train.state.attempt import Recorder
 from holdfast.train.whole_digest import WholeDigest
 
@@ -33,11 +34,12 @@ PATIENCE = 60.0  # seconds to wait for the comparison of an earlier witness, whi
 class ComparedState:
     """The tensors of this rank that other ranks also have, by name.
 
-    Of replicas, `own` is the same on all ranks. Of a sharded model, it is this rank's shard, and `copy` its copy of the
-    shard of the rank before it."""
+    The tensors in `own` are the same on all ranks of the `group`, such as all replicas. Of a sharded model, they are this
+    rank's shard, and `copy` is its copy of the shard of the rank before it."""
 
     own: Mapping[str, torch.Tensor]
     copy: Mapping[str, torch.Tensor] | None = None
+    group: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -78,7 +80,7 @@ class Witness:
         if self.ranks.device.type == "cuda":
             arrived = torch.cuda.Event()
             arrived.record()
-        self._pending = _Comparison(step, previous, self.ranks.fixed(), list(state.own), parts, arrived)
+        self._pending = _Comparison(step, previous, self.ranks.fixed(), state.group, list(state.own), parts, arrived)
         self._pending.start()
 
     def collect(self) -> None:
@@ -89,7 +91,8 @@ class Witness:
                 self._fail(ended, ended.error)
             if ended.has_agreed:
                 self.agreed = ended.step
-                self.record.append(Witnessed(self.attempt, ended.step, *ended.digests))
+                digest, *copy = ended.digests
+                self.record.append(Witnessed(self.attempt, ended.step, digest, copy[0] if copy else None, ended.group))
 
     def wait(self) -> None:
         """Wait until the comparison that is under way has ended, and collect its result."""
@@ -146,12 +149,13 @@ class _Comparison(threading.Thread):
         step: int,
         previous: int,
         ranks: Ranks,
+        group: int,
         names: Sequence[str],
         parts: Sequence[torch.Tensor],
         arrived: torch.cuda.Event | None,
     ) -> None:
         super().__init__(name="holdfast-witness", daemon=True)
-        self.step = step
+        self.step, self.group = step, group
         self.error: StateDifference | None = None
         self.has_agreed = False
         self.digests: list[str] = []
@@ -165,7 +169,7 @@ class _Comparison(threading.Thread):
         parts = [digests.numpy() for digests in self._parts]
         self.digests = [_hex(digests) for digests in parts]
         names = xxhash.xxh3_64_hexdigest(json.dumps(list(self._names)).encode())
-        message = json.dumps([names, *(b64encode(digests.tobytes()).decode() for digests in parts)])
+        message = json.dumps([names, self.group, *(b64encode(digests.tobytes()).decode() for digests in parts)])
         try:
             messages = self._ranks.gather(f"witness/{self.step}", message)
             if messages is None:
@@ -182,13 +186,14 @@ class _Comparison(threading.Thread):
             logger.warning("holdfast: the ranks have different tensors before step %d: not compared", self.step)
             self.tell(None)
             return
-        own, *copies = zip(*(map(_decoded, parts) for _, *parts in messages), strict=True)
+        own, *copies = zip(*(map(_decoded, parts) for _, _, *parts in messages), strict=True)
         self.all_digests = ([_hex(digests) for digests in own], [_hex(digests) for digests in sum(copies, ())])
-        states = [_pairs(digests) for digests in own]
-        if copies:
-            self.error = compare_copies(states, [_pairs(digests) for digests in copies[0]], self._names)
-        else:
-            self.error = compare_replicas(states, self._names)
+        groups: defaultdict[int, dict[int, list[tuple[int, int]]]] = defaultdict(dict)
+        for rank, (message, digests) in enumerate(zip(messages, own, strict=True)):
+            groups[message[1]][rank] = _pairs(digests)
+        for rank, digests in enumerate(copies[0] if copies else ()):
+            groups[(rank - 1) % len(own)][rank] = _pairs(digests)
+        self.error = compare_states(list(groups.values()), self._names, "copy of a shard" if copies else "state")
         self.has_agreed = self.error is None
         if self.has_agreed:  # otherwise rank 0 first records the error
             self.tell(None)

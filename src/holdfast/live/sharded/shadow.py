@@ -104,6 +104,22 @@ class OwnShards:
             MOMENTS: {name: _moments(trained_by(optimizer), optimizer) for name, optimizer in self.optimizers.items()},
         }
 
+    def compared(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the tensors of the captured `state`, of this rank or of a copy, that have the same bits in both.
+
+        Frozen parameters are left out, because the script may change them."""
+        names = {id(value): name for name, value in self.parameters.items()}
+        frozen = {names[id(value)] for value in self._frozen}
+        tensors = {name: value for name, value in state[PARAMETERS].items() if name not in frozen}
+        for optimizer, moments in state[MOMENTS].items():
+            trained = [names.get(id(parameter), "") for parameter in trained_by(self.optimizers[optimizer])]
+            tensors |= {
+                f"{key} of {trained[number]}": moments[number][key]
+                for number in sorted(moments)
+                for key in sorted(moments[number])
+            }
+        return tensors
+
     def capture_rest(self) -> dict[str, Any]:
         """Return the remaining protected state, which a replacement gets from any rank, such as that of schedulers."""
         return {

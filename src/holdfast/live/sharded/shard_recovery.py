@@ -159,6 +159,14 @@ class ShardedRecovery(LiveRecovery):
         settled, self._settled = self._settled, None
         return False, settled
 
+    def compared_state(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None, int]:
+        """Return this rank's shards, the copy that it keeps of other shards, and the first rank with the same shards."""
+        assert self._own is not None
+        own, rank = self._own.compared(self._own.capture()), self.collectives.ring.rank
+        if isinstance(self._copies, Shadow):
+            return own, self._own.compared(self._copies.capture()), rank
+        return own, None, min(rank, *self._ranks_with_copies[rank])
+
     def suspend(self) -> None:
         """Raise the error that makes the run restart: a sharded model needs all of its ranks."""
         raise restart_needed(f"a model that is sharded over {self.size} ranks needs all of them")
