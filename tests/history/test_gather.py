@@ -8,10 +8,11 @@ import pytest
 
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import Corrupt, StorageFailed
-from holdfast.events import Attempt, Done, Launch, Restart, What
-from holdfast.history import gather
+from holdfast.events import Attempt, Commit, Done, Launch, Restart, Seconds, Step, What
+from holdfast.history import fold, gather
 from holdfast.history.gather import gather_files, last_attempt, send
 from holdfast.history.log import HistoryWriter, read_history, stream_history
+from holdfast.sampler.digest import Samples
 
 
 @pytest.fixture
@@ -145,3 +146,20 @@ def test_a_missing_piece_and_a_history_that_is_not_a_file_are_refused_in_one_lin
     os.mkfifo(tmp_path / "a" / "history" / "rank-9.jsonl")
     with pytest.raises(StorageFailed, match=r"rank-9\.jsonl is not a file"), gather_files([tmp_path / "a"]):
         pass
+
+
+def test_folded_lines_are_sent_and_merged_as_they_were_written(
+    tmp_path: Path, tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "KEPT", 0)
+    store = DirectoryStore(tmp_path / "store")
+    steps = [Step(1, 4, 0, 0, n, n, Samples.of([n]), Seconds(0.0, 0.001, 0.0)) for n in range(300)]
+    tell("a", "rank-0", began(1, 0), *steps, Commit(1, 300, 1))
+    tell("b", "rank-0", began(2, 0), Done(2, 300))
+    before = read_history([tmp_path / node / "history" / "rank-0.jsonl" for node in "ab"]).events
+    assert fold.fold(tmp_path / "a" / "history", least=1) == 1
+    for node in "ab":
+        send(tmp_path / node / "history", store)
+    for places, source in (([tmp_path / "a", tmp_path / "b"], None), ([tmp_path / "b"], store)):
+        with gather_files(places, source) as files:
+            assert read_history(files).events == before

@@ -13,17 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-import xxhash
-
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import What, parse
+from holdfast.history.folded import first_line_digest, folded
 from holdfast.history.log import files_of
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.store import Store
 
 PIECE = 4 << 20
-FIRST_LINE = 1 << 16  # bytes; longer than any first line
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
 
 
@@ -35,11 +33,11 @@ def send(history: Path, store: "Store") -> None:
     for path in sorted(history.glob("*.jsonl")):
         if digest := _first_line_digest(path):
             pieces, last = sent[path.name, digest], path.stat().st_size // PIECE
-            with path.open("rb") as file:
-                # The last piece may have been sent when the file was shorter.
-                for number in range(min(max(pieces, default=0), last), last + 1):
-                    file.seek(number * PIECE)
-                    store.put(_piece_name(path.name, digest, number), [file.read(PIECE)])
+            whole = folded(path)
+            # The last piece may have been sent when the file was shorter.
+            for number in range(min(max(pieces, default=0), last), last + 1):
+                data = b"".join(whole.read(number * PIECE, (number + 1) * PIECE))
+                store.put(_piece_name(path.name, digest, number), [data])
             for number in pieces:
                 if number > last:  # of lines that were lost in a power failure
                     store.remove(_piece_name(path.name, digest, number))
@@ -116,11 +114,9 @@ def _first_line_digest(path: Path) -> str | None:
     try:
         if not path.is_file():  # a FIFO would block
             raise StorageFailed(f"the history {path} is not a file: remove it, and audit the others.")
-        with path.open("rb") as file:
-            line = file.readline(FIRST_LINE)
+        return first_line_digest(path)
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
-    return xxhash.xxh3_64_hexdigest(line) if line.endswith(b"\n") else None
 
 
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
@@ -134,10 +130,10 @@ def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
     scans = [_scan(file) for file in files]
     with whole.open("wb") as into:
         for session in sorted(session for sessions, _ in scans for session in sessions):
-            into.writelines(_read_range(session.file, session.start, session.end))
+            into.writelines(folded(session.file).read(session.start, session.end))
     merged = [whole]
     for file, (_, end) in zip(files, scans, strict=True):
-        if torn := b"".join(_read_range(file, end, file.stat().st_size)):
+        if torn := b"".join(folded(file).read(end, file.stat().st_size)):
             merged.append(folder / f"{file.stem}.torn-{_first_line_digest(file)}.jsonl")
             merged[-1].write_bytes(torn)
     return merged
@@ -156,29 +152,25 @@ class _Session(NamedTuple):
 def _scan(file: Path) -> tuple[list[_Session], int]:
     sessions: list[_Session] = []
     end, knows_attempt = 0, False
-    with file.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            if not sessions or line.startswith(b'{"event": "open"'):  # the first event of each process
-                attempt = sessions[-1].attempt if sessions else 0
-                sessions.append(_Session(attempt, 0.0, file, end, end))
-                with suppress(ValueError):  # the reader reports damaged lines
-                    sessions[-1] = sessions[-1]._replace(time=parse(line).time)
-                knows_attempt = False
-            end += len(line)
-            sessions[-1] = sessions[-1]._replace(end=end)
-            if not knows_attempt:
-                with suppress(ValueError):
-                    number = getattr(parse(line).what, "attempt", None)
-                    if isinstance(number, int):
-                        sessions[-1], knows_attempt = sessions[-1]._replace(attempt=number), True
+    for line in _lines(file):
+        if not sessions or line.startswith(b'{"event": "open"'):  # the first event of each process
+            attempt = sessions[-1].attempt if sessions else 0
+            sessions.append(_Session(attempt, 0.0, file, end, end))
+            with suppress(ValueError):  # the reader reports damaged lines
+                sessions[-1] = sessions[-1]._replace(time=parse(line).time)
+            knows_attempt = False
+        end += len(line)
+        sessions[-1] = sessions[-1]._replace(end=end)
+        if not knows_attempt:
+            with suppress(ValueError):
+                number = getattr(parse(line).what, "attempt", None)
+                if isinstance(number, int):
+                    sessions[-1], knows_attempt = sessions[-1]._replace(attempt=number), True
     return sessions, end
 
 
-def _read_range(file: Path, start: int, end: int) -> Iterator[bytes]:
-    with file.open("rb") as source:
-        source.seek(start)
-        while start < end and (data := source.read(min(PIECE, end - start))):
-            start += len(data)
-            yield data
+def _lines(file: Path) -> Iterator[bytes]:
+    rest = b""
+    for data in folded(file).read(0, file.stat().st_size):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line + b"\n" for line in lines)

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from holdfast.atomic_write import sync_folder
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Malformed, Open, What, line, parse
+from holdfast.history.folded import StepRun, folded_backwards, items, numbered_lines
 
 Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one or more files or folders
 
@@ -177,6 +178,14 @@ def stream_history(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Eve
             yield name, event
 
 
+def stream_blocks(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Event | StepRun]]:
+    """Yield (file name, event) as `stream_history` does, but one `StepRun` for consecutive steps in a segment."""
+    for file in files_of(path):
+        name = file.stem
+        for item in _read_items(file, torn):
+            yield name, item
+
+
 def recall(file: Path, *kinds: str) -> Iterator[Event]:
     """Yield the events of the given `kinds` in one history file, without parsing other lines."""
     if not file.exists():
@@ -184,10 +193,11 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
     require_file(file)
     marks = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds)  # as `events.line` begins a line
     try:
-        with file.open("rb") as lines:
-            for number, text in enumerate(lines, 1):
-                if text.startswith(marks) and text.endswith(b"\n"):
-                    yield _decode(text, file, number)
+        for number, item in numbered_lines(file, LONGEST):
+            if isinstance(item, StepRun):
+                yield from item.events() if "step" in kinds else ()
+            elif item.startswith(marks) and item.endswith(b"\n"):
+                yield _decode(item, file, number)
     except OSError as error:
         raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
@@ -197,12 +207,26 @@ def backwards(file: Path) -> Iterator[Event]:
     require_file(file)
     try:
         with file.open("rb", buffering=0) as lines:
+            folded_end = next((part.end for _, part in folded_backwards(file)), 0)
             end = _end_of_last_line(lines, lines.seek(0, os.SEEK_END))
-            while end > 0:
+            while end > folded_end:
                 start = _end_of_last_line(lines, end - 1)
                 lines.seek(start)
-                yield _decode(lines.read(end - start), file, start, "byte")
+                text = lines.read(end - start)
+                if b"\0" in text and next((part.end for _, part in folded_backwards(file)), 0) > start:
+                    break  # it was folded a moment ago
+                yield _decode(text, file, start, "byte")
                 end = start
+        for segment, part in folded_backwards(file):
+            if part.end > end:
+                whole = b"".join(segment.lines(part))[: end - part.start].split(b"\n")[:-1]
+                yield from (_decode(text, file, part.line) for text in reversed(whole))
+                continue
+            for number, item in reversed(list(items(segment, part))):
+                if isinstance(item, StepRun):
+                    yield from reversed(list(item.events()))
+                else:
+                    yield _decode(item, file, number)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -223,22 +247,36 @@ def files_of(path: Where) -> list[Path]:
 
 
 def _read_file(path: Path, torn: list[TornLine]) -> Iterator[Event]:
+    for item in _read_items(path, torn):
+        if isinstance(item, StepRun):
+            yield from item.events()
+        else:
+            yield item
+
+
+def _read_items(path: Path, torn: list[TornLine]) -> Iterator[Event | StepRun]:
     require_file(path)
     try:
-        with path.open("rb") as lines:
-            for number, text in enumerate(iter(lambda: lines.readline(LONGEST), b""), 1):
-                if len(text) == LONGEST:  # the lines behind it must not be ignored
-                    raise Corrupt(f"{path}, line {number}, is longer than any event: restore the file from a copy.")
-                if not text.endswith(b"\n"):  # only the last line can lack it
-                    torn.append(TornLine(path, number, len(text)))
-                    break
-                event = _decode(text, path, number)
-                what = event.what
-                if isinstance(what, Open) and what.torn:
-                    torn.append(TornLine(path, number, what.torn))
-                yield event if not isinstance(what, Malformed) else event._replace(what=what._replace(line=number))
+        for number, item in numbered_lines(path, LONGEST):
+            if isinstance(item, StepRun):
+                yield item
+                continue
+            if len(item) == LONGEST:  # the lines behind it must not be ignored
+                raise Corrupt(f"{path}, line {number}, is longer than any event: restore the file from a copy.")
+            if not item.endswith(b"\n"):  # only the last line can lack it
+                torn.append(TornLine(path, number, len(item)))
+                break
+            yield _event(item, path, number, torn)
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
+
+
+def _event(text: bytes, path: Path, number: int, torn: list[TornLine]) -> Event:
+    event = _decode(text, path, number)
+    what = event.what
+    if isinstance(what, Open) and what.torn:
+        torn.append(TornLine(path, number, what.torn))
+    return event if not isinstance(what, Malformed) else event._replace(what=what._replace(line=number))
 
 
 def _decode(text: bytes, path: Path, number: int, of: str = "line") -> Event:

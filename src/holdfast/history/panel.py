@@ -81,16 +81,16 @@ class StepPanel:
 
 def build_panel(stretches: Sequence[Stretch], phase: PlannedPhase | None) -> StepPanel:
     """Return the panel of `stretches`, which have the same attempt, world size and first step."""
-    longest = max(stretches, key=len)
+    longest = max(stretches, key=lambda stretch: stretch.steps)
     columns = {
         name: np.stack([_lengthened(stretch.columns[name], longest.columns[name]) for stretch in stretches])
         for name in COLUMNS
     }
-    rows = [PanelRow(stretch.who, stretch.rank, len(stretch)) for stretch in stretches]
+    rows = [PanelRow(stretch.who, stretch.rank, stretch.steps) for stretch in stretches]
     recorded = np.stack([columns.pop(name) for name in DIGESTS], axis=2)
     _, attempt, world, _, first, _ = longest
-    planned = [_is_planned(phase, stretch, recorded[i, : len(stretch)]) for i, stretch in enumerate(stretches)]
-    proofs = np.zeros((len(rows), -(-len(longest) // BLOCK)), np.uint64)
+    planned = [_is_planned(phase, stretch, recorded[i, : stretch.steps]) for i, stretch in enumerate(stretches)]
+    proofs = np.zeros((len(rows), -(-longest.steps // BLOCK)), np.uint64)
     for i, row in enumerate(rows):
         of_row = proofs_of(recorded[i, : row.steps])
         proofs[i, : len(of_row)] = of_row
@@ -105,7 +105,7 @@ def group(stretches: Sequence[Stretch]) -> list[list[int]]:
     """Return the indices of the `stretches` of each panel: those of similar length that began together."""
     panels: dict[tuple[int, ...], list[int]] = {}
     for i, stretch in enumerate(stretches):
-        size = len(stretch).bit_length()  # a short row beside long ones would waste memory
+        size = stretch.steps.bit_length()  # a short row beside long ones would waste memory
         panels.setdefault((stretch.attempt, stretch.world, stretch.first, size), []).append(i)
     return list(panels.values())
 
@@ -148,7 +148,7 @@ def _lengthened(column: NDArray[Any], longest: NDArray[Any]) -> NDArray[Any]:
 
 
 def _is_planned(phase: PlannedPhase | None, stretch: Stretch, recorded: Digests) -> bool:
-    planned = phase and phase.digests(stretch.first, len(stretch), stretch.rank, stretch.world)
+    planned = phase and phase.digests(stretch.first, stretch.steps, stretch.rank, stretch.world)
     if not planned:
         return False
     count, digests = planned

@@ -58,6 +58,7 @@ class FilePart(NamedTuple):
     start: int
     line: int
     data: bytes
+    file: str = ""  # a digest of the first line of the whole file, which no other file has
     plan: str | None = None  # the last plan in earlier lines, as JSON
 
 
@@ -72,6 +73,7 @@ class FoldedPart(NamedTuple):
     end: int  # the byte after its last line
     line: int  # the number of its first line, counted from 1
     lines: int
+    file: str  # the digest of the first line of the file
     plan: str | None  # the last plan in it or before it
     rows: Sequence[tuple[int, int]]
     texts: range
@@ -97,7 +99,7 @@ def encode(parts: Sequence[FilePart]) -> bytes:
         owners += [len(folded)] * len(made)
         stretches += made
         end, range_of_texts = part.start + len(part.data), range(first_text, len(texts))
-        folded.append(FoldedPart(part.who, part.start, end, part.line, len(lines), plan, [], range_of_texts))
+        folded.append(FoldedPart(part.who, part.start, end, part.line, len(lines), part.file, plan, [], range_of_texts))
     panels: list[StepPanel] = []
     rows: dict[int, tuple[int, int]] = {}
     for members in group(stretches):
@@ -166,6 +168,11 @@ def _add(archive: zipfile.ZipFile, name: str, array: NDArray[Any], method: int =
     archive.writestr(zipfile.ZipInfo(f"{name}.npy", _DATE), member.getvalue(), method)
 
 
+def _read_part(described: Any) -> FoldedPart:
+    rows = [(panel, row) for panel, row in described["rows"]]
+    return FoldedPart(**{**described, "rows": rows, "texts": range(*described["texts"])})
+
+
 class Columns(Mapping[str, NDArray[Any]]):
     """The columns of a panel in a segment, each read when it is needed."""
 
@@ -196,13 +203,13 @@ class HistorySegment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header, self._digest = self._checked(self._read_header)
-        self.parts, self.panels = self._checked(lambda: self._described(header))
+        header, self._digest = self.checked(self._read_header)
+        self.parts, self.panels = self.checked(lambda: self._described(header))
 
     def stretch(self, part: FoldedPart, index: int) -> Stretch:
         """Return the stretch of steps that is row `index` of `part`."""
         panel, row = part.rows[index]
-        return self._checked(lambda: stretch_of(self.panels[panel], row))
+        return self.checked(lambda: stretch_of(self.panels[panel], row))
 
     def lines(self, part: FoldedPart) -> Iterator[bytes]:
         """Yield the lines of `part`, byte for byte as they were written."""
@@ -221,7 +228,7 @@ class HistorySegment:
         """Return a value that `make` computes from arrays of the archive; recently used values are kept."""
         key = self._digest, name
         if key not in _CACHE:
-            _CACHE[key] = self._checked(lambda: make(self._array))
+            _CACHE[key] = self.checked(lambda: make(self._array))
             while len(_CACHE) > _KEPT:
                 _CACHE.popitem(last=False)
         _CACHE.move_to_end(key)
@@ -241,7 +248,7 @@ class HistorySegment:
                 f"the history {self.path} has version {header['version']}, but this holdfast reads version {FORMAT}: "
                 "upgrade holdfast."
             )
-        parts = [FoldedPart(**{**part, "texts": range(*part["texts"])}) for part in header["parts"]]
+        parts = [_read_part(part) for part in header["parts"]]
         return parts, [self._panel(number, panel) for number, panel in enumerate(header["panels"])]
 
     def _panel(self, number: int, described: Any) -> StepPanel:
@@ -260,7 +267,8 @@ class HistorySegment:
                 array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
         return array
 
-    def _checked(self, read: Callable[[], T]) -> T:
+    def checked(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns; raise Corrupt if it fails because the file is damaged."""
         try:
             return read()
         except OSError as error:

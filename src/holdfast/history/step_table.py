@@ -56,7 +56,8 @@ class Stretch(NamedTuple):
     first: int  # step
     columns: Columns
 
-    def __len__(self) -> int:
+    @property
+    def steps(self) -> int:
         return len(self.columns["time"])
 
 

@@ -31,13 +31,13 @@ _BETWEEN_NODES = r"nodes/term-\d{8}|histories/\w[\w.-]*\.jsonl/[0-9a-f]{16}/\d{8
 _UNFINISHED = r"(?:\.[0-9a-f]{8}\.tmp)?"
 _FILES = re.compile(
     r"run\.json|\.run-\d+\.tmp|\.supervisor-\d+\.lock|scale\.(?:json|partial)|join(?:\.new)?"
-    rf"|history(?:-before-\d+)?/{_HISTORY}"
+    rf"|history(?:-before-\d+)?/(?:{_HISTORY}|segments/(?:\d{{6,}}-rank-\d+-to-\d+\.npz|\.\d+\.tmp))"
     r"|logs/attempt-\d{4,18}/(?:(?:rank|worker)-\d+\.(?:out|err|error\.json)|ranks\.jsonl|standby)"
     rf"|checkpoints/(?:latest\.json|{_SNAPSHOT}|{_RUNNING}|{_BETWEEN_NODES}|probe-[0-9a-f]{{16}}){_UNFINISHED}",
     re.ASCII,
 )
 _FOLDERS = re.compile(
-    r"history(?:-before-\d+)?|logs(?:/attempt-\d{4,18})?"
+    r"history(?:-before-\d+)?(?:/segments)?|logs(?:/attempt-\d{4,18})?"
     r"|checkpoints(?:/(?:step-\d{8,18}|set-aside-\d{8,18}-\d+|running|nodes|histories(?:/.*)?))?",
     re.ASCII,
 )
@@ -236,7 +236,8 @@ def _size(folder: Path) -> int:
     for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += os.lstat(os.path.join(path, name)).st_size  # noqa: PTH118 - there may be very many
+                status = os.lstat(os.path.join(path, name))  # noqa: PTH118 - there may be very many
+                total += min(status.st_size, status.st_blocks * 512)  # a history has holes where it was folded
     return total
 
 

@@ -21,6 +21,7 @@ from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.disk_space import DiskSpace
 from holdfast.supervise.display import Display, Journal
 from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
+from holdfast.supervise.folding import HistoryFolding
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.multi_node import RunEndWatch
@@ -76,6 +77,7 @@ class RunLoop:
             (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
         )
         self._stragglers = StragglerReports(self._pool, journal, display, config.replace_slow)
+        self._folding = HistoryFolding(out / "history")
         self._standby: Standby | None = None
         if config.spares and config.recovery == "restart":
             self._standby = Standby(config, out, self._pool, nodes, display.say)
@@ -111,12 +113,15 @@ class RunLoop:
             self._display.refresh(now=True)
             if verdict.verdict != "completed":
                 self._nodes.stop(text)
+            else:
+                self._folding.finish(self._own_ranks)
             return verdict
         finally:
             if self._standby:
                 self._standby.end()
             self._pool.kill()
             self._nodes.close(text)
+            self._folding.close()
 
     def _launch(self) -> RunVerdict | None:
         workers = self._config.workers_at(self._restarts)
@@ -178,6 +183,7 @@ class RunLoop:
             return self._look_at_nodes(have_finished=False)
         self._pool.detect_hangs(self._membership.members.is_member, self._remote)
         self._stragglers.look(self._attempt)
+        self._folding.look(time.monotonic(), self._own_ranks)
         self._pool.poll_dying()
         if stop_signals.count and (late := self._pool.late_to_stop(self._membership.members.is_member)):
             return self._end_late_stop(late)
@@ -371,6 +377,11 @@ class RunLoop:
 
     def _verdict(self, word: Word, because: str) -> RunVerdict:
         return RunVerdict(verdict=word, attempts=self._attempt, because=because)
+
+    @property
+    def _own_ranks(self) -> list[int] | None:
+        """The ranks of this node, whose histories it folds; None for all."""
+        return None if self._node.of == 1 else [worker.rank for worker in self._pool.running]
 
     @property
     def _attempt(self) -> int:
