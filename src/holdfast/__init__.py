@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.train.run import Run as Run
     from holdfast.weights.load import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names of each module. A name is imported on first use, so that neither `import holdfast` nor
 # `holdfast --help` waits for numpy and torch.

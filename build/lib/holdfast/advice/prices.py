@@ -1,0 +1,180 @@
+"""The cost of a failure under each recovery strategy, and the fraction of the wall clock spent on training."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOTICE, PUBLISHED, REGROUP, STALL, Estimate
+from holdfast.advice.question import Question
+from holdfast.advice.run_costs import RunCosts
+from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
+
+RECOVERIES = ("restart", "replay", "forward", "skip")
+EXACT = ("restart", "replay")
+PROMISES = {
+    "restart": "exact: the weights end as if nothing had failed",
+    "replay": "exact: the weights end as if nothing had failed",
+    "forward": "the samples of lost workers are left out of one step, and declared",
+    "skip": "one step is dropped, and declared",
+}
+# FT-HSDP (arXiv 2602.00277): at O(100K) GPUs survivors continue after 3 minutes, and a restart takes 10 minutes.
+# Both are assumed to grow in proportion to the number of workers.
+PUBLISHED_WORKERS = 100_000
+LIVE_AT_SCALE = Estimate(180.0, 60.0, 600.0, PUBLISHED)
+RESTART_AT_SCALE = Estimate(600.0, 300.0, 1200.0, PUBLISHED)
+SOONER = 0.75  # benchmarks/live-recovery: replay took 0.73, 0.74 and 0.93 of what a restart took
+UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The estimated cost of a failure under a recovery strategy: pause of training, delay of the run, lost steps."""
+
+    recovery: str
+    stands: Estimate  # seconds for which training pauses
+    seconds: Estimate  # by which the run ends later
+    iterations: Estimate  # repeated or left out; a step without half of its samples counts as 0.5
+    promise: str  # how exact the result is
+
+
+def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
+    """Return the cost of one failure for each recovery strategy, if the job saves every `every` steps."""
+    workers, lost = question.workers or costs.workers, lost_part(costs, question)
+    restart = restart_time(costs, question)
+    live = live_recovery_time(costs, question)
+    repeated = repeated_steps(costs, costs.save_every if every is None else every)
+    step = costs.step
+    redone = Estimate(repeated.value * step.value, repeated.low * step.low, repeated.high * step.value, repeated.basis)
+    price_of = {"restart": Price("restart", restart, restart + redone, repeated, PROMISES["restart"])}
+    if workers < 2 or lost == 1 or (costs.sharded and 2 * lost > 1):
+        return price_of  # no worker survives, or both copies of a shard are lost
+    replay = replay_time(costs, question)
+    none = Estimate.exact(0.0, replay.basis)
+    if costs.sharded:
+        return {**price_of, "replay": Price("replay", replay, replay, none, PROMISES["replay"])}
+    part = float(lost)
+    missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, live.basis)
+    dropped = Estimate(1.0, 0.0, 1.0, live.basis)
+    price_of["replay"] = Price("replay", replay, replay, none, PROMISES["replay"])
+    price_of["forward"] = Price("forward", live, live, missing, PROMISES["forward"])
+    price_of["skip"] = Price("skip", live, live, dropped, PROMISES["skip"])
+    return price_of
+
+
+def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
+    if question.restart is not None:
+        return Estimate.exact(question.restart, GIVEN)
+    start = costs.start or UNKNOWN_START
+    basis = INFERRED if start.is_seen else BENCHMARK
+    # It reads no snapshot, and does not compete with other workers that start.
+    return NOTICE + Estimate(SOONER * start.value, start.low / costs.workers, start.high, basis)
+
+
+def lost_part(costs: RunCosts, question: Question) -> Fraction:
+    """Return the fraction of workers that one failure kills: `question.lost` if it is set, otherwise 1 / workers."""
+    return question.lost or Fraction(1, question.workers or costs.workers)
+
+
+def restart_time(costs: RunCosts, question: Question) -> Estimate:
+    """Estimate the seconds from a failure to the next step if all workers restart."""
+    if question.restart is not None:
+        return Estimate.exact(question.restart, GIVEN)
+    if costs.restart is not None:
+        return _at_scale(costs.restart, RESTART_AT_SCALE, costs, question)
+    if costs.start is None:
+        return _at_scale(NOTICE + UNKNOWN_START, RESTART_AT_SCALE, costs, question)
+    read = costs.durable.value if costs.durable else 0.0  # reading a snapshot takes about as long as writing it
+    restart = NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
+    return _at_scale(restart, RESTART_AT_SCALE, costs, question)
+
+
+def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
+    """Estimate how many seconds training pauses while the surviving workers form a new process group."""
+    live = costs.live.get("forward") or costs.live.get("skip")
+    if live is None:
+        live = REGROUP
+        if (replay := costs.live.get("replay")) is not None:  # it forms a new group too, and then does more
+            live = Estimate(
+                min(live.value, replay.value), min(live.low, replay.low), min(live.high, replay.high), live.basis
+            )
+    return _at_scale(live, LIVE_AT_SCALE, costs, question)
+
+
+def replay_time(costs: RunCosts, question: Question) -> Estimate:
+    """Estimate how many seconds training pauses until a new worker has replaced the lost one."""
+    if (seen := costs.live.get("replay")) is not None:
+        return _at_scale(seen, LIVE_AT_SCALE, costs, question)
+    live, new = live_recovery_time(costs, question), _replacement_time(costs, question)
+    if is_larger(costs, question):
+        return live + new
+    return Estimate(max(live.value, new.value), max(live.low, new.low), max(live.high, new.high), new.basis)
+
+
+def is_larger(costs: RunCosts, question: Question) -> bool:
+    return question.workers is not None and question.workers > costs.workers
+
+
+def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Question) -> Estimate:
+    """Return the pause `time`, which was measured in the run, or a longer pause for a job with more workers.
+
+    For each `PUBLISHED_WORKERS` workers of the larger job, `published` is added."""
+    if not is_larger(costs, question):
+        return time
+    return time + published.times((question.workers or 0) / PUBLISHED_WORKERS)
+
+
+def save_delay(costs: RunCosts, question: Question) -> Estimate:
+    if question.stall is not None:
+        return Estimate.exact(question.stall, GIVEN)
+    return costs.stall or STALL
+
+
+def repeated_steps(costs: RunCosts, every: int) -> Estimate:
+    """Estimate how many steps are repeated after a failure at a random time, if the run saves every `every` steps."""
+    behind = costs.durable.value / costs.step.value if costs.durable else 0.0
+    whole = every - 1
+    return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
+
+
+LONGEST = 700.0  # mean times between failures; exp() of more overflows
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The best save interval for a recovery strategy, and the fraction of wall-clock time then spent on training."""
+
+    recovery: str
+    interval: SaveInterval
+    effective: float  # with the best save interval
+    as_it_is: float  # with the present save interval of the run
+
+
+def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
+    """Return the costs that determine the best save interval under the strategy `recovery`; `mtbf` is in seconds."""
+    share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
+    return SaveCosts(
+        step=costs.step.value,
+        stall=save_delay(costs, question).value,
+        mtbf=mtbf / share,
+        restart=restart_time(costs, question).value,
+        durable=costs.durable.value if costs.durable else 0.0,
+    )
+
+
+def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
+    """Return the best save interval and the fraction of time spent training, for each strategy in `price_of`."""
+    found = {}
+    for recovery, price in price_of.items():
+        saving = saving_of(costs, question, mtbf, recovery)
+        interval = best_interval(saving, None if question.workers else costs.length)
+        live = 1.0
+        if recovery != "restart":
+            without = float(lost_part(costs, question)) * restart_time(costs, question).value
+            missing = without if recovery in ("forward", "skip") else 0.0
+            # A failure during a pause of S seconds starts the pause again, so it takes M (e^(S/M) - 1) on average.
+            stands = price.stands.value + price.iterations.value * costs.step.value
+            live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
+        now = float(slowdown(costs.save_every, saving)) * live
+        found[recovery] = Outlook(recovery, interval, interval.effective / live, 1 / now)
+    return found

@@ -1,0 +1,63 @@
+"""The parameters of `holdfast advise`, and parsing of durations and fractions such as 45s, 1h30m, 1/8 or 0.125."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from holdfast.errors import BadInput
+
+DAY = 86400.0
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "y": 365.25 * DAY}
+_PART = r"(\d+(?:\.\d+)?)(ms|[smhdy])"
+
+
+def seconds_of(text: str, what: str) -> float:
+    """Parse a duration such as "1h30m" and return its seconds; `what` is the option name for error messages."""
+    words = text.strip().lower()
+    if not re.fullmatch(f"(?:{_PART})+", words, re.ASCII):
+        raise BadInput(f"{what} {text!r} is not a duration: write 45s, 30m, 4h, 2d, 5y or 1h30m.")
+    total = sum(float(number) * UNITS[unit] for number, unit in re.findall(_PART, words))
+    if not 0 < total < float("inf"):
+        raise BadInput(f"{what} must be greater than 0 (got {text!r}).")
+    return total
+
+
+def fraction_of(text: str, what: str) -> Fraction:
+    """Parse a fraction above 0 and up to 1, such as "1/2"; `what` is the option name for error messages."""
+    try:
+        part = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError) as error:
+        raise BadInput(f"{what} {text!r} is not a fraction: write 1/8 or 0.125.") from error
+    if not 0 < part <= 1:
+        raise BadInput(f"{what} must be above 0 and at most 1 (got {text}): write 1/8 or 0.125.")
+    return part
+
+
+def in_words(seconds: float) -> str:
+    """Return a number of seconds as text with two or three digits and a unit, for example "1.8 h"."""
+    for unit in ("y", "d", "h", "m"):
+        if seconds >= 1.5 * UNITS[unit]:
+            return f"{seconds / UNITS[unit]:.3g} {'min' if unit == 'm' else unit}"
+    if seconds >= 0.1 or seconds == 0:
+        return f"{seconds:.2g} s"
+    return f"{1000 * seconds:.2g} ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The job to give advice for. A value of None is taken from the measured run or from publications."""
+
+    mtbf: float | None = None  # mean time between failures of the job
+    mtbf_per_worker: float | None = None
+    lost: Fraction | None = None  # fraction of the workers that one failure kills
+    workers: int | None = None
+    restart: float | None = None  # duration of a restart
+    stall: float | None = None  # delay of training by one save
+    length: float = 54 * DAY  # duration of the job
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise BadInput(f"--workers must be 1 or more (got {self.workers}).")
+        if self.mtbf is not None and self.mtbf_per_worker is not None:
+            raise BadInput("--mtbf is for the whole job and --mtbf-per-worker for one worker: give one of them.")

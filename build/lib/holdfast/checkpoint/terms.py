@@ -1,0 +1,129 @@
+"""Terms: numbered groups of nodes of a run; only the newest group may commit to the store.
+
+When nodes are lost, the other nodes continue as the next term. If the network splits the nodes into two groups, only
+one group can create the next term in the store. The nodes of the other group find the newer term and stop writing.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from holdfast.checkpoint.store import Reader, Store, read
+from holdfast.errors import CommitConflict, Corrupt, WorkerLost
+
+TERMS = "nodes/term-"
+_NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
+
+
+class Term(NamedTuple):
+    """A group of nodes that train together, with a number that grows with every change of the group.
+
+    `where` is the rendezvous address, and `token` a unique id."""
+
+    number: int
+    token: str
+    where: str
+    nodes: tuple[int, ...]
+
+    def to_json(self) -> list[Any]:
+        return [self.number, self.token, self.where, list(self.nodes)]
+
+    @classmethod
+    def from_json(cls, record: Any) -> "Term":
+        try:
+            number, token, where, nodes = record
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        whole = isinstance(nodes, list) and all(type(value) is int for value in (number, *nodes))
+        if not (whole and isinstance(token, str) and isinstance(where, str)):
+            raise ValueError("it is not a term")
+        return cls(number, token, where, tuple(nodes))
+
+
+def newest(store: Store) -> Term | None:
+    """Return the newest group of nodes that claimed the right to save, or None if there is none."""
+    number = _last(store)
+    if not number:
+        return None
+    try:
+        return Term.from_json(json.loads(read(store, _name(number), limit=1 << 16)))
+    except FileNotFoundError:
+        return None  # removed meanwhile
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{_name(number)} in {store} does not name the nodes of its term: remove it.") from error
+
+
+def take(store: Store, term: Term) -> bool:
+    """Claim the right to save for the group of nodes `term`, by creating a file for it in the store.
+
+    Return False if a group with the same number or a higher one has already claimed the right."""
+    if _last(store) >= term.number:
+        return False
+    try:
+        store.create(_name(term.number), [json.dumps(term.to_json()).encode()])
+    except CommitConflict:
+        return False
+    return True
+
+
+def give_back(store: Store, number: int) -> None:
+    """Remove the file that claims the right to save for term `number`, because its group of nodes did not use it."""
+    store.remove(_name(number))
+
+
+class Fenced:
+    """A wrapper of a store that raises WorkerLost from writes once a newer group of nodes has taken over.
+
+    `number` is the term (the group of nodes) of this node. `is_ours(term)` returns True if this node belongs to the
+    newer group `term`."""
+
+    def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
+        self._store, self._number, self._is_ours = store, number, is_ours
+
+    def __str__(self) -> str:
+        return str(self._store)
+
+    def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        self._require_present()  # the newer group may write a file of the same name
+        self._store.put(name, parts)
+
+    def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        self._require_present()  # a term that appears after this does no harm: the snapshot is complete
+        self._store.create(name, parts)
+
+    def open(self, name: str) -> AbstractContextManager[Reader]:
+        return self._store.open(name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        return self._store.names(prefix)
+
+    def remove(self, name: str) -> None:
+        self._store.remove(name)
+
+    def move(self, folder: str, to: str) -> None:
+        self._store.move(folder, to)
+
+    def sweep(self, prefix: str) -> None:
+        self._require_present()
+        self._store.sweep(prefix)
+
+    def _require_present(self) -> None:
+        if _last(self._store) <= self._number:
+            return
+        term = newest(self._store)
+        if term and term.number > self._number:
+            if not self._is_ours(term):
+                terms = f"term {term.number}, this node has term {self._number}"
+                raise WorkerLost(f"other nodes continued without this node ({terms}): it stops saving.")
+            self._number = term.number
+
+
+def _last(store: Store) -> int:
+    matches = (_NAME.fullmatch(name) for name in store.names(TERMS))
+    return max((int(match[1]) for match in matches if match), default=0)
+
+
+def _name(number: int) -> str:
+    return f"{TERMS}{number:08d}"

@@ -1,0 +1,155 @@
+"""`holdfast lab`: list and run experiments, and check your own model."""
+
+import os
+import sys
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.console import meter, say
+from holdfast.errors import BadInput, Interrupted
+from holdfast.extras import require
+
+if TYPE_CHECKING:
+    from holdfast.lab.result import Result
+
+lab = typer.Typer(help="Run experiments that test claims of papers and of this project.", no_args_is_help=True)
+
+
+@lab.command("list")
+def lab_list() -> None:
+    """List the experiments. Example: holdfast lab list"""
+    require("lab", "`holdfast lab`")
+    from holdfast.lab.registry import EXPERIMENTS
+
+    table = Table("name", "what it measures", "figure", box=None)
+    for experiment in EXPERIMENTS.values():
+        table.add_row(experiment.name, experiment.title, experiment.source)
+    Console().print(table)
+
+
+@lab.command("run")
+def lab_run(
+    name: Annotated[str, typer.Argument(help="An experiment from `holdfast lab list`.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for result and report.  [default: results/NAME]")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with data sets; for sharded-tradeoff a text file.  [default: $HOLDFAST_DATA, or download]"
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Number of trials of each kind.  [default: the experiment's own]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: one for each core]")] = None,
+    panel: Annotated[list[str] | None, typer.Option(help="Run only this panel; repeatable.  [default: all]")] = None,
+    interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
+    workload: Annotated[
+        str | None, typer.Option(help="Your own model instead of panels: a Python file, see docs/workloads.md.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A checkpoint policy of your own for priority-checkpoint: a Python file; repeatable."),
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster.  [default: start one here]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small version on embedded data, in minutes.")] = False,
+) -> None:
+    """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
+    require("lab", "`holdfast lab`")
+    from holdfast.blocks.own_policy import own_ranking
+    from holdfast.lab import result_page
+    from holdfast.lab.experiment import Options, chosen
+    from holdfast.lab.registry import EXPERIMENTS
+    from holdfast.lab.result import command_line
+    from holdfast.lab.simulate.pools import trial_cluster
+    from holdfast.report.files import prepare
+    from holdfast.workloads.registry import load_for_lab, own_errors
+
+    (experiment,) = chosen([name], EXPERIMENTS, "experiment")
+    if panel and not experiment.has_panels:
+        raise BadInput(f"{name} has no panels: leave out --panel.")
+    if panel and workload:
+        raise BadInput("--panel and --workload both choose the model: leave out one of them.")
+    if (workload or on) and not experiment.accepts_workload:
+        raise BadInput(f"{name} has its own workloads and runs on this machine: leave out --workload and --on.")
+    if policy and not experiment.accepts_policy:
+        raise BadInput(f"{name} does not compare policies: leave out --policy, or run priority-checkpoint.")
+    if config and not experiment.accepts_config:
+        raise BadInput(f"{name} does not read a --config file: leave it out.")
+    options = Options(
+        seed=seed,
+        trials=trials,
+        jobs=os.cpu_count() or 1 if jobs is None else jobs,
+        quick=quick,
+        data=data,
+        out=out or Path("results") / name,
+        panels=tuple(panel or ()),
+        interval=interval,
+        config=config,
+        policies=tuple(map(own_ranking, policy or ())),
+    )
+    folder = prepare(options.out)
+    try:
+        with own_errors(workload or ""), trial_cluster(on, address) as cluster, meter() as begin:
+            model = None if workload is None else load_for_lab(workload, data)
+            result = experiment.measure(replace(options, workload=model, cluster=cluster), begin)
+    except KeyboardInterrupt:
+        kept = f"; finished runs stay in {folder}, and the same command resumes" if experiment.accepts_config else ""
+        raise Interrupted(f"interrupted{kept}") from None
+    result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
+    Console().print(_claims_table(result) if result.claims else _costs_table(result))
+    for remark in result.remarks:
+        Console().print(f"  {remark}", highlight=False)
+    say(f"report: {result_page.write(result, folder)}")
+    raise typer.Exit(0 if result.holds or workload else 1)
+
+
+@lab.command("check")
+def lab_check(
+    workload: Annotated[str, typer.Argument(help="A Python file with a function workload(data).")],
+    data: Annotated[Path | None, typer.Option(help="Folder that is passed to the function.")] = None,
+) -> None:
+    """Find problems of your own model before trials run. Example: holdfast lab check my_model.py"""
+    require("lab", "`holdfast lab`")
+    from holdfast.lab.partial.model_check import LIMIT, check
+    from holdfast.workloads.registry import own_errors
+
+    with own_errors(workload), meter() as begin:
+        checked = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
+    for problem in checked.problems:
+        say(f"{workload}: {problem}")
+    if checked.problems:
+        raise typer.Exit(1)
+    say(f"no problem found in {workload}. {checked.summary}")
+
+
+def _costs_table(result: "Result") -> Table:
+    from holdfast.lab.confidence import ends_text
+
+    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
+    for row in result.rows:
+        cost = f"{row['cost_mean']:.2f} ({ends_text(row['cost_low'], row['cost_high'])})"
+        policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
+        words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
+        table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")
+    return table
+
+
+def _claims_table(result: "Result") -> Table:
+    from holdfast.lab.result_page import expected, measured, verdict
+
+    table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
+    for claim in result.claims:
+        style = "yellow" if not claim.resolved else "green" if claim.holds else "bold red"
+        table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), measured(claim))
+    return table

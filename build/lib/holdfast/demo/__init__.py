@@ -1,0 +1,1 @@
+"""The demo: four workers train a small network, and one worker is killed twice."""

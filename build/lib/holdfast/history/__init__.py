@@ -1,0 +1,1 @@
+"""The history of a run: writing, reading and following it, gathering it from nodes, and finding which steps count."""

@@ -1,0 +1,271 @@
+"""Segments: files in which settled lines of histories are stored as columns, a fraction of the size of the lines.
+
+A segment is a NumPy archive (`numpy.load` reads it) with the lines of one or more history files, from a first byte to a
+last one. Steps are in panels, other lines are text. The comment of the archive is the digest of all bytes before it.
+Every line can be written again byte for byte.
+"""
+
+import contextlib
+import io
+import json
+import lzma
+import zipfile
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from holdfast.errors import Corrupt, FutureVersion, StorageFailed
+from holdfast.events import Plan, parse
+from holdfast.history.packing import pack, unpack
+from holdfast.history.panel import DIGESTS, PanelRow, PlannedPhase, StepPanel, build_panel, group, stretch_of
+from holdfast.history.step_table import Stretch, StretchBuilder, lines_of, read_row
+
+FORMAT = 1
+HEADER = "header.json"
+DIGEST = 32  # hexadecimal digits of the digest in the comment of the archive
+_PLAN = b'{"event": "plan"'
+_LARGEST = 1 << 31  # bytes of a column: a damaged file must not fill the memory
+_DATE = (1980, 1, 1, 0, 0, 0)
+_KEPT = 64  # columns that are kept in memory
+_CACHE: OrderedDict[tuple[bytes, str], Any] = OrderedDict()
+# What a damaged file, or one that is not ours, can raise while it is read.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+T = TypeVar("T")
+
+
+class FilePart(NamedTuple):
+    """Whole lines of the history file of a rank: those from byte `start` on, the first of which is line `line`."""
+
+    who: str
+    start: int
+    line: int
+    data: bytes
+    plan: str | None = None  # the last plan in earlier lines, as JSON
+
+
+class FoldedPart(NamedTuple):
+    """The lines of a history file that a segment has.
+
+    Its steps are in the `rows` (number of a panel, row) in their order. `texts` is the range of its other lines among
+    those of the segment."""
+
+    who: str
+    start: int
+    end: int  # the byte after its last line
+    line: int  # the number of its first line, counted from 1
+    lines: int
+    plan: str | None  # the last plan in it or before it
+    rows: Sequence[tuple[int, int]]
+    texts: range
+
+
+def encode(parts: Sequence[FilePart]) -> bytes:
+    """Return the segment with the lines of `parts`."""
+    texts: list[bytes] = []
+    places: list[int] = []  # of the texts: their indices among the lines of their part
+    folded: list[FoldedPart] = []
+    stretches, owners = [], []
+    for part in parts:
+        builder, plan, first_text = StretchBuilder(), part.plan, len(texts)
+        lines = [line + b"\n" for line in part.data.split(b"\n")[:-1]]
+        for number, line in enumerate(lines):
+            if row := read_row(line, part.who):
+                builder.add(row)
+            else:
+                plan = line.decode(errors="replace") if line.startswith(_PLAN) else plan
+                texts.append(line)
+                places.append(number)
+        made = builder.stretches()
+        owners += [len(folded)] * len(made)
+        stretches += made
+        end, range_of_texts = part.start + len(part.data), range(first_text, len(texts))
+        folded.append(FoldedPart(part.who, part.start, end, part.line, len(lines), plan, [], range_of_texts))
+    panels: list[StepPanel] = []
+    rows: dict[int, tuple[int, int]] = {}
+    for members in group(stretches):
+        rows |= {stretch: (len(panels), row) for row, stretch in enumerate(members)}
+        phase = _phase(folded[owners[members[0]]].plan, stretches[members[0]].first)
+        panels.append(build_panel([stretches[stretch] for stretch in members], phase))
+    rows_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for stretch, owner in enumerate(owners):
+        rows_of[owner].append(rows[stretch])
+    folded = [part._replace(rows=rows_of[i]) for i, part in enumerate(folded)]
+    return _archive(folded, panels, b"".join(texts), places)
+
+
+def _phase(plan: str | None, step: int) -> PlannedPhase | None:
+    """Return the phase of `step` in `plan`, a line of a history; None if its samples cannot be computed."""
+    what = None
+    with contextlib.suppress(ValueError):
+        what = parse(plan.encode()).what if plan else None
+    if not isinstance(what, Plan) or what.tensor_parallel < 1:
+        return None
+    first = 0
+    for phase in (what._asdict(), *what.later_phases):
+        found = PlannedPhase(first, phase["samples"], phase["batch"], phase["seed"], what.tensor_parallel)
+        length, limit = found.samples // max(1, found.batch) * phase["epochs"], phase.get("limit")
+        first += length if limit is None else limit
+        if step < first:
+            return None if phase.get("sampler") else found
+    return None
+
+
+def _archive(parts: Sequence[FoldedPart], panels: Sequence[StepPanel], texts: bytes, places: Sequence[int]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        _add(archive, "texts", np.frombuffer(texts, np.uint8), zipfile.ZIP_LZMA)
+        _add(archive, "places", np.array(places, np.int64))
+        described = []
+        for number, panel in enumerate(panels):
+            columns = {}
+            for name, column in panel.columns.items():
+                columns[name], packed = pack(column)
+                if packed is not None:
+                    _add(archive, f"{number}/{name}", packed)
+            described.append(
+                {
+                    "attempt": panel.attempt,
+                    "world": panel.world,
+                    "first": panel.first,
+                    "rows": [list(row) for row in panel.rows],
+                    "phase": panel.phase,
+                    "planned": list(panel.planned),
+                    "columns": columns,
+                }
+            )
+        of_parts = [{**part._asdict(), "texts": [part.texts.start, part.texts.stop]} for part in parts]
+        header = {"version": FORMAT, "parts": of_parts, "panels": described}
+        info = zipfile.ZipInfo(HEADER, _DATE)
+        archive.writestr(info, json.dumps(header), zipfile.ZIP_DEFLATED)
+        archive.comment = b"-" * DIGEST
+    data = buffer.getvalue()[:-DIGEST]
+    return data + xxhash.xxh3_128_hexdigest(data).encode()
+
+
+def _add(archive: zipfile.ZipFile, name: str, array: NDArray[Any], method: int = zipfile.ZIP_DEFLATED) -> None:
+    member = io.BytesIO()
+    np.lib.format.write_array(member, array, allow_pickle=False)
+    archive.writestr(zipfile.ZipInfo(f"{name}.npy", _DATE), member.getvalue(), method)
+
+
+class Columns(Mapping[str, NDArray[Any]]):
+    """The columns of a panel in a segment, each read when it is needed."""
+
+    def __init__(
+        self, segment: "HistorySegment", panel: int, described: Mapping[str, Any], planned: Sequence[bool]
+    ) -> None:
+        self._segment, self._panel, self._described, self._planned = segment, panel, described, planned
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        column = self.stored(name)
+        rows = self._planned.count(False) if name in DIGESTS else len(self._planned)
+        return np.broadcast_to(column, (rows, column.shape[1]))
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return a column, with only one row if all of its rows are equal."""
+        described, member = self._described[name], f"{self._panel}/{name}"
+        return self._segment.cached(member, lambda read: unpack(described, lambda: read(member)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._described)
+
+    def __len__(self) -> int:
+        return len(self._described)
+
+
+class HistorySegment:
+    """The segment in the file `path`: its parts and panels. The values of steps are read when they are needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header, self._digest = self._checked(self._read_header)
+        self.parts, self.panels = self._checked(lambda: self._described(header))
+
+    def stretch(self, part: FoldedPart, index: int) -> Stretch:
+        """Return the stretch of steps that is row `index` of `part`."""
+        panel, row = part.rows[index]
+        return self._checked(lambda: stretch_of(self.panels[panel], row))
+
+    def lines(self, part: FoldedPart) -> Iterator[bytes]:
+        """Yield the lines of `part`, byte for byte as they were written."""
+        steps = (line for index in range(len(part.rows)) for line in lines_of(self.stretch(part, index)))
+        texts = dict(self.texts(part))
+        for number in range(part.lines):
+            yield texts[number] if number in texts else next(steps)
+
+    def texts(self, part: FoldedPart) -> list[tuple[int, bytes]]:
+        """Return the lines of `part` that are not in panels, each with its index among the lines of the part."""
+        lines: list[bytes] = self.cached("lines", lambda read: read("texts").tobytes().split(b"\n"))
+        places = self.cached("places", lambda read: read("places").tolist())
+        return [(places[i], lines[i] + b"\n") for i in part.texts]
+
+    def cached(self, name: str, make: Callable[[Callable[[str], NDArray[Any]]], T]) -> T:
+        """Return a value that `make` computes from arrays of the archive; recently used values are kept."""
+        key = self._digest, name
+        if key not in _CACHE:
+            _CACHE[key] = self._checked(lambda: make(self._array))
+            while len(_CACHE) > _KEPT:
+                _CACHE.popitem(last=False)
+        _CACHE.move_to_end(key)
+        value: T = _CACHE[key]
+        return value
+
+    def _read_header(self) -> tuple[Any, bytes]:
+        data = self.path.read_bytes()
+        if xxhash.xxh3_128_hexdigest(data[:-DIGEST]).encode() != data[-DIGEST:]:
+            raise ValueError("its digest is another")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return json.loads(archive.read(HEADER)), data[-DIGEST:]
+
+    def _described(self, header: Any) -> tuple[list[FoldedPart], list[StepPanel]]:
+        if header["version"] > FORMAT:
+            raise FutureVersion(
+                f"the history {self.path} has version {header['version']}, but this holdfast reads version {FORMAT}: "
+                "upgrade holdfast."
+            )
+        parts = [FoldedPart(**{**part, "texts": range(*part["texts"])}) for part in header["parts"]]
+        return parts, [self._panel(number, panel) for number, panel in enumerate(header["panels"])]
+
+    def _panel(self, number: int, described: Any) -> StepPanel:
+        rows = [PanelRow(*row) for row in described["rows"]]
+        phase = described["phase"] and PlannedPhase(*described["phase"])
+        columns = Columns(self, number, described["columns"], described["planned"])
+        place = described["attempt"], described["world"], described["first"]
+        return StepPanel(*place, rows, columns, phase, described["planned"])
+
+    def _array(self, name: str) -> NDArray[Any]:
+        with zipfile.ZipFile(self.path) as archive:
+            member = archive.getinfo(f"{name}.npy")
+            if member.file_size > _LARGEST:
+                raise ValueError("a column is too large")
+            with archive.open(member) as file:
+                array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+    def _checked(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except OSError as error:
+            raise StorageFailed(f"cannot read the history {self.path}: {error.strerror or error}.") from error
+        except _DAMAGE as error:
+            raise Corrupt(
+                f"{self.path} is not a segment of a history as it was written ({error}): restore the file from a copy."
+            ) from error

@@ -1,0 +1,285 @@
+"""Reports on compared strategies: the cost table, figures like the SCAR paper's, and why claims fail."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.lab import confidence
+from holdfast.lab.confidence import ConfidenceInterval
+from holdfast.lab.experiment import Options
+from holdfast.lab.partial.comparison import LIMIT, PanelComparison
+from holdfast.lab.partial.panels import panel_notes, quick_notes
+from holdfast.lab.plot_style import BAND, colour_of, legend, new_figure, style_name
+from holdfast.lab.result import Claim, Result, ResultTable, Row
+from holdfast.lab.simulate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.4, 2.9  # inches of one panel
+COLUMNS = {  # of the cost table, from a row of a result
+    "workload": "panel",
+    "recovery": "recovery",
+    "policy": "policy",
+    "saved at once": "fraction",
+    "lost": "lost",
+    "trials": "trials",
+    "not converged": "unconverged",
+    "cost": "cost_mean",
+    "from": "cost_low",
+    "to": "cost_high",
+    "whole iterations": "whole_mean",
+    "reduction": "reduction",
+    "reduction from": "reduction_low",
+    "reduction to": "reduction_high",
+    "bound": "bound_mean",
+}
+BOUND_CAPTION = (
+    "Each point is a trial: the cost of its failure over the bound of Theorem 3.2. Below the line the theorem holds. Trials "
+    "that did not converge are not shown."
+)
+
+
+def cost_result(
+    name: str,
+    options: Options,
+    config: Mapping[str, Any],
+    panels: Sequence[PanelComparison],
+    claims: list[Claim],
+    remarks: Sequence[str],
+    figure: "Figure",
+    caption: str,
+) -> Result:
+    """Return the result of a comparison: a table of costs, `figure`, and a figure of the costs and their upper bounds."""
+    rows = [row for comparison in panels for row in comparison.rows]
+    values = [[row[key] for key in COLUMNS.values()] for row in rows]
+    cells = [[None if v != v else round(v, 4) if isinstance(v, float) else v for v in line] for line in values]
+    return Result(
+        experiment=name,
+        config={"seed": options.seed, **config, **criteria(panels)},
+        rows=rows,
+        claims=claims,
+        remarks=[
+            *departures(options),
+            *remarks,
+            *unconverged_remarks(panels),
+            *(_bound_remark(comparison) for comparison in panels),
+        ],
+        tables=[ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), cells)],
+        figures={name: figure, "bound": bound_figure(panels)},
+        captions={name: caption, "bound": BOUND_CAPTION},
+    )
+
+
+def departures(options: Options) -> list[str]:
+    """Return notes on how the models and data differ from the SCAR paper's; there are none for the user's own model."""
+    if options.workload is not None:
+        return []
+    return quick_notes(options.panels) if options.quick else panel_notes(options.panels)
+
+
+def criteria(panels: Sequence[PanelComparison]) -> Row:
+    """Return a text for each panel (model and data set): the loss to reach, and the iterations that this takes."""
+    described = {}
+    for panel in panels:
+        shortest, longest = panel.measurement.lengths.min(), panel.measurement.lengths.max()
+        lengths = f"{shortest} to {longest}, {panel.measurement.unperturbed:.1f} on average"
+        words = f"{shortest}" if shortest == longest else lengths
+        described[panel.panel] = f"{panel.workload} to {panel.criterion:g} in {words}"
+    return described
+
+
+def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
+    return [
+        f"{comparison.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "
+        f"{row['unconverged']} of {row['trials']} trials did not reach the criterion within {LIMIT} times the iterations "
+        "of an unperturbed run; "
+        + ("no mean or reduction is given." if isnan(row["cost_mean"]) else "means and reductions leave them out.")
+        for comparison in panels
+        for row in comparison.rows
+        if row["unconverged"]
+    ]
+
+
+def panel_grid(
+    panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
+) -> "Figure":
+    """Return a figure with up to four plots in a row, one drawn by `draw` for each panel; `across` labels the x-axes."""
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, comparison in zip(places, panels, strict=False):
+        draw(axes, comparison)
+        axes.set_title(panel_title(comparison), fontsize=9)
+        axes.set_xlabel(across)
+        axes.set_ylabel("iteration cost")
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    legend(figure, list(places[: len(panels)]))
+    return figure
+
+
+def panel_title(comparison: PanelComparison) -> str:
+    quick = "quick, " if comparison.quick else ""
+    return f"{comparison.title or comparison.label} ({quick}{comparison.measurement.unperturbed:.0f} iterations)"
+
+
+def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
+    """Plot the mean costs in `rows` as series `name`, moved right by `shift`; the column `over` labels the ticks."""
+    places = [place + shift for place in range(len(rows))]
+    means = [row["cost_mean"] for row in rows]
+    half = [row["cost_high"] - row["cost_mean"] for row in rows]
+    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=name, color=colour_of(name))
+    axes.set_xticks(range(len(rows)), [str(row[over]) for row in rows])
+
+
+def draw_late_failures(
+    axes: "Axes", comparison: PanelComparison, strategies: Sequence[Strategy], *, shift: float = 0
+) -> None:
+    """Plot each strategy's mean cost of failures after the first full checkpoint; `shift` moves points to the right."""
+    measured, later = comparison.measurement, comparison.measurement.steps >= strategies[0].policy.interval
+    if not later.any():
+        return
+    name = style_name(strategies[-1])
+    costs = [confidence.finite(measured.costs_of(strategy).cost[later]) for strategy in strategies]
+    means = [confidence.mean(values).value for values in costs]
+    places = np.arange(len(means)) + shift
+    axes.plot(places, means, "v:", markersize=3, color=colour_of(name), label=f"{name}, late failures")
+
+
+def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> None:
+    """Shade the range of costs that the SCAR paper reports, from `low` to `high`, around x = `place`."""
+    if np.isfinite(low) and np.isfinite(high):
+        ends, label = [place - 0.3, place + 0.3], "range in the paper"
+        axes.fill_between(ends, low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label=label)
+
+
+def _bound_remark(comparison: PanelComparison) -> str:
+    """Return a sentence on how well the bound of Theorem 3.2 of the SCAR paper predicts the measured costs."""
+    costs = list(comparison.measurement.strategies.values())
+    cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
+    rate = comparison.measurement.rate
+    if np.isnan(bound).any():
+        return f"{comparison.label}: distances do not shrink (c = {rate.c:.3f}), so Theorem 3.2 predicts nothing."
+    closeness = cost / np.maximum(bound, 1e-9)
+    return (
+        f"{comparison.label}: {rate.words}. Of {len(cost)} trials {np.mean(whole <= np.ceil(bound)):.1%} are within the bound "
+        f"of Theorem 3.2 in whole iterations, with the bound rounded up{', as it is proved' if rate.proved else ''}; counted "
+        f"in fractions {np.mean(cost <= bound):.1%} are, at a median of {np.median(closeness):.2f} of the bound and at most "
+        f"{np.max(closeness):.2f}."
+    )
+
+
+def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
+    """Plot each trial's measured cost (y) against its upper bound by Theorem 3.2 of the SCAR paper (x)."""
+
+    def draw(axes: "Axes", comparison: PanelComparison) -> None:
+        strategies = comparison.measurement.strategies
+        for name in dict.fromkeys(map(style_name, strategies)):
+            costs = [c for strategy, c in strategies.items() if style_name(strategy) == name]
+            bound, cost = np.concatenate([c.bound for c in costs]), np.concatenate([c.cost for c in costs])
+            axes.scatter(bound, cost, s=6, alpha=0.5, linewidths=0, color=colour_of(name), rasterized=True)
+            axes.scatter([], [], s=24, color=colour_of(name), label=name)  # for the legend, large enough to see
+        end = max(float(np.nanmax(c.bound, initial=1)) for c in strategies.values())
+        axes.plot([0, end], [0, end], color="black", linewidth=0.8, label="cost = bound")
+
+    return panel_grid(panels, draw, across="bound of Theorem 3.2")
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionFacts:
+    """Measurements that may explain why one strategy has lower costs of failures than another."""
+
+    trials: int
+    whole: float  # reduction of the cost in whole iterations, as the paper counts
+    early: int  # failures before the first full checkpoint
+    later: ConfidenceInterval  # reduction of the cost in the other trials
+    smaller: float  # reduction of the perturbation's norm in the other trials
+    scaled: float | None  # `later` with a ranking by relative distance
+    concentration: float  # share of the movement that is in the blocks of one save
+    largest: float  # size of the largest block, as a fraction of all values
+    budget: float  # size of a save, as a fraction of all values
+
+
+def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
+    """Return measurements that may explain why failures cost more or less under `strategy` than under `baseline`."""
+    measured = panel.measurement
+    ours, full = measured.costs_of(strategy), measured.costs_of(baseline)
+    both = np.isfinite(ours.cost) & np.isfinite(full.cost)
+    early = measured.steps < baseline.policy.interval
+    later = both & ~early if (both & ~early).any() else both
+    scaled, relative = None, replace(strategy, policy=replace(strategy.policy, ranking="relative"))
+    if relative in measured.strategies:
+        costs = confidence.paired(measured.costs_of(relative).cost[later], full.cost[later])
+        scaled = confidence.reduction(*costs).value
+    return ReductionFacts(
+        trials=len(later),
+        whole=confidence.reduction(ours.whole[both], full.whole[both]).value,
+        early=int(early.sum()),
+        later=confidence.reduction(ours.cost[later], full.cost[later]),
+        smaller=confidence.reduction(ours.size[later], full.size[later]).value,
+        scaled=scaled,
+        concentration=measured.concentration,
+        largest=panel.largest_block,
+        budget=float(strategy.policy.fraction),
+    )
+
+
+def explain_reduction(
+    panel: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
+) -> str:
+    """Return a sentence that compares the costs of `strategy` and `baseline`, with the reason if `claim` fails."""
+    facts = reduction_facts(panel, strategy, baseline)
+    policy, lost = strategy.policy, f"{strategy.lost} lost"
+    name = f"{policy.name} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
+    if isnan(facts.later.value):
+        return f"{panel.label}, {name}: full recovery cost nothing, so there is nothing to reduce."
+    which = "in fractions"
+    if 0 < facts.early < facts.trials:
+        which = f"without the {facts.early} of {facts.trials} failures before the first full checkpoint"
+    line = (
+        f"{panel.label}, {name}: in whole iterations, as the paper counts, the reduction is {facts.whole:.2f}; {which} it is "
+        f"{facts.later.value:.2f} ({facts.later.ends()}), and the perturbation is "
+        f"{abs(facts.smaller):.0%} {'smaller' if facts.smaller >= 0 else 'larger'} than by full recovery."
+    )
+    if claim is None or claim.holds:
+        return line
+    return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause_of(facts, claim)}"
+
+
+def cause_of(facts: ReductionFacts, claim: Claim) -> str:
+    """Return a clause that says why the measured reduction is outside the range that `claim` expects."""
+    low, high = claim.expected
+    if facts.early == facts.trials:
+        return "every failure comes before the first full checkpoint, so full recovery starts over."
+    if claim.expects(facts.later.value):
+        return "the early failures, which return to the random start; without them it is in the range."
+    if claim.expects(facts.whole):
+        return "the counting; in whole iterations it is in the range."
+    if high is not None and claim.measured > high:
+        unit = (1 - facts.later.value) / (1 - facts.smaller)
+        return (
+            f"the surviving blocks pull the restored blocks forward: a unit of perturbation costs {unit:.0%} of what it "
+            "costs under full recovery."
+        )
+    if facts.largest > facts.budget:
+        return (
+            f"one block holds {facts.largest:.0%} of the values and a save may hold {facts.budget:.1%} of them, so "
+            "that block is saved no more often than by full checkpoints."
+        )
+    if facts.scaled is not None and claim.expects(facts.scaled):
+        return (
+            "distances of large and small blocks are ranked alike; ranked relative to their norms, and without early "
+            f"failures, it is {facts.scaled:.2f}, in the range."
+        )
+    if facts.budget < 1 and low is not None and facts.smaller < low:
+        return (
+            f"movement is spread over the blocks, so the saves are not fresh enough: the {facts.budget:.1%} of the state "
+            f"that moved most makes {facts.concentration:.0%} of the squared movement between full checkpoints."
+        )
+    return "not found; the perturbation shrinks as expected, and the cost does not."

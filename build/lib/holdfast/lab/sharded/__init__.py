@@ -1,0 +1,1 @@
+"""The experiment sharded-tradeoff: what a lost shard costs."""

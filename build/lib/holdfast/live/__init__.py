@@ -1,0 +1,1 @@
+"""Live recovery: when workers are lost, the others continue without a restart."""

@@ -1,0 +1,325 @@
+"""The shadow of a rank's shards: a copy on the next rank that makes the same optimizer steps.
+
+Each rank sends its final gradients to the next rank just before its optimizer steps, after clipping and scaling. With
+these gradients, the next rank makes the same step on its copy of the parameters and moments. The optimizers of torch
+compute every element independently, so the copy has the same bits after every step.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+
+from holdfast.distributed.gloo_link import Link
+from holdfast.errors import BadInput
+from holdfast.live import state_transfer
+from holdfast.live.sharded.collectives import Ring
+from holdfast.train.state.plain_values import PlainState
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.shards import is_dtensor, like, local
+
+ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop)
+_SCALER_INPUTS = ("grad_scale", "found_inf")  # a gradient scaler sets these on fused optimizers
+SAMPLED_TENSORS, SAMPLED = 16, 8  # parameters, and values of each, by which a copy is checked in every step
+PARAMETERS, MOMENTS = "parameters", "moments"
+
+
+def check_copyable(protected: Protected) -> None:
+    """Raise BadInput if a neighbour could not keep a copy of a rank's shards.
+
+    The copy needs optimizers that compute every element of a parameter independently. Distributed tensors may be only in
+    models and optimizers."""
+    for name, thing in protected.own_objects.items():
+        if _has_dtensors(thing.state_dict()):
+            raise BadInput(
+                f"{name} is a {type(thing).__name__} with distributed tensors, and with --recovery replay only those of models "
+                "and optimizers have a copy on another rank: put them into a module, such as AveragedModel, or choose "
+                "--recovery restart."
+            )
+    for name, thing in protected.things.items():
+        if isinstance(thing, Optimizer) and type(thing) not in ELEMENTWISE:
+            raise BadInput(
+                f"{name} is a {type(thing).__name__}: with --recovery replay, a neighbour repeats each rank's optimizer "
+                "steps on a copy of its shard, which needs an optimizer of torch.optim that computes each element on "
+                "its own, such as AdamW or SGD. Choose one, or --recovery restart."
+            )
+
+
+class OwnShards:
+    """The shards of the protected models and optimizers that this rank trains.
+
+    Make this object between two steps: within a step, FSDP replaces sharded parameters by gathered parameters."""
+
+    def __init__(self, protected: Protected) -> None:
+        self._protected = protected
+        self.parameters: dict[str, Any] = {}
+        known: set[int] = set()
+        for name, thing in protected.things.items():
+            if isinstance(thing, nn.Module):
+                for key, parameter in thing.named_parameters():
+                    if is_dtensor(parameter) and id(parameter) not in known:
+                        known.add(id(parameter))
+                        self.parameters[f"{name}/{key}"] = parameter
+        self.optimizers: dict[str, Optimizer] = {
+            name: thing for name, thing in protected.things.items() if isinstance(thing, Optimizer)
+        }
+        trained = {id(parameter) for optimizer in self.optimizers.values() for parameter in trained_by(optimizer)}
+        untrained = {name: value for name, value in self.parameters.items() if id(value) not in trained}
+        trained_models = {name.partition("/")[0] for name in self.parameters.keys() - untrained.keys()}
+        # Models that no optimizer trains, such as averages of weights: they may change after any step.
+        self.averages = {
+            name: value for name, value in untrained.items() if name.partition("/")[0] not in trained_models
+        }
+        self._frozen = [value for name, value in untrained.items() if name not in self.averages]
+        self.sampled_names = list(self.parameters)[:: max(1, len(self.parameters) // SAMPLED_TENSORS)]
+        self._frozen_values = self._sample_frozen()
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if other ranks hold the same shards, as with hybrid sharding."""
+        return any(parameter.device_mesh.ndim > 1 for parameter in self.parameters.values())
+
+    @property
+    def sampled(self) -> list[torch.Tensor]:
+        """The shards of a few parameters, by which copies are checked."""
+        return [local(self.parameters[name]) for name in self.sampled_names]
+
+    def has_frozen_changed(self) -> bool:
+        """Return True if a frozen parameter of a trained model has changed, so that its copy is outdated."""
+        return self._sample_frozen() != self._frozen_values
+
+    def _sample_frozen(self) -> list[list[float]]:
+        # Not by version counters: operations on several distributed tensors at once do not change them.
+        return [local(value).detach().flatten()[:8].tolist() for value in self._frozen]
+
+    def capture(self) -> dict[str, Any]:
+        """Return the values of all shards and of their optimizer states, without copying them."""
+        return {
+            PARAMETERS: {name: local(value).detach() for name, value in self.parameters.items()},
+            MOMENTS: {name: _moments(trained_by(optimizer), optimizer) for name, optimizer in self.optimizers.items()},
+        }
+
+    def capture_rest(self) -> dict[str, Any]:
+        """Return the remaining protected state, which a replacement gets from any rank, such as that of schedulers."""
+        return {
+            name: _without_dtensors(thing.state_dict())
+            for name, thing in self._protected.things.items()
+            if not isinstance(thing, nn.Module | PlainState)
+        }
+
+    @torch.no_grad()
+    def load(self, shards: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+        """Load what `capture` and `capture_rest` returned on other ranks."""
+        for name, values in shards[PARAMETERS].items():
+            local(self.parameters[name]).copy_(values)
+        states = dict(rest)
+        for name, moments in shards[MOMENTS].items():
+            parameters = trained_by(self.optimizers[name])
+            for number, values in moments.items():
+                state = states[name]["state"].setdefault(number, {})
+                state.update({key: like(parameters[number], value) for key, value in values.items()})
+        self._protected.restore_some(states)
+        self._frozen_values = self._sample_frozen()
+
+
+class Shadow:
+    """A copy of the previous rank's shards, with optimizers that repeat the previous rank's steps."""
+
+    def __init__(self, own: OwnShards, state: Mapping[str, Any]) -> None:
+        self._own = own
+        self.is_exact = True
+        """False once a sample of the copied parameters differs from a sample that their owner has sent."""
+        device = next((local(value).device for value in own.parameters.values()), torch.device("cpu"))
+        self._parameters = {
+            name: nn.Parameter(values.to(device, copy=True), requires_grad=own.parameters[name].requires_grad)
+            for name, values in state[PARAMETERS].items()
+        }
+        names = {id(parameter): name for name, parameter in own.parameters.items()}
+        self._optimizers = {
+            name: self._mirror(optimizer, names, state[MOMENTS][name], device)
+            for name, optimizer in own.optimizers.items()
+        }
+
+    def _mirror(
+        self, optimizer: Optimizer, names: Mapping[int, str], moments: Mapping[int, Any], device: torch.device
+    ) -> Optimizer:
+        mirror = copy.copy(optimizer)
+        mirror.state = defaultdict(dict)
+        mirror.param_groups = [
+            {**group, "params": [self._parameters[names[id(parameter)]] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        for number, (parameter, mirrored) in enumerate(zip(trained_by(optimizer), trained_by(mirror), strict=True)):
+            scalars = {key: copy.deepcopy(value) for key, value in optimizer.state.get(parameter, {}).items()
+                       if not _is_moment(value)}  # fmt: skip
+            sharded = {key: value.to(device, copy=True) for key, value in moments.get(number, {}).items()}
+            if scalars or sharded:
+                mirror.state[mirrored].update({**scalars, **sharded})
+        return mirror
+
+    def capture(self) -> dict[str, Any]:
+        """Return the values of the copied shards and of their optimizer states, without copying them."""
+        return {
+            PARAMETERS: {name: value.detach() for name, value in self._parameters.items()},
+            MOMENTS: {name: _moments(trained_by(mirror), mirror) for name, mirror in self._optimizers.items()},
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the copy in bytes: its parameters, and the moments that its optimizers have so far."""
+        tensors = [*self._parameters.values()]
+        for mirror in self._optimizers.values():
+            tensors += [value for state in mirror.state.values() for value in state.values() if _is_moment(value)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def exchange_gradients(self, name: str) -> "Exchange":
+        """Return the exchange of gradients that precedes a step of the optimizer `name`.
+
+        Each rank also sends a digest of a few of its parameters, with which the next rank checks its copy."""
+        pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
+        present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
+        own, copies = [own for own, _ in present], [copied for _, copied in present]
+        copied_digest = sample([self._parameters[name] for name in self._own.sampled_names])
+        own_digest = sample(self._own.sampled)
+
+        def write(copied: torch.Tensor, values: torch.Tensor) -> None:
+            if copied is copied_digest:
+                self.is_exact &= torch.equal(copied, values)
+            else:
+                copied.grad = values.to(copied.device)
+
+        return Exchange([*own, own_digest], [*copies, copied_digest], write)
+
+    def exchange_averages(self) -> "Exchange":
+        """Return the exchange of the sharded models that no protected optimizer trains, such as averages of weights."""
+        names = list(self._own.averages)
+        own = [local(self._own.averages[name]) for name in names]
+        return Exchange(own, [self._parameters[name] for name in names], _set_values)
+
+    def step(self, name: str) -> None:
+        """Repeat the step of the optimizer `name` on the copy, with the gradients that were received before."""
+        optimizer, mirror = self._own.optimizers[name], self._optimizers[name]
+        for group, copied in zip(optimizer.param_groups, mirror.param_groups, strict=True):
+            copied.update({key: value for key, value in group.items() if key != "params"})
+        for attribute in _SCALER_INPUTS:
+            if hasattr(optimizer, attribute):
+                setattr(mirror, attribute, getattr(optimizer, attribute))
+        type(mirror).step.__wrapped__(mirror)  # type: ignore[attr-defined]  # without the hooks, which count own steps
+        for parameter in trained_by(mirror):
+            parameter.grad = None
+
+
+class Exchange:
+    """An exchange in which each rank sends `own` to the next rank and receives the values of `copies`.
+
+    It ends when all ranks have received their values. `write` is called with each tensor in `copies` and its values."""
+
+    def __init__(
+        self,
+        own: Sequence[torch.Tensor],
+        copies: Sequence[torch.Tensor],
+        write: Callable[[torch.Tensor, torch.Tensor], object],
+    ) -> None:
+        self._write = write
+        self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
+
+    def run(self, link: Link, ring: Ring) -> None:
+        works, received = [], []
+        for outgoing, copies in self._parts:
+            # New memory in every try: the operations of a broken connection may never end.
+            received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
+            works.append(link.post("send", [outgoing], ring.next, 0))
+            works.append(link.post("recv", [received[-1]], ring.previous, 0))
+        for work in works:
+            link.wait(work)
+        link.do("allreduce", [torch.zeros(1)])
+        for (_, copies), incoming in zip(self._parts, received, strict=True):
+            values = incoming.split([copied.numel() for copied in copies])
+            for copied, new in zip(copies, values, strict=True):
+                self._write(copied, new.view_as(copied))
+
+    def run_again(self, link: Link, ring: Ring) -> bool:
+        raise AssertionError("the state has changed since the values were exchanged")
+
+    can_serve: Any = None  # a step in which the state has changed is never repeated
+    serve: Any = None
+
+    def release(self) -> None:
+        self._parts = []
+
+
+def _of_kind(
+    own: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], kind: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return this rank's values of dtype `kind` as one tensor, and the copies for which new values arrive."""
+    outgoing = torch.cat([value.detach().reshape(-1) for value in own if value.dtype == kind]).cpu()
+    return outgoing, [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
+
+
+def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
+    copied.detach().copy_(values)
+
+
+def sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return a digest of a few values of each tensor, as a tensor of one number."""
+    hasher = xxhash.xxh3_64()
+    for values in tensors:
+        few = values.detach().flatten()[:: max(1, values.numel() // SAMPLED)]
+        hasher.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
+    return torch.tensor([hasher.intdigest() >> 1])  # fits into a signed number
+
+
+def trained_by(optimizer: Optimizer) -> list[Any]:
+    """Return the parameters of an optimizer, in the order in which its state_dict numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _moments(parameters: Sequence[Any], optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    return {
+        number: {key: local(value).detach() for key, value in optimizer.state[parameter].items() if _is_moment(value)}
+        for number, parameter in enumerate(parameters)
+        if parameter in optimizer.state
+    }
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0
+
+
+def _has_dtensors(state: Any) -> bool:
+    values = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return is_dtensor(state) or any(map(_has_dtensors, values))
+
+
+def _without_dtensors(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _without_dtensors(value) for key, value in state.items() if not is_dtensor(value)}
+    return state
+
+
+def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
+    """Send this rank's shards to the next rank, and return the copy of the previous rank's shards."""
+    copied = None
+    for pairs in neighbours(ring.size):
+        for giver, taker in pairs:
+            if ring.rank in (giver, taker):
+                copied = state_transfer.transfer(link, ring.rank, giver, (taker,), own.capture) or copied
+    assert copied is not None  # a ring has at least two ranks
+    return Shadow(own, copied)
+
+
+def neighbours(size: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield rounds of (giver, taker) pairs. In all rounds together, every rank gives to the next rank once.
+
+    In a single round, no rank is both giver and taker."""
+    for colour in range(3):
+        yield [(rank, (rank + 1) % size) for rank in range(size) if _colour(rank, size) == colour]
+
+
+def _colour(rank: int, size: int) -> int:
+    return 2 if size % 2 and rank == size - 1 else rank % 2

@@ -1,0 +1,1 @@
+"""The choice of samples for each step and rank, and digests of them."""

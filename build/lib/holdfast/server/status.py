@@ -1,0 +1,86 @@
+"""The progress and the result of a run, and requests for more nodes by a file in the run's folder."""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast import events
+from holdfast.atomic_write import write_atomically
+from holdfast.errors import BadInput
+from holdfast.history.log import read_history
+
+
+class Status(NamedTuple):
+    """The progress of a run; `wanted` is the controller's request for new members: (kind, count, request number)."""
+
+    iteration: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+    saves: int = 0
+    failures: int = 0
+    wanted: tuple[str, int, int] | None = None  # the kind and the number of new members, and the number of the request
+
+
+class ServerOutcome(NamedTuple):
+    converged: bool
+    iterations: int
+    loss: float
+
+
+class JoinRequest:
+    """A file in the run's folder that requests more server nodes.
+
+    `holdfast serve join` writes it, and the driver reads it."""
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / "join"
+
+    def write(self, nodes: int) -> None:
+        if nodes < 1:
+            raise BadInput(f"--nodes must be at least 1 (got {nodes}).")
+        write_atomically(self._path, str(nodes).encode(), self._path.with_suffix(".new"))
+
+    def take(self) -> int:
+        try:
+            wanted = int(self._path.read_text())
+            self._path.unlink()
+        except (FileNotFoundError, ValueError):
+            return 0
+        return wanted
+
+
+def summary(run: Path) -> list[str]:
+    recorded = _events(run)
+    plan = next(what for what in recorded if isinstance(what, events.Serve))
+    iterations = [what for what in recorded if isinstance(what, events.Iterate)]
+    lost = [what for what in recorded if isinstance(what, events.Lost)]
+    joined = Counter(what.kind for what in recorded if isinstance(what, events.Joined))
+    gone = Counter(what.kind for what in lost)
+    nodes, workers = plan.nodes + joined["node"] - gone["node"], plan.workers + joined["worker"] - gone["worker"]
+    lines = [f"{plan.workload}: {plan.blocks} blocks on {nodes} nodes, {workers} workers"]
+    if iterations:
+        last = iterations[-1]
+        loss, milliseconds = f"loss {last.loss:.6g} (criterion {plan.criterion:.6g})", f"{last.seconds * 1000:.0f} ms"
+        lines.append(f"iteration {last.iteration + 1}: {loss}, {milliseconds} an iteration")
+    saves = [what for what in recorded if isinstance(what, events.Commit)]
+    if saves:
+        lines.append(f"{len(saves)} saves, the last after iteration {saves[-1].step}")
+    lines += [f"lost in iteration {what.iteration}: {what.kind} {what.number}, {what.why}" for what in lost]
+    lines.append("done" if any(isinstance(what, events.Done) for what in recorded) else "not done")
+    return lines
+
+
+def require_running(run: Path) -> None:
+    if any(isinstance(what, events.Done) for what in _events(run)):
+        raise BadInput(f"The run in {run} has ended, so no node can join it.")
+
+
+def _events(run: Path) -> list[events.What]:
+    path = run / "history" / "controller.jsonl"
+    if not path.is_file():
+        hint = "Name the folder given to `holdfast serve train --out`."
+        raise BadInput(f"There is no parameter server run in {run}. {hint}")
+    recorded = [event.what for event in read_history(path).events]
+    if not any(isinstance(what, events.Serve) for what in recorded):
+        raise BadInput(f"The run in {run} has not begun to train. Try again in a moment.")
+    return recorded

@@ -1,0 +1,1 @@
+"""Several nodes of one run: rendezvous, quorum and lost nodes."""

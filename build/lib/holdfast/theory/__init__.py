@@ -1,0 +1,18 @@
+"""The theory of perturbed iterations: a bound on the cost of a perturbation, and measured rates of convergence.
+
+After Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018).
+"""
+
+from holdfast.theory.bounds import adversarial, full_size, gaussian, iteration_cost_bound, partial_size
+from holdfast.theory.rate import Rate, fitted_rate, worst_rate
+
+__all__ = [
+    "Rate",
+    "adversarial",
+    "fitted_rate",
+    "full_size",
+    "gaussian",
+    "iteration_cost_bound",
+    "partial_size",
+    "worst_rate",
+]

@@ -1,0 +1,1 @@
+"""Loading of the samples of each step."""

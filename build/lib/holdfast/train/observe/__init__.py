@@ -1,0 +1,1 @@
+"""Observation of a script's state in each step, for `holdfast rehearse`, a test run with planned kills."""

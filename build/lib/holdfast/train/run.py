@@ -1,0 +1,284 @@
+"""The run that a training script belongs to: the object that `holdfast.attach()` returns."""
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import BadInput
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.plan import SamplePlan
+from holdfast.train.data import dataset as datasets
+from holdfast.train.data.dataset import MapDataset
+from holdfast.train.data.loader import Collate, ShareDataset, checked_options
+from holdfast.train.data.phases import TrainingPhase
+from holdfast.train.data.samplers import DrawnOrders, Sampler
+from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, Streamed
+from holdfast.train.evaluation import DatasetShard, RankReducer
+from holdfast.train.iterators import Batches, Epochs
+from holdfast.train.session import Session
+from holdfast.train.state.protected import Protectable, Value, unwrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # a slow import that few scripts need
+
+logger = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Run:
+    """The object with which a training script takes part in a run. `holdfast.attach()` returns it."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
+        self._session = Session(config, ranks, out)
+
+    @functools.cached_property
+    def _reducer(self) -> RankReducer:
+        return RankReducer(self._session.ranks, self._session.live)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process, from 0, which stays the same as long as the process lives.
+
+        A worker that replaces a lost one has the lost worker's rank. A spare worker waits here until it replaces a
+        worker."""
+        return self._session.rank
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, the process that should print, log and upload. The value never changes in a process."""
+        return self.rank == 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together."""
+        return self._session.ranks.size
+
+    @property
+    def device(self) -> torch.device:
+        """The device for this rank's model and batches."""
+        return self._session.ranks.device
+
+    @property
+    def seed(self) -> int:
+        """The seed of the sample order and of all random generators."""
+        return self._session.config.seed or 0
+
+    @property
+    def attempt(self) -> int:
+        """The number of times that the run was started in its folder, including this time."""
+        return self._session.number
+
+    @property
+    def is_live(self) -> bool:
+        """True if the other workers continue when a worker is lost, False if all workers are then restarted."""
+        return self._session.live is not None
+
+    @functools.cached_property
+    def mesh(self) -> "DeviceMesh":
+        """The device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(block, mesh=run.mesh)`."""
+        return self.device_mesh()
+
+    def device_mesh(self, *, replicas: int = 1, tensor_parallel: int = 1) -> "DeviceMesh":
+        """Return a device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(..., mesh["shard"])`.
+
+        If `replicas` is more than 1, the mesh has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP).
+        Each of the `replicas` groups of ranks then holds the whole model, sharded over the ranks of the group.
+
+        If `tensor_parallel` is more than 1, the last dimension of the mesh is `tensor`. Groups of `tensor_parallel`
+        ranks then get the same samples and random numbers in every step. Make such a mesh before you call `protect`."""
+        return self._session.make_mesh(replicas, tensor_parallel)
+
+    def replicate(self, model: Model, **options: object) -> Model:
+        """Return the model with rank 0's weights, wrapped so that every backward averages gradients over all ranks.
+
+        The average is over the samples of the step, if the loss is a mean over the batch as with PyTorch's losses. The
+        wrapper is torch's DistributedDataParallel, which gets the `options`. A process without other ranks gets the
+        model itself."""
+        return cast(Model, self._session.replicate(model, options))
+
+    def protect(self, **things: Protectable | Value) -> None:
+        """Name the objects that are restored after a failure. If the run resumes, they are restored by this call.
+
+        Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays.
+        Dicts and lists are restored in place, and each rank gets its own values back. With `--recovery forward` or
+        `skip`, a worker that replaces a lost worker gets the values of another rank. Random generators and the position
+        in the data are always restored."""
+        self._session.protect(things)
+
+    def batches(
+        self,
+        dataset: MapDataset,
+        *,
+        global_batch: int,
+        num_epochs: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        sampler: Sampler | None = None,
+        micro_batches: int = 1,
+        num_workers: int = 0,
+        collate_fn: Collate = default_collate,
+        dataloader_options: Mapping[str, Any] | None = None,
+    ) -> Batches:
+        """Return an iterator over the batches that are not trained yet.
+
+        Train each batch before asking for the next: with that request the step ends, and the state may be saved. A step
+        trains `global_batch` samples on all ranks together. `num_epochs` or `steps` says how long to train. A `sampler`
+        determines the order: a torch sampler such as WeightedRandomSampler, or a function of the epoch and the seed
+        that returns the indices of an epoch; the default shuffles all samples in every epoch. `micro_batches` is the
+        number of batches that this rank's samples of a step come in; gradients are all-reduced in the last batch.
+        `num_workers` processes load samples ahead of time; `dataloader_options` are passed to torch's DataLoader, for
+        example {"prefetch_factor": 4}.
+
+        A script with several loops, such as pretraining and finetuning, makes all of them before it iterates over the
+        first. They are phases of one run, and each counts its steps and epochs from 0.
+        """
+        plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
+        options = checked_options(num_workers, dataloader_options)
+        shares = ShareDataset(dataset, micro_batches, collate_fn)
+        phase = TrainingPhase(plan=plan, loads=shares, options=options, by_epoch=False)
+        return Batches(self._session.add_phase(phase), dataset, micro_batches)
+
+    def epochs(
+        self,
+        dataset: MapDataset,
+        *,
+        global_batch: int,
+        num_epochs: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        sampler: Sampler | None = None,
+        micro_batches: int = 1,
+        num_workers: int = 0,
+        collate_fn: Collate = default_collate,
+        dataloader_options: Mapping[str, Any] | None = None,
+    ) -> Epochs:
+        """Return an iterable over the epochs that are not trained yet; each epoch is an iterable of batches.
+
+        The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
+        epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
+        of an epoch iterates over the rest of that epoch."""
+        plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
+        options = checked_options(num_workers, dataloader_options)
+        shares = ShareDataset(dataset, micro_batches, collate_fn)
+        phase = TrainingPhase(plan=plan, loads=shares, options=options, by_epoch=True)
+        return Epochs(self._session.add_phase(phase), dataset, micro_batches)
+
+    def stop(self) -> None:
+        """End the run before the next step: the state is saved, and the training loop ends on all ranks.
+
+        One rank's call is enough. A call after the last batch of an epoch ends the run with that epoch."""
+        if self._session.stopping is None:
+            raise BadInput("stop() ends the loop of this run, and it has not begun: call it inside the loop.")
+        self._session.stopping.request()
+
+    def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
+        """Return an iterator over `steps` steps in which the script itself draws the samples.
+
+        `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
+        that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
+        the same samples. `holdfast audit` counts the samples, but cannot check which samples they were."""
+        samples = OwnSamples(global_batch * LONG)
+        return self.batches(
+            samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
+        )
+
+    def stream(self, loader: Loader, *, steps: int, micro_batches: int = 1) -> Batches:
+        """Return an iterator over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
+
+        Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
+        for every rank, so the world size must stay the same. The ranks of a tensor-parallel group need loaders over the
+        same part, with the number `mesh["shard"].get_local_rank()`. When the loader ends, it is iterated over again,
+        after a call of `set_epoch` on the loader, its sampler and its dataset, if they have that method. A step takes
+        `micro_batches` batches per rank, and all batches have the same weight. `holdfast audit` counts the batches, but
+        cannot check which samples they hold."""
+        session = self._session
+        if session.live:
+            raise BadInput(
+                "run.stream needs --recovery restart: no other rank knows the position of a lost rank's loader."
+            )
+        if session.protected and any(thing is loader for thing in session.protected.things.values()):
+            raise BadInput(
+                "run.stream saves the position of its loader on every rank: leave the loader out of protect()."
+            )
+        feed, batches = LoaderBatches(loader), session.ranks.shares * micro_batches
+        feed.resume(session.restored, self.rank, self.world_size)
+        if session.restored.step is not None and not session.restored.has_shares_of(session.ranks):
+            raise BadInput(
+                f"this run was saved with another tensor_parallel than {session.ranks.tensor_parallel}, so the saved positions "
+                "are those of loaders over other parts of the data: resume with the same, or name another folder."
+            )
+        if self.is_main and self.attempt == 1 and feed.caveat:
+            logger.warning("%s", feed.caveat)
+        counted = OwnSamples(batches * LONG)
+        plan = self._plan(counted, batches, None, steps, None)
+        loads = Streamed(counted, micro_batches, feed)
+        phase = TrainingPhase(plan=plan, loads=loads, options={"num_workers": 0}, by_epoch=False)
+        return Batches(session.add_phase(phase), counted, micro_batches)
+
+    def log(self, *, loss: float) -> None:
+        """Record the loss of the current step in the run's history."""
+        self._session.loss.log(loss)
+
+    def shard(self, dataset: MapDataset) -> DatasetShard:
+        """Return this rank's part of a dataset for evaluation; the parts of all ranks make up the whole dataset.
+
+        The sizes of parts may differ by one: combine results with `run.sum`, or with `run.mean` and the sizes as
+        weights."""
+        return DatasetShard(dataset, self._reducer.place)
+
+    def sum(self, value: Any) -> Any:
+        """Return the sum over all ranks of a number, a tensor or a nested structure of these. All ranks must call this."""
+        return self._reducer.sum(value)
+
+    def mean(self, value: Any, weight: float = 1.0) -> Any:
+        """Return the mean of `value` over all ranks, weighted by `weight`: the number of samples behind this rank's value.
+
+        All ranks must call this. If a rank has no samples, its weight is 0, and its value, such as nan, is ignored."""
+        return self._reducer.mean(value, weight)
+
+    def print(
+        self,
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: Any = None,
+        flush: bool = True,
+    ) -> None:
+        """Print on rank 0 only. The parameters are those of Python's print, but `flush` is True by default."""
+        if self._session.known_rank == 0:
+            print(*values, sep=sep, end=end, file=file, flush=flush)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the module that the script made, without the wrappers of `replicate` and torch.compile."""
+        return unwrapped(model)
+
+    def close(self) -> None:
+        """End the loop if it has not ended, close the history, and leave the process group. Also runs at exit."""
+        self._session.close()
+
+    def _plan(
+        self,
+        dataset: MapDataset,
+        global_batch: int,
+        num_epochs: int | None,
+        steps: int | None,
+        seed: int | None,
+        sampler: Sampler | None = None,
+    ) -> SamplePlan:
+        samples, seed = datasets.size(dataset), self._session.seed_of_next_phase if seed is None else seed
+        orders = None if sampler is None else DrawnOrders(sampler, samples, seed)
+        return SamplePlan.planned(
+            samples=orders.samples if orders else samples,
+            batch=global_batch,
+            epochs=num_epochs,
+            steps=steps,
+            seed=seed,
+            orders=orders,
+        )

@@ -1,0 +1,1 @@
+"""The protected state of a training process: its objects, saving them and restoring them."""

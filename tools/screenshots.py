@@ -1,0 +1,79 @@
+"""Take screenshots of pages in Chromium, wide and narrow, light and dark: `python tools/screenshots.py OUT [PAGE ...]`.
+
+PAGE are HTML files; by default some pages of the site, which `make docs` writes, and the reports in docs/results. Chromium
+must be installed. For each picture the tool prints what sticks out of the window, and what the browser complained of.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = (
+    "index",
+    "start/quick-start",
+    "training",
+    "troubleshooting",
+    "comparison",
+    "reference/commands",
+    "explanation/replay",
+)
+REPORTS = ("docs/results/recovery-matrix-cpu/report.html",)
+SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
+SCHEMES = ("light", "dark")
+WITHIN = 60_000.0  # milliseconds
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
+# What ends right of the window and is in no box that scrolls.
+OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((part) => {
+  const box = part.getBoundingClientRect();
+  for (let e = part; e; e = e.parentElement) { const s = getComputedStyle(e);
+    if (["auto", "scroll", "hidden"].includes(s.overflowX) || s.position === "fixed") return false; }
+  return box.width > 0 && box.right > innerWidth + 1;
+}).slice(0, 5).map((part) => part.outerHTML.slice(0, 90))"""
+
+
+def take(browser: Any, page: Path, name: str, out: Path) -> list[str]:
+    """Take the pictures of a page; return a line for each problem."""
+    problems = []
+    for size, viewport in SIZES.items():
+        for scheme in SCHEMES:
+            context = browser.new_context(viewport=viewport, color_scheme=scheme)
+            opened = context.new_page()
+            opened.on("pageerror", lambda error, at=f"{name} {size} {scheme}": problems.append(f"{at}: {error}"))
+            opened.goto(page.resolve().as_uri(), timeout=WITHIN)
+            opened.wait_for_timeout(300)
+            problems += [f"{name} {size} {scheme}: sticks out: {part}" for part in opened.evaluate(OVERFLOWING)]
+            opened.screenshot(path=out / f"{name.replace('/', '-')}-{size}-{scheme}.png")
+            context.close()
+    return problems
+
+
+def main(out: Path, pages: list[Path]) -> int:
+    """Take all pictures, print the problems, and return 1 if there is one."""
+    named = {page.stem: page for page in pages} or {
+        **{name: ROOT / f"site/{name}.html" for name in SITE},
+        **{Path(report).parent.name: ROOT / report for report in REPORTS},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=WITHIN)
+        problems = [problem for name, page in named.items() for problem in take(browser, page, name, out)]
+        browser.close()
+    print("\n".join([*problems, f"{4 * len(named)} pictures in {out}, {len(problems)} problems"]))
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("name a folder for the pictures: python tools/screenshots.py OUT [PAGE ...]")
+    sys.exit(main(Path(sys.argv[1]), [Path(page) for page in sys.argv[2:]]))
