@@ -6,6 +6,7 @@ must be installed. For each picture the tool prints what sticks out of the windo
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,22 @@ OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((part) =>
 
 def take(browser: Any, page: Path, name: str, out: Path) -> list[str]:
     """Take the pictures of a page; return a line for each problem."""
-    problems = []
+    problems: list[str] = []
     for size, viewport in SIZES.items():
         for scheme in SCHEMES:
             context = browser.new_context(viewport=viewport, color_scheme=scheme)
             opened = context.new_page()
-            opened.on("pageerror", lambda error, at=f"{name} {size} {scheme}": problems.append(f"{at}: {error}"))
+            opened.on("pageerror", partial(_note, problems, f"{name} {size} {scheme}"))
             opened.goto(page.resolve().as_uri(), timeout=WITHIN)
             opened.wait_for_timeout(300)
             problems += [f"{name} {size} {scheme}: sticks out: {part}" for part in opened.evaluate(OVERFLOWING)]
             opened.screenshot(path=out / f"{name.replace('/', '-')}-{size}-{scheme}.png")
             context.close()
     return problems
+
+
+def _note(problems: list[str], at: str, error: object) -> None:
+    problems.append(f"{at}: {error}")
 
 
 def main(out: Path, pages: list[Path]) -> int:
