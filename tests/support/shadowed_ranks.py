@@ -118,7 +118,7 @@ def bits(state: dict[str, Any]) -> dict[str, list[int]]:
     return {name: value.contiguous().reshape(-1).view(torch.uint8).tolist() for name, value in flat.items()}
 
 
-def lost() -> None:
+def lost() -> bool:
     raise AssertionError("a connection broke although no rank was lost")
 
 

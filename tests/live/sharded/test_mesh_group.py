@@ -9,7 +9,7 @@ from holdfast.live.sharded.collectives import Collectives, Ring
 from holdfast.live.sharded.mesh_group import MeshGroup
 
 
-def lost() -> None:
+def lost() -> bool:
     raise AssertionError("no rank was lost")
 
 

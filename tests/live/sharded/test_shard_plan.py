@@ -11,9 +11,14 @@ NEXT = {rank: ((rank + 1) % 4,) for rank in range(4)}  # the ranks with a copy o
 REPLICAS = {0: (2,), 1: (3,), 2: (0,), 3: (1,)}  # two replicas on two ranks each
 
 
-def within(collectives: int, *, step: int = 5, optimizer_steps: int = 0) -> ShardReport:
+def within(collectives: int, *, step: int = 5, optimizer_steps: int = 0, exchanges: bool = False) -> ShardReport:
     return ShardReport(
-        step=step, begun=True, collectives=collectives, optimizer_steps=optimizer_steps, members=(0, 1, 2, 3)
+        step=step,
+        begun=True,
+        collectives=collectives,
+        optimizer_steps=optimizer_steps,
+        exchanges=exchanges,
+        members=(0, 1, 2, 3),
     )
 
 
@@ -67,6 +72,19 @@ def test_a_loss_after_an_optimizer_has_stepped_needs_a_restart() -> None:
 
 def test_survivors_in_two_steps_need_a_restart() -> None:
     assert reason(within(9), JOINING, within(0, step=6), within(0, step=6)) == "the survivors are in steps 5 and 6"
+
+
+def test_a_survivor_in_the_last_exchange_of_a_step_that_another_rank_has_completed_finishes_the_step() -> None:
+    made = plan(within(0, step=6), JOINING, within(9, exchanges=True), within(3, step=6))
+    assert (made.step, made.late, made.giver, made.completed) == (6, (2,), 0, {0: 0, 1: 0, 2: 0, 3: 3})
+    assert made.holders == {1: 2}  # with the state after the step
+
+
+def test_a_survivor_in_the_exchange_before_the_first_of_two_optimizer_steps_needs_a_restart() -> None:
+    between = within(10, optimizer_steps=1, exchanges=True)
+    assert reason(within(9, exchanges=True), JOINING, between, between) == (
+        "an optimizer has stepped in the interrupted step"
+    )
 
 
 def test_if_no_survivor_is_left_the_run_restarts() -> None:

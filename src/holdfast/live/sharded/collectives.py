@@ -217,16 +217,18 @@ class AllReduce:
 
 @dataclass(slots=True, eq=False)
 class Collectives:
-    """The collectives of one rank. When a collective fails, `recover` is called, and then the collective is repeated.
+    """The collectives of one rank. When a collective fails, `recover` is called.
 
-    `ring` has the places of all ranks, and `link` connects them."""
+    It returns True if the collective needs no other rank any more; otherwise the collective is repeated. `ring` has the places of all ranks, and `link` connects them."""
 
     link: Link
     ring: Ring
-    recover: Callable[[], None]
+    recover: Callable[[], bool]
     world: Team = field(init=False)
     log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
+    current: Operation | None = None  # the collective that this rank carries out now
+    _has_ended: bool = False  # this step's collectives have: other ranks are in the next step
     _teams: dict[tuple[int, ...], Team] = field(default_factory=dict)
     _newest: dict[Team, Operation] = field(default_factory=dict)  # the one that other ranks of the team may lack
     _contributions: dict[Hashable, torch.Tensor] = field(default_factory=dict)
@@ -252,7 +254,7 @@ class Collectives:
 
     def begin_step(self) -> None:
         """Forget the collectives of the previous step."""
-        self.log, self.optimizer_steps, self._completed = [], 0, {}
+        self.log, self.optimizer_steps, self._completed, self._has_ended = [], 0, {}, False
         self._contributions.clear()
 
     def end_updates(self) -> None:
@@ -273,7 +275,10 @@ class Collectives:
 
     def run(self, operation: Operation, team: Team | None = None) -> None:
         """Carry out the next collective, of all ranks or of a `team`. If a worker is lost meanwhile, recover first."""
+        if self._has_ended:
+            raise restart_needed("a worker was lost in a collective operation after the optimizer's step")
         team = team or self.world
+        self.current = operation
         progress.here.count_post()
         while True:
             try:
@@ -283,7 +288,10 @@ class Collectives:
                     operation.run(team.link, team.ring)
                 break
             except GroupBroken:
-                self.recover()
+                if self.recover():
+                    self._has_ended = True
+                    break
+        self.current = None
         if team in self._newest:
             self._newest[team].release()  # all ranks of the team have begun this collective
         self._newest[team] = operation

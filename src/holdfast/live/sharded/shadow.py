@@ -242,19 +242,24 @@ class Exchange:
         write: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> None:
         self._write = write
+        self._received: list[torch.Tensor] = []
         self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
 
     def run(self, link: Link, ring: Ring) -> None:
-        works, received = [], []
+        works = []
+        self._received = []  # new memory in every try: the operations of a broken connection may never end
         for outgoing, copies in self._parts:
-            # New memory in every try: the operations of a broken connection may never end.
-            received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
+            self._received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
             works.append(link.post("send", [outgoing], ring.next, 0))
-            works.append(link.post("recv", [received[-1]], ring.previous, 0))
+            works.append(link.post("recv", [self._received[-1]], ring.previous, 0))
         for work in works:
             link.wait(work)
         link.do("allreduce", [torch.zeros(1)])
-        for (_, copies), incoming in zip(self._parts, received, strict=True):
+        self.conclude()
+
+    def conclude(self) -> None:
+        """Write the values that have arrived. All have, once any rank has completed the exchange."""
+        for (_, copies), incoming in zip(self._parts, self._received, strict=True):
             values = incoming.split([copied.numel() for copied in copies])
             for copied, new in zip(copies, values, strict=True):
                 self._write(copied, new.view_as(copied))
@@ -266,7 +271,7 @@ class Exchange:
     serve: Any = None
 
     def release(self) -> None:
-        self._parts = []
+        self._parts, self._received = [], []
 
 
 def _of_kind(

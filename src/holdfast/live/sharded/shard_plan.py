@@ -19,6 +19,7 @@ class ShardReport:
     begun: bool = False  # the rank has begun `step`
     collectives: int = 0  # those of `step` that it has completed
     optimizer_steps: int = 0  # those that it has made in `step`
+    exchanges: bool = False  # it is in the exchange that precedes an optimizer step, or in the one of averages
     members: tuple[int, ...] = ()  # the last membership that the rank has recorded
     boundaries: int = 0  # the number by which the supervisor compares ranks
 
@@ -41,6 +42,7 @@ class ShardPlan:
     giver: int  # the rank from which they get all state that is not sharded
     holders: Mapping[int, int]  # by joining rank: the rank from which it gets its shards
     completed: Mapping[int, int]  # by rank: the collectives of the step that it has completed
+    late: tuple[int, ...]  # ranks that first finish the step before, in which they need no other rank any more
 
 
 def make_shard_plan(reports: Mapping[int, ShardReport], copies: Mapping[int, Sequence[int]]) -> ShardPlan | str:
@@ -54,25 +56,30 @@ def make_shard_plan(reports: Mapping[int, ShardReport], copies: Mapping[int, Seq
     present = {rank: report for rank, report in sorted(reports.items()) if rank not in joining}
     if not present:
         return "no rank that was in the interrupted step is left"
+    step = max(report.step for report in present.values())
+    # No rank completes an exchange before all ranks have begun it, and with the next step a rank has completed all.
+    late = tuple(rank for rank, report in present.items() if report.step == step - 1 and report.exchanges)
+    ahead = [rank for rank in present if rank not in late]
     holders = {}
     for rank in joining:
-        left = [other for other in copies[rank] if other in present]
+        left = [other for other in (*ahead, *late) if other in copies[rank]]
         if not left:
             return f"{_names(rank, *copies[rank])} are lost, and with them all copies of a shard"
         holders[rank] = left[0]
-    if len(steps := {report.step for report in present.values()}) > 1:
-        return f"the survivors are in steps {min(steps)} and {max(steps)}"
-    if any(report.optimizer_steps for report in present.values()):
+    if other := {present[rank].step for rank in ahead} - {step}:
+        return f"the survivors are in steps {min(other)} and {step}"
+    if any(present[rank].optimizer_steps for rank in ahead):
         return "an optimizer has stepped in the interrupted step"
     recorded = {rank for report in present.values() for rank in report.members}
     return ShardPlan(
-        step=steps.pop(),
-        begun=any(report.begun for report in present.values()),
+        step=step,
+        begun=any(present[rank].begun for rank in ahead),
         lost=tuple(sorted(recorded & {*joining})),
         joining=joining,
-        giver=min(present),
+        giver=ahead[0],
         holders=holders,
-        completed={rank: report.collectives for rank, report in reports.items()},
+        completed={rank: 0 if rank in late else report.collectives for rank, report in reports.items()},
+        late=late,
     )
 
 

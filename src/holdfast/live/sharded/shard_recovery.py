@@ -7,7 +7,7 @@ and then all continue. If that is not possible, the run restarts from its newest
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from holdfast import progress
+from holdfast.distributed.gloo_link import GroupBroken
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live.boundary_marks import BoundaryMarks
@@ -23,8 +24,8 @@ from holdfast.live.rank_values import RankValues
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.sharded.collectives import Collectives, Reduce, Ring, Team
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
-from holdfast.live.sharded.replicas import Copies, Replicas, ranks_with_copies
-from holdfast.live.sharded.shadow import OwnShards, Shadow, check_copyable, exchange_copies
+from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_with_copies
+from holdfast.live.sharded.shadow import Exchange, OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
 from holdfast.progress import Phase, restart_needed
 
@@ -45,21 +46,22 @@ class ShardedRecovery(LiveRecovery):
     _has_reduced: bool = field(default=False, init=False)  # gradients of that step
     _settled: int | None = field(default=None, init=False)  # the last step in which ranks recovered since the boundary
     _joined_at: int = field(default=-1, init=False)  # the step with which this worker has joined the others
+    _postponed: Callable[[], None] | None = field(default=None, init=False)  # this rank's part of a plan
     _has_reported: bool = field(default=False, init=False)  # how much memory the copies take
 
     @classmethod
     def take_over(cls, live: LiveRecovery) -> "ShardedRecovery":
-        """Return the recovery of a sharded run on the connections of `live`, and make torch.distributed use it.
+        """Return the recovery of a sharded run on the connections of `live`.
 
         A spare first waits here until it replaces a lost worker, because its shards depend on its rank."""
         sharded = cls(live.strategy, live.size, live.coordination, live.link)
         ring = Ring(live.coordination.await_rank(), live.size)
         sharded.collectives = Collectives(live.link, ring, sharded.recover_collective)
         sharded._recorded = live.members
-        replace_default_group_by_mesh(sharded.collectives, sharded._connect_new)
         return sharded
 
-    def _connect_new(self, team: Team) -> None:
+    def connect_new(self, team: Team) -> None:
+        """Connect the ranks of a new team."""
         if not self.is_joining:  # otherwise all connections are made when this worker joins
             self._connect_team(team)
 
@@ -153,6 +155,8 @@ class ShardedRecovery(LiveRecovery):
 
         Return two values: False, because the samples stay divided among the same ranks, and the last step in which
         ranks recovered since the previous boundary (None if they did not recover)."""
+        if self._postponed:
+            self._carry_out_postponed(self._postponed)
         while self.coordination.is_outdated:
             self.recover(None)
         self.coordination.gate.leave(self)
@@ -171,11 +175,22 @@ class ShardedRecovery(LiveRecovery):
         """Raise the error that makes the run restart: a sharded model needs all of its ranks."""
         raise restart_needed(f"a model that is sharded over {self.size} ranks needs all of them")
 
-    def recover_collective(self) -> None:
-        """Recover from a loss that interrupted a collective. The caller then repeats the collective."""
+    def recover_collective(self) -> bool:
+        """Recover from a loss that interrupted a collective.
+
+        Return True if the collective has ended. Otherwise the caller repeats it."""
         if self._hooks is None or self._copies is None:
             raise restart_needed("a worker was lost before training began")
         self.recover(None)
+        return self._postponed is not None
+
+    def _carry_out_postponed(self, apply: Callable[[], None]) -> None:
+        self._postponed = None
+        try:
+            with progress.during(Phase.RECOVERING):
+                apply()
+        except GroupBroken:
+            self.recover(None)
 
     def _renew_default_group(self) -> None:
         pass  # the group of a sharded run stays the same
@@ -194,7 +209,13 @@ class ShardedRecovery(LiveRecovery):
         plan = make_shard_plan(reports, self._ranks_with_copies)
         if isinstance(plan, str):
             raise restart_needed(plan)
-        self._apply_shards(plan, reports, began)
+        interrupted = self.collectives.current
+        if self.collectives.ring.rank in plan.late and isinstance(interrupted, Exchange | Agreement):
+            interrupted.conclude()
+            self.coordination.gate.wait(self)
+            self._postponed = lambda: self._apply_shards(plan, reports, began)
+        else:
+            self._apply_shards(plan, reports, began)
         return plan
 
     def _report(self) -> ShardReport:
@@ -206,6 +227,7 @@ class ShardedRecovery(LiveRecovery):
             begun=self._has_begun,
             collectives=len(collectives.log),
             optimizer_steps=collectives.optimizer_steps,
+            exchanges=isinstance(collectives.current, Exchange | Agreement),
             members=self._recorded,
             boundaries=progress.here.boundaries,
         )
@@ -284,14 +306,16 @@ class ShardedRecovery(LiveRecovery):
 
 
 def sharded_live(live: LiveRecovery, backend: str) -> ShardedRecovery | None:
-    """Return the recovery of a sharded run; None if a lost worker makes the run restart instead."""
+    """Return the recovery of a sharded run, which torch.distributed then uses; None if a loss makes the run restart."""
     if live.strategy != "replay":
         raise BadInput(
             f"a sharded model supports --recovery restart and replay, not {live.strategy}: a lost worker's samples can be "
             "left out, but not its shard."
         )
     if "nccl" not in backend:
-        return ShardedRecovery.take_over(live)
+        sharded = ShardedRecovery.take_over(live)
+        replace_default_group_by_mesh(sharded.collectives, sharded.connect_new)
+        return sharded
     progress.here.has_fallen_back = True
     line = "--recovery replay of a sharded model does not support NCCL yet"
     if live.is_joining:

@@ -1,0 +1,82 @@
+"""Ranks are lost at every call of a step: the others continue, and end with the bits of a run in which none is lost.
+
+The ranks are threads that are connected in memory (see `simulated_ranks`); recovery and collectives are holdfast's own.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from holdfast import progress
+from simulated_ranks import SIZE, Loss, Network, mesh_of, simulate
+
+STRUCK = 1  # the step in which ranks are lost: the second of three
+OTHERS = [frozenset(some) for count in range(SIZE) for some in combinations(range(SIZE), count)]
+COPIES = {
+    1: [{0, 1}, {1, 2}, {2, 3}, {3, 0}],
+    2: [{0, 2}, {1, 3}],
+}  # ranks that hold the copies of one shard, by replicas
+SHAPES = pytest.mark.parametrize("replicas", [1, 2], ids=["FSDP2", "HSDP"])
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(progress, "here", progress.Progress())
+    logging.disable(logging.WARNING)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
+    mesh.cache_clear()
+    yield
+    dist.destroy_process_group()
+    logging.disable(logging.NOTSET)
+
+
+@cache
+def mesh(replicas: int) -> Any:
+    return mesh_of(replicas)
+
+
+def calls(network: Network, rank: int) -> dict[int, str]:
+    """Return the calls of `rank` in the struck step: their number, and the operation."""
+    return {number: operation for number, (step, operation) in enumerate(network.calls[rank]) if step == STRUCK}
+
+
+@pytest.mark.slow  # seconds
+@SHAPES
+def test_a_rank_that_is_lost_at_any_call_of_a_step_comes_back_exactly(replicas: int) -> None:
+    rng = random.Random(5)
+    unstruck = simulate(mesh(replicas))
+    for rank in range(SIZE):
+        for number, operation in calls(unstruck, rank).items():
+            has_sent = (rank + number) % 2 == 0
+            loss = Loss(rank, number, has_sent, rng.choice(OTHERS) if has_sent else frozenset())
+            struck = simulate(mesh(replicas), [loss])
+            assert (struck.fallback, struck.membership.number) == (None, 1), (operation, loss)
+            assert struck.finished == unstruck.finished, (operation, loss)
+
+
+@pytest.mark.slow
+@SHAPES
+def test_two_ranks_that_are_lost_together_or_in_a_row_come_back_exactly_unless_both_held_the_same_shard(
+    replicas: int,
+) -> None:
+    rng = random.Random(6)
+    unstruck = simulate(mesh(replicas))
+    for _ in range(24):
+        one, other = rng.sample(range(SIZE), 2)
+        first = Loss(one, rng.choice([*calls(unstruck, one)]), has_sent=True, completing=rng.choice(OTHERS))
+        later = rng.random() < 0.5  # while the others recover
+        number = rng.randrange(12) if later else first.call + rng.choice((0, 0, 1))
+        second = Loss(other, number, rng.random() < 0.5, rng.choice(OTHERS), membership=int(later))
+        struck = simulate(mesh(replicas), [first, second])
+        if struck.fallback:
+            assert {one, other} in COPIES[replicas], (first, second, struck.fallback)
+            assert struck.fallback.startswith("ranks"), (first, second, struck.fallback)
+        else:
+            assert struck.finished == unstruck.finished, (first, second)
