@@ -19,7 +19,7 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.connection import Connection, NodeRegistration, RoundResult, heartbeats, read_json
-from holdfast.supervise.nodes.rendezvous import Node, Peers, listen
+from holdfast.supervise.nodes.rendezvous import Node, Peers, allow_connections, listen
 
 # Of two supervisors that claim the same node number, one may be the dead predecessor of the other, now silent.
 ALIVE_WITHIN, SURELY = 1.5, 5  # seconds since the last heartbeat, and number of heartbeats
@@ -136,6 +136,7 @@ class RoundCloser:
             else:
                 if term is None:
                     return  # other nodes continued without us: look for them
+                allow_connections(sum(node["workers"] for node in nodes))
                 self.server = listen(address)
                 answer |= {"term": term.to_json(), "round": secrets.token_hex(6)}
                 answer |= {"address": address, "port": self.server.port}

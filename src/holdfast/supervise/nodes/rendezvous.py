@@ -5,6 +5,7 @@ for several nodes.
 """
 
 import fcntl
+import resource
 import secrets
 import socket
 import struct
@@ -22,6 +23,8 @@ from holdfast.events import JSON
 
 LOOPBACK = "127.0.0.1"
 LOST_AFTER = 15.0
+CONNECTIONS = 6  # of a worker to the workers' store, at most
+OTHER_FILES = 512  # that a supervisor may have open
 _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
@@ -250,6 +253,7 @@ class Rendezvous:
 
     def prepare(self, workers: int) -> RoundInfo:
         """Return the result of the next call of `meet` in advance, for workers that are started before that call."""
+        allow_connections(workers)
         server, name = listen(LOOPBACK), secrets.token_hex(6)
         store = LOOPBACK, server.port
         round = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=store)
@@ -286,6 +290,16 @@ class Rendezvous:
 
     def close(self, verdict: str) -> None:
         """Store `verdict` for nodes that come later, and close all connections."""
+
+
+def allow_connections(workers: int) -> None:
+    """Raise this process's soft limit of open files, within the hard limit, to keep a store for `workers` workers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = CONNECTIONS * workers + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
+        )
 
 
 def listen(address: str, port: int = 0) -> TCPStore:
