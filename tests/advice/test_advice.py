@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -33,7 +33,7 @@ from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
 from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
 from holdfast.errors import BadInput
-from holdfast.events import Commit, Plan, Regroup, Seconds
+from holdfast.events import Commit, Event, Plan, Regroup, Seconds
 
 HOUR = 3600.0
 
@@ -339,14 +339,47 @@ def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
     assert list(prices(costs_of(), Question(lost=Fraction(1)))) == ["restart"]
 
 
-def test_a_run_of_a_sharded_model_is_advised_to_restart_or_replay() -> None:
-    history = [
+def sharded(history: Sequence[Event], *, saved: bool = True) -> list[Event]:
+    """Return `history` with a sharded model, with or without its saves."""
+    return [
         event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
-        for event in calm().events
+        for event in history
+        if saved or not isinstance(event.what, Commit)
     ]
-    advice = advise(history)
-    assert list(advice.prices) == list(advice.outlooks) == ["restart", "replay"]
+
+
+def test_a_run_of_a_sharded_model_is_advised_to_restart_replay_or_recover_partially() -> None:
+    advice = advise(sharded(calm().events))
+    assert list(advice.prices) == list(advice.outlooks) == ["restart", "replay", "partial"]
     assert "The model is sharded, so forward and skip are not possible" in str(advice)
+    assert list(advise(sharded(calm().events), Question(lost=Fraction(3, 4))).prices) == ["restart"]
+
+
+def test_the_size_of_a_sharded_model_follows_from_its_snapshots_or_is_asked_for() -> None:
+    (size,) = {event.what.bytes for event in calm().events if isinstance(event.what, Commit)}
+    advice = advise(sharded(calm().events))
+    assert advice.shards is not None
+    assert advice.shards.parameters == size / 12
+    assert any("Give --parameters" in line for line in advice.unknown)
+    unsaved = advise(sharded(calm().events, saved=False))
+    assert unsaved.shards is None
+    assert "give --parameters" in str(unsaved)
+
+
+def test_a_copy_of_every_shard_costs_bandwidth_and_partial_recovery_steps() -> None:
+    question = Question(parameters=7e9, workers=64, step=5.0, bandwidth=25e9, mtbf=HOUR, restart=300.0, stall=1.0)
+    advice = advise(sharded(calm().events), question)
+    assert advice.shards is not None
+    assert advice.shards.delay == pytest.approx(4 * 7e9 / 64 / 25e9)
+    faster = advise(sharded(calm().events), replace(question, bandwidth=1e12))
+    gained = faster.outlooks["replay"].effective / advice.outlooks["replay"].effective
+    assert gained == pytest.approx(1 + advice.shards.delay / 5.0, rel=1e-3)
+    assert faster.outlooks["partial"] == advice.outlooks["partial"]
+    assert advice.recovery == "replay"
+    slower = advise(sharded(calm().events), replace(question, bandwidth=1e9))
+    assert slower.recovery == "partial"
+    assert slower.large is not None
+    assert slower.large.shares["partial"].value > slower.large.shares["replay"].value
 
 
 def outlook(effective: float) -> Outlook:

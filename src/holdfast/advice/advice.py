@@ -1,11 +1,11 @@
 """Advice from the events of a run: which recovery strategy to choose for failures, and how often to save."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.advice import estimate as published
-from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
+from holdfast.advice.estimate import GIVEN, INFERRED, MEASURED, Estimate
 from holdfast.advice.large_job import LargeJob, simulate_large_job
 from holdfast.advice.prices import (
     EXACT,
@@ -14,14 +14,16 @@ from holdfast.advice.prices import (
     Price,
     is_larger,
     live_recovery_time,
+    lost_part,
     outlooks,
     prices,
     restart_time,
     save_delay,
     saving_of,
 )
-from holdfast.advice.question import Question, in_words
+from holdfast.advice.question import Question, bytes_in_words, in_words
 from holdfast.advice.run_costs import Convergence, RunCosts, run_costs
+from holdfast.advice.shard_costs import ShardCosts, shard_costs
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # share of the wall clock that an inexact recovery must gain
@@ -42,6 +44,7 @@ class Advice:
     prices: Mapping[str, Price]
     outlooks: Mapping[str, Outlook]
     costs: RunCosts
+    shards: ShardCosts | None  # what live recovery of a sharded model costs while nothing fails
     large: LargeJob | None
 
     def __str__(self) -> str:
@@ -58,6 +61,8 @@ class Advice:
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
     """Return advice for a job, measured from the run in `history`; `question` says how the job differs from it."""
     question, costs = question or Question(), run_costs(history)
+    if question.step is not None:
+        costs = replace(costs, step=Estimate.exact(question.step, GIVEN))
     mtbf = failure_rate(costs, question)
     price_of = prices(costs, question)
     outlook_of = outlooks(costs, question, mtbf.value, price_of)
@@ -71,6 +76,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
         prices=price_of,
         outlooks=outlook_of,
         costs=costs,
+        shards=shard_costs(costs, question),
         large=simulate_large_job(costs, question, mtbf.value) if question.workers else None,
     )
 
@@ -127,7 +133,8 @@ def _reasons(
         f"{waits and f', of which training waits {waits}'}.",
         *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in price_of.values()),
-        _why(costs, outlook_of, best),
+        *_sharded(costs, question),
+        _why(outlook_of, best),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
         f"{outlook.effective:.2%} of the wall clock trains. With the present interval of {costs.save_every} steps it is "
         f"{outlook.as_it_is:.2%}. Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
@@ -160,16 +167,22 @@ def _priced(price: Price) -> str:
     )
 
 
-def _why(costs: RunCosts, outlook_of: Mapping[str, Outlook], best: str) -> str:
+def _sharded(costs: RunCosts, question: Question) -> list[str]:
+    if shards := shard_costs(costs, question):
+        return shards.lines(lost_part(costs, question))
+    if costs.sharded:
+        return [
+            "The model is sharded, so forward and skip are not possible. Its size is unknown, because nothing was saved: give "
+            "--parameters to include what replay costs while nothing fails."
+        ]
+    return []
+
+
+def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
     shares = ", ".join(f"{name} {outlook.effective:.2%}" for name, outlook in outlook_of.items())
     text = f"Share of the wall clock that trains, each at its best save interval: {shares}."
     if outlook_of[best].effective < HOPELESS:
         return f"{text} Failures are so frequent that most of the time is lost under every recovery."
-    if costs.sharded:
-        text += (
-            " The model is sharded, so forward and skip are not possible. Replay keeps a copy of every shard on another "
-            "rank: about 12 more bytes of memory for each parameter that a rank holds (not included here)."
-        )
     if len(outlook_of) == 1:
         return f"{text} No worker survives a failure, so restart is the only recovery."
     if best == "restart":
@@ -197,6 +210,17 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
         lines.append(
             f"The failure rate{injected}: it is taken from {published.SOURCES['mtbf']}, with one GPU per worker. "
             "Give --mtbf if you know it."
+        )
+    shards = shard_costs(costs, question)
+    if shards and shards.basis == INFERRED:
+        lines.append(
+            f"The number of parameters: {shards.parameters:.3g}, the size of a snapshot over 12 bytes, as with AdamW in float32. "
+            "Give --parameters if the optimizer is another."
+        )
+    if shards and question.bandwidth is None and not shards.in_step:
+        lines.append(
+            f"The bandwidth from a rank to the next, on which the cost of replay for a sharded model depends: "
+            f"{bytes_in_words(shards.bandwidth)}/s is assumed. Give --bandwidth if you know it."
         )
     if costs.losses is None:
         why = "the losses do not fall evenly enough" if costs.noted else "the script logs none (run.log(loss=...))"

@@ -16,6 +16,7 @@ from holdfast.advice.prices import Price, is_larger, lost_part, prices, restart_
 from holdfast.advice.question import DAY, Question, in_words
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, best_interval
+from holdfast.advice.shard_costs import shard_costs
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
@@ -105,6 +106,8 @@ def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> Larg
         name: summary(training_shares(job_of(costs, question, mtbf, price, every[name]), seed=question.seed), INFERRED)
         for name, price in price_of.items()
     }
+    if shards := shard_costs(costs, question):
+        shares = {name: share.times(1 / shards.slower(name)) for name, share in shares.items()}
     return LargeJob(question.workers or costs.workers, shares, every, tuple(_assumed(costs, question, mtbf)))
 
 
@@ -131,7 +134,8 @@ def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
     workers = question.workers or costs.workers
     restart, save = restart_time(costs, question), save_delay(costs, question)
     lines = [
-        f"{workers} workers train a step in {in_words(costs.step.value)}, as {costs.workers} do in this run.",
+        f"{workers} workers train a step in {in_words(costs.step.value)}"
+        f"{f', as {costs.workers} do in this run' if question.step is None else ''}.",
         f"Failures are independent, come every {in_words(mtbf)} on average, and each takes "
         f"{lost_part(costs, question)} of the workers.",
         f"A restart takes {in_words(restart.value)} ({restart.basis}), without the steps that are then repeated, and a save "

@@ -9,12 +9,14 @@ from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOT
 from holdfast.advice.question import Question
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
+from holdfast.advice.shard_costs import lag_of, shard_costs
 
 RECOVERIES = ("restart", "replay", "forward", "skip")
 EXACT = ("restart", "replay")
 PROMISES = {
     "restart": "exact: the weights end as if nothing had failed",
     "replay": "exact: the weights end as if nothing had failed",
+    "partial": "the lost shard returns to older values, and this is declared",
     "forward": "the samples of lost workers are left out of one step, and declared",
     "skip": "one step is dropped, and declared",
 }
@@ -52,7 +54,10 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     replay = replay_time(costs, question)
     none = Estimate.exact(0.0, replay.basis)
     if costs.sharded:
-        return {**price_of, "replay": Price("replay", replay, replay, none, PROMISES["replay"])}
+        price_of["replay"] = Price("replay", replay, replay, none, PROMISES["replay"])
+        if lag := lag_of(lost):
+            price_of["partial"] = Price("partial", replay, replay, lag, PROMISES["partial"])
+        return price_of
     part = float(lost)
     missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, live.basis)
     dropped = Estimate(1.0, 0.0, 1.0, live.basis)
@@ -103,7 +108,7 @@ def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
 
 def replay_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate how many seconds training pauses until a new worker has replaced the lost one."""
-    if (seen := costs.live.get("replay")) is not None:
+    if (seen := costs.live.get("replay") or costs.live.get("partial")) is not None:
         return _at_scale(seen, LIVE_AT_SCALE, costs, question)
     live, new = live_recovery_time(costs, question), _replacement_time(costs, question)
     if is_larger(costs, question):
@@ -164,7 +169,7 @@ def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -
 
 def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping[str, Price]) -> dict[str, Outlook]:
     """Return the best save interval and the fraction of time spent training, for each strategy in `price_of`."""
-    found = {}
+    found, shards = {}, shard_costs(costs, question)
     for recovery, price in price_of.items():
         saving = saving_of(costs, question, mtbf, recovery)
         interval = best_interval(saving, None if question.workers else costs.length)
@@ -175,6 +180,7 @@ def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping
             # A failure during a pause of S seconds starts the pause again, so it takes M (e^(S/M) - 1) on average.
             stands = price.stands.value + price.iterations.value * costs.step.value
             live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
+        live *= shards.slower(recovery) if shards else 1.0
         now = float(slowdown(costs.save_every, saving)) * live
         found[recovery] = Outlook(recovery, interval, interval.effective / live, 1 / now)
     return found

@@ -1,4 +1,4 @@
-"""The parameters of `holdfast advise`, and parsing of durations and fractions such as 45s, 1h30m, 1/8 or 0.125."""
+"""The parameters of `holdfast advise`, and parsing of durations, fractions and sizes such as 1h30m, 1/8, 7B or 25GB."""
 
 import re
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from holdfast.errors import BadInput
 
 DAY = 86400.0
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "y": 365.25 * DAY}
+SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _PART = r"(\d+(?:\.\d+)?)(ms|[smhdy])"
 
 
@@ -33,6 +34,23 @@ def fraction_of(text: str, what: str) -> Fraction:
     return part
 
 
+def size_of(text: str, what: str) -> float:
+    """Parse a number of parameters or bytes, such as "7B", "350M" or "25GB"; `what` is the option for error messages."""
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgbt]?)b?", text.strip().lower(), re.ASCII)
+    if not matched or not (size := float(matched[1]) * SIZES[matched[2]]):
+        raise BadInput(f"{what} {text!r} is not a size above 0: write 350M, 7B or 25GB.")
+    return size
+
+
+def bytes_in_words(size: float) -> str:
+    """Return a number of bytes as text with three digits and a unit, for example "1.31 GB"."""
+    unit, factor = next(((unit, factor) for unit, factor in _BYTES.items() if size >= factor), ("B", 1.0))
+    return f"{size / factor:.3g} {unit}"
+
+
+_BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+
+
 def in_words(seconds: float) -> str:
     """Return a number of seconds as text with two or three digits and a unit, for example "1.8 h"."""
     for unit in ("y", "d", "h", "m"):
@@ -53,6 +71,9 @@ class Question:
     workers: int | None = None
     restart: float | None = None  # duration of a restart
     stall: float | None = None  # delay of training by one save
+    step: float | None = None  # duration of a step
+    parameters: float | None = None  # of a sharded model
+    bandwidth: float | None = None  # bytes in a second from a rank to the next
     length: float = 54 * DAY  # duration of the job
     seed: int = 0
 

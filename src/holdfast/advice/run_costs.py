@@ -22,7 +22,7 @@ from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.failure_costs import FailureCost
 from holdfast.cost.timeline import RANK_0, timeline
 from holdfast.errors import BadInput
-from holdfast.events import Event, Launch, Plan, Recover, Regroup, Restart
+from holdfast.events import Commit, Event, Launch, Plan, Recover, Regroup, Restart
 
 FEW = 3  # steps; with fewer, the time of a step is not estimated
 FEWEST = 30  # losses
@@ -48,6 +48,7 @@ class RunCosts:
     batch: int
     writer: str
     sharded: bool  # each worker holds a part of the model
+    parameters: float | None  # of a sharded model, if its snapshots have weights and two moments in float32
     save_every: int
     trained: int
     length: int | None  # the planned number of steps; None if the script draws its own samples
@@ -89,6 +90,7 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         batch=plan.batch if plan else 0,
         writer=plan.writer if plan else "overlapped",
         sharded=plan is not None and plan.sharded,
+        parameters=_parameters(history) if plan and plan.sharded else None,
         save_every=plan.save_every if plan else 50,
         trained=cost.trained,
         length=_planned_steps(plan) if plan else None,
@@ -107,6 +109,12 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         losses=convergence(noted),
         noted=len(noted),
     )
+
+
+def _parameters(history: Iterable[Event]) -> float | None:
+    """Return the size of the newest snapshot over 12 bytes, or None if there is none: AdamW in float32 is assumed."""
+    sizes = [event.what.bytes for event in history if isinstance(event.what, Commit)]
+    return sizes[-1] / 12 if sizes else None
 
 
 def _planned_steps(plan: Plan) -> int | None:

@@ -56,6 +56,13 @@ def advise(
     stall: Annotated[
         str, typer.Option(help="Time that training waits for a save in the simulated job, for example 30s.")
     ] = "",
+    step: Annotated[str, typer.Option(help="Time of a step in the simulated job, for example 6s.")] = "",
+    parameters: Annotated[
+        str, typer.Option(help="Parameters of a sharded model, for example 7B.  [default: from the size of a snapshot]")
+    ] = "",
+    bandwidth: Annotated[
+        str, typer.Option(help="Bytes in a second from a rank to the next, for example 25GB.  [default: 1.25GB]")
+    ] = "",
     length: Annotated[str, typer.Option("--for", help="Length of the simulated job.")] = "54d",
     out: Annotated[Path | None, typer.Option(help="Folder for advice.json, advice.png and advice.pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
@@ -63,7 +70,7 @@ def advise(
     """Recommend a recovery strategy and a save interval, and estimate the cost of a failure. Example: holdfast advise runs/train --mtbf 4h"""
     if out:
         require("lab", "--out")
-    from holdfast.advice.question import Question, fraction_of, seconds_of
+    from holdfast.advice.question import Question, fraction_of, seconds_of, size_of
     from holdfast.history.log import read_history
     from holdfast.runs.histories import open_history
 
@@ -74,6 +81,9 @@ def advise(
         workers=workers,
         restart=seconds_of(restart, "--restart") if restart else None,
         stall=seconds_of(stall, "--stall") if stall else None,
+        step=seconds_of(step, "--step") if step else None,
+        parameters=size_of(parameters, "--parameters") if parameters else None,
+        bandwidth=size_of(bandwidth, "--bandwidth") if bandwidth else None,
         length=seconds_of(length, "--for"),
     )
     with open_history(path) as history:

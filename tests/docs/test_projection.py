@@ -1,0 +1,47 @@
+"""The projection for large models in docs/sharded.md has the figures that its commands print."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fake_histories import calm, detected, write_history
+from holdfast.cli import app
+from holdfast.events import Event, Plan, Regroup, Seconds
+from repository import ROOT
+
+TEXT = (ROOT / "docs" / "sharded.md").read_text().partition("## What it would cost")[2].partition("\n## ")[0]
+COMMANDS = re.findall(r"^holdfast (advise runs/fsdp2 .*)$", TEXT, re.MULTILINE)
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run of a sharded model in which a replacement took 0.6 s."""
+    history = calm(save=0.01)
+    history.strikes("kill", 2)
+    history.supervisor(detected(1, 2, "signal"))
+    history.passes("recovery", 0.6)
+    history.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 2, 3), (2,), seconds=0.6))
+    history.passes("compute", 0.5)
+    history.reports(40, Seconds(0.0, 1.1, 0.0))
+    events = [sharded(event) for event in history.events]
+    files = {who: [event for event in events if event.who == who] for who in {event.who for event in events}}
+    return write_history(tmp_path / "run" / "history", files).parent
+
+
+def sharded(event: Event) -> Event:
+    return event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
+
+
+@pytest.mark.parametrize("column", [1, 2])
+def test_every_figure_is_printed_by_its_command(run: Path, column: int) -> None:
+    arguments = [str(run) if word == "runs/fsdp2" else word for word in COMMANDS[column - 1].split()]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    named = [row for row in ROWS if row[0] and not row[0].startswith("---")]
+    assert len(named) == 9
+    for what, *figures in named:
+        for figure in figures[column - 1].split(", "):
+            name = re.findall(r"`(\w+)`", what)[-1] if what.startswith("share") else ""
+            assert f"{name} {figure}".strip() in shown, what
