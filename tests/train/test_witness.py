@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,18 +29,23 @@ class Memory(NoRecorder):
         self.events.append(what)
 
 
-def witnesses(states: Sequence[ComparedState], every: int = 10) -> list[Witness]:
+def witnesses(
+    states: Sequence[ComparedState], bad_losses: Mapping[int, int] = MappingProxyType({}), **settings: Any
+) -> list[Witness]:
     store = HashStore()
     return [
         Witness(
-            every=every,
+            every=10,
             ranks=Ranks(
                 rank=rank, size=len(states), store=store, grouped=True, device=torch.device("cpu"), patience=LIMIT
             ),
             attempt=1,
             record=Memory(),
             state=lambda state=state: state,  # type: ignore[misc]
+            weights=lambda state=state: [*state.own.values()],  # type: ignore[misc]
+            take_bad_loss=lambda rank=rank: bad_losses.get(rank),  # type: ignore[misc]
             agreed=None,
+            **settings,
         )
         for rank, state in enumerate(states)
     ]
@@ -123,6 +129,36 @@ def test_each_shard_is_compared_with_those_of_the_other_replicas_of_it() -> None
     assert take(ranks, 0) == []
     flip(states[3])
     assert take(ranks, 10)[5].startswith("3: rank 3 had another state than ranks 1 and 5 (weight) before step 10")
+
+
+def become_nan(states: Sequence[ComparedState]) -> None:
+    for state in states:
+        state.own["weight"].fill_(float("nan"))
+
+
+def test_weights_that_become_nan_on_all_ranks_are_found_and_the_first_such_loss_names_the_rank() -> None:
+    for bad_losses, culprit in (({0: 8, 1: 7, 2: 8}, 1), ({0: 7, 1: 7}, None), ({}, None)):
+        states = replicas(3)
+        ranks = witnesses(states, bad_losses)
+        assert take(ranks, 0) == []
+        become_nan(states)
+        errors = take(ranks, 10)
+        assert {error.partition(":")[0] for error in errors} == {str(culprit)}
+        assert "the weights of all ranks have become infinite or NaN" in errors[2]
+        recorded = events(ranks[0])[-1]
+        assert (recorded.culprit, recorded.finite) == (culprit, False)
+
+
+def test_weights_that_are_nan_from_the_beginning_or_again_when_repeated_are_not_blamed_on_a_bit() -> None:
+    states = replicas(2)
+    become_nan(states)
+    ranks = witnesses(states)
+    assert [take(ranks, step) for step in (0, 10)] == [[], []]
+    states = replicas(2)
+    ranks = witnesses(states, diverged=10)
+    assert take(ranks, 0) == []
+    become_nan(states)
+    assert [take(ranks, step) for step in (10, 20)] == [[], []]
 
 
 def test_ranks_with_other_tensors_are_not_compared() -> None:

@@ -152,6 +152,7 @@ class Corruption(NamedTuple):
     because: str
     digests: Sequence[str]  # of the states of all ranks
     copies: Sequence[str] = ()  # of the copies that they keep
+    finite: bool = True  # False if the states are equal, but have become infinite or NaN
 
 
 class Preempted(NamedTuple):

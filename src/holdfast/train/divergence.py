@@ -21,6 +21,21 @@ class StateDifference:
     ranks: tuple[int, ...]
     culprit: int | None
     because: str
+    is_finite: bool = True  # False if the states are equal, but have become infinite or NaN
+
+
+def find_origin(bad_losses: Sequence[int | None]) -> StateDifference:
+    """Return what is known if the weights of all ranks have become infinite or NaN since the last comparison.
+
+    A flipped bit may have done that on one rank, whose gradients then reached the others. That rank is the first one
+    with such a loss; `bad_losses` has the first step with such a loss for each rank, or None."""
+    known = [step for step in bad_losses if step is not None]
+    first = [rank for rank, step in enumerate(bad_losses) if known and step == min(known)]
+    because = "the weights of all ranks have become infinite or NaN"
+    if len(first) != 1:
+        return StateDifference(tuple(range(len(bad_losses))), None, because, is_finite=False)
+    because += f", and the loss of rank {first[0]} did so first, in step {min(known)},"
+    return StateDifference((first[0],), first[0], because, is_finite=False)
 
 
 def compare_states(

@@ -42,6 +42,7 @@ from holdfast.train.state.attempt import AttemptContext, MemberRecorder, Recorde
 from holdfast.train.state.protected import Protected, plain_name, unwrapped
 from holdfast.train.state.restore import RestoredState
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
+from holdfast.train.state.shards import local
 from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
 from holdfast.train.whole_digest import replicated_state
@@ -134,7 +135,7 @@ class LoopSetup:
                 gate=gate,
                 injection=injection,
                 live=self.live,
-                witness=self._make_witness(work),
+                witness=self._make_witness(steps),
                 recover=functools.partial(self._recover, plan, protected, fingerprints),
             ),
         )
@@ -256,17 +257,21 @@ class LoopSetup:
             saved=self.restored.step,
         )
 
-    def _make_witness(self, work: WorkDone) -> Witness | None:
+    def _make_witness(self, steps: StepRecorder) -> Witness | None:
         if self.config.witness_every is None or self.attempt is None:
             return None
         agreed = last_witness(self.attempt.folder, self.ranks.rank) if self._is_joining else self.restored.step
+        models, corruption = self.models or self.protected.trained_models, self.attempt.corruption
         return Witness(
             every=self.config.witness_every,
             ranks=self.ranks,
             attempt=self.number,
             record=self.record,
-            state=self._compared_state(work),
+            state=self._compared_state(steps.work),
+            weights=lambda: [local(value.detach()) for model in models for value in model.parameters()],
+            take_bad_loss=steps.take_bad_loss,
             agreed=agreed,
+            diverged=corruption.step if corruption and not corruption.finite else None,
         )
 
     def _compared_state(self, work: WorkDone) -> Callable[[], ComparedState]:

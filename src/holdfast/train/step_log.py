@@ -5,6 +5,7 @@ together, because each write would delay a loop of short steps. So the last step
 history: they are lost in any case, and trained again. Before a save, every step that it covers is written.
 """
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -369,6 +370,7 @@ class StepRecorder:
     now: Callable[[], Moment]
     _begun: BegunStep | None = None
     _computed: Moment | None = None
+    _bad_loss: int | None = None
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
         """Record the start of `step`, at position `at` in the data.
@@ -390,7 +392,15 @@ class StepRecorder:
             self.observer.ends()
         assert self._begun is not None
         computed, self._computed = self._computed, None
-        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), self.loss.take(), computed))
+        loss = self.loss.take()
+        if loss is not None and self._bad_loss is None and not math.isfinite(loss):
+            self._bad_loss = self._begun[0]
+        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), loss, computed))
+
+    def take_bad_loss(self) -> int | None:
+        """Return the first step since the last call whose logged loss was infinite or NaN; None if there was none."""
+        step, self._bad_loss = self._bad_loss, None
+        return step
 
     def _take_work(self, step: int) -> tuple[int, int, int]:
         reduced, held, stepped = self.work.take()

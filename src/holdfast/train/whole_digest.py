@@ -9,8 +9,9 @@ A large tensor is read as a matrix. The sums of its rows and the sums of its col
 size of the tensor is allocated. If one bit flips, exactly one sum of a row changes.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -58,6 +59,15 @@ class WholeDigest:
             size = max(_SMALL, 2 * count)
             factors = self._factors[device] = (torch.arange(size, device=device) * _MIX) | 1
         return factors[:count]
+
+
+@torch.no_grad()
+def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of one number: 1 if all values of the floating-point `tensors` are finite, otherwise 0."""
+    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return torch.ones((), dtype=torch.int64)
+    return torch.nn.utils.get_total_norm(floats, math.inf).isfinite().long()
 
 
 def replicated_state(

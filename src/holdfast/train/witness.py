@@ -22,9 +22,9 @@ from holdfast import progress
 from holdfast.distributed.ranks import Ranks, RanksChanged
 from holdfast.errors import StateCorrupted, WorkerLost
 from holdfast.events import Corruption, Witnessed
-from holdfast.train.divergence import StateDifference, compare_states
+from holdfast.train.divergence import StateDifference, compare_states, find_origin
 from holdfast.train.state.attempt import Recorder
-from holdfast.train.whole_digest import WholeDigest
+from holdfast.train.whole_digest import WholeDigest, are_finite
 
 logger = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds to wait for the comparison of an earlier witness, which is due within a step
@@ -53,7 +53,11 @@ class Witness:
     attempt: int
     record: Recorder
     state: Callable[[], ComparedState]
+    weights: Callable[[], Sequence[torch.Tensor]]  # that must not become infinite or NaN
+    take_bad_loss: Callable[[], int | None]  # see StepRecorder
     agreed: int | None
+    diverged: int | None = None  # an earlier attempt had infinite weights before this step
+    _expects_finite: bool = False
     _digest: WholeDigest = field(default_factory=WholeDigest)
     _taken: int = -1
     _pending: "_Comparison | None" = None
@@ -75,12 +79,24 @@ class Witness:
         self.wait()
         previous, self._taken = self._taken, step
         state = self.state()
-        parts = [self._to_host(tensors) for tensors in (state.own, state.copy) if tensors is not None]
+        digests = [self._digest(list(tensors.values())) for tensors in (state.own, state.copy) if tensors is not None]
+        parts = [_to_host(part) for part in (are_finite(self.weights()), *digests)]
         arrived = None
         if self.ranks.device.type == "cuda":
             arrived = torch.cuda.Event()
             arrived.record()
-        self._pending = _Comparison(step, previous, self.ranks.fixed(), state.group, list(state.own), parts, arrived)
+        may_diverge = not self._expects_finite or (self.diverged is not None and step <= self.diverged)
+        self._pending = _Comparison(
+            step=step,
+            previous=previous,
+            ranks=self.ranks.fixed(),
+            group=state.group,
+            names=list(state.own),
+            parts=parts,
+            arrived=arrived,
+            bad_loss=self.take_bad_loss(),
+            may_diverge=may_diverge,
+        )
         self._pending.start()
 
     def collect(self) -> None:
@@ -90,7 +106,7 @@ class Witness:
             if ended.error:
                 self._fail(ended, ended.error)
             if ended.has_agreed:
-                self.agreed = ended.step
+                self.agreed, self._expects_finite = ended.step, ended.is_finite
                 digest, *copy = ended.digests
                 self.record.append(Witnessed(self.attempt, ended.step, digest, copy[0] if copy else None, ended.group))
 
@@ -108,13 +124,6 @@ class Witness:
         if settled is not None:
             self._taken = max(self._taken, settled)
 
-    def _to_host(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        digests = self._digest(list(tensors.values()))
-        if not digests.is_cuda:
-            return digests
-        host = torch.empty(digests.shape, dtype=digests.dtype, pin_memory=True)
-        return host.copy_(digests, non_blocking=True)
-
     def _fail(self, ended: "_Comparison", error: StateDifference) -> None:
         if self.ranks.rank == 0:
             self.record.append(
@@ -127,6 +136,7 @@ class Witness:
                     because=error.because,
                     digests=ended.all_digests[0],
                     copies=ended.all_digests[1],
+                    finite=error.is_finite,
                 )
             )
             self.record.flush()
@@ -134,9 +144,9 @@ class Witness:
             ended.tell(error)
         progress.here.has_fallen_back = True  # only a restart helps: the gradients of all ranks may be wrong
         since = "from the beginning" if self.agreed is None else f"from its newest snapshot up to step {self.agreed}"
+        other = "the script changes the state of a rank" if error.is_finite else "training diverges by itself"
         raise StateCorrupted(
-            f"{error.because} before step {ended.step}: a bit has flipped, or the script changes the state of a rank. "
-            f"The run restarts {since}.",
+            f"{error.because} before step {ended.step}: a bit has flipped, or {other}. The run restarts {since}.",
             error.culprit,
         )
 
@@ -146,6 +156,7 @@ class _Comparison(threading.Thread):
 
     def __init__(
         self,
+        *,
         step: int,
         previous: int,
         ranks: Ranks,
@@ -153,27 +164,38 @@ class _Comparison(threading.Thread):
         names: Sequence[str],
         parts: Sequence[torch.Tensor],
         arrived: torch.cuda.Event | None,
+        bad_loss: int | None,
+        may_diverge: bool,
     ) -> None:
         super().__init__(name="holdfast-witness", daemon=True)
         self.step, self.group = step, group
         self.error: StateDifference | None = None
-        self.has_agreed = False
+        self.has_agreed = self.is_finite = False
         self.digests: list[str] = []
         self.all_digests: tuple[list[str], list[str]] = ([], [])  # of all ranks: their states, and their copies
         self._previous, self._ranks = previous, ranks
         self._names, self._parts, self._arrived = names, parts, arrived
+        self._bad_loss, self._may_diverge = bad_loss, may_diverge
 
     def run(self) -> None:
         if self._arrived is not None:
             self._arrived.synchronize()
-        parts = [digests.numpy() for digests in self._parts]
+        finite, *parts = (part.numpy() for part in self._parts)
         self.digests = [_hex(digests) for digests in parts]
         names = xxhash.xxh3_64_hexdigest(json.dumps(list(self._names)).encode())
-        message = json.dumps([names, self.group, *(b64encode(digests.tobytes()).decode() for digests in parts)])
+        message = json.dumps(
+            [
+                names,
+                self.group,
+                bool(finite),
+                self._bad_loss,
+                *(b64encode(digests.tobytes()).decode() for digests in parts),
+            ]
+        )
         try:
             messages = self._ranks.gather(f"witness/{self.step}", message)
             if messages is None:
-                self.has_agreed, error = json.loads(self._ranks.wait_for(_verdict(self.step)))
+                self.has_agreed, self.is_finite, error = json.loads(self._ranks.wait_for(_verdict(self.step)))
                 self.error = StateDifference(tuple(error[0]), *error[1:]) if error else None
             else:
                 self._ranks.store.delete_key(_verdict(self._previous))  # all ranks have read it
@@ -186,7 +208,7 @@ class _Comparison(threading.Thread):
             logger.warning("holdfast: the ranks have different tensors before step %d: not compared", self.step)
             self.tell(None)
             return
-        own, *copies = zip(*(map(_decoded, parts) for _, _, *parts in messages), strict=True)
+        own, *copies = zip(*(map(_decoded, parts) for _, _, _, _, *parts in messages), strict=True)
         self.all_digests = ([_hex(digests) for digests in own], [_hex(digests) for digests in sum(copies, ())])
         groups: defaultdict[int, dict[int, list[tuple[int, int]]]] = defaultdict(dict)
         for rank, (message, digests) in enumerate(zip(messages, own, strict=True)):
@@ -194,13 +216,23 @@ class _Comparison(threading.Thread):
         for rank, digests in enumerate(copies[0] if copies else ()):
             groups[(rank - 1) % len(own)][rank] = _pairs(digests)
         self.error = compare_states(list(groups.values()), self._names, "copy of a shard" if copies else "state")
+        self.is_finite = all(finite for _, _, finite, *_ in messages)
+        if not (self.error or self.is_finite or self._may_diverge):
+            self.error = find_origin([bad_loss for _, _, _, bad_loss, *_ in messages])
         self.has_agreed = self.error is None
         if self.has_agreed:  # otherwise rank 0 first records the error
             self.tell(None)
 
     def tell(self, error: StateDifference | None) -> None:
         """Tell the other ranks the result."""
-        self._ranks.post(_verdict(self.step), json.dumps([self.has_agreed, astuple(error) if error else None]))
+        self._ranks.post(_verdict(self.step), json.dumps([self.has_agreed, self.is_finite, error and astuple(error)]))
+
+
+def _to_host(digests: torch.Tensor) -> torch.Tensor:
+    if not digests.is_cuda:
+        return digests
+    host = torch.empty(digests.shape, dtype=digests.dtype, pin_memory=True)
+    return host.copy_(digests, non_blocking=True)
 
 
 def _verdict(step: int) -> str:
