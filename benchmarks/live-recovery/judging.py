@@ -1,6 +1,7 @@
 """Checks of a run that has ended: the bits of its state and its audit."""
 
 import os
+import re
 import subprocess
 import time
 from collections import defaultdict
@@ -76,6 +77,13 @@ def _not_exact(job: Job, reference: Reference) -> Iterator[str]:
         if step["state"] != reference.trained[step["rank"], step["step"]]:
             yield f"attempt {step['attempt']}, rank {step['rank']}, step {step['step']} is not the failure-free run's"
             return
+
+
+def fallbacks(job: Job) -> list[str]:
+    """Return the reason that the command gave for each restart under a live recovery, if it gave one."""
+    attempts = re.split(r"attempt \d+: \d+ workers started", job.log.read_text(errors="replace"))
+    reasons = (re.search(r"cannot continue: ([^\n|]*): the run restarts from its newest", text) for text in attempts)
+    return [reason[1].strip() for reason in reasons if reason]
 
 
 def leaks(job: Job, settled: float) -> Iterator[str]:

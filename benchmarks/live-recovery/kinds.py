@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from job import Job, kill
 
+ONE, TWO = "SIGKILL of one", "SIGKILL of two at once"
 SCALED, RAISED, SUPERVISOR = "scaled down and up", "exception in one", "SIGKILL of the supervisor"
 LIVE_ONLY, RESTART_ONLY = (SCALED,), (RAISED, SUPERVISOR)
 
@@ -84,9 +85,9 @@ def _hit(job: Job, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKI
 
 
 KINDS: dict[str, Callable[[Job, Strike], int]] = {
-    "SIGKILL of one": _kill_one,
+    ONE: _kill_one,
     "SIGKILL of rank 0": _kill_first,
-    "SIGKILL of two at once": _kill_two,
+    TWO: _kill_two,
     "SIGSTOP of one": _stop,
     "SIGKILL of a second during recovery": _kill_in_recovery,
     "SIGKILL while a replacement joins": _kill_at_joining,

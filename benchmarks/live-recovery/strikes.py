@@ -1,5 +1,6 @@
 """Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
+With --lost-shards, sharded models on 4 ranks train under `replay`, and one rank or two at once are killed each time.
 With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart` and `replay`.
 Under `restart`, some of them continue with another number of ranks after every restart.
 
@@ -33,8 +34,8 @@ from typing import Any
 import struck
 import struck_sharded
 from job import COMMAND, Ended, Hung, Job, interrupted
-from judging import Reference, leaks, of_kind, wrong_audit, wrong_bits
-from kinds import KINDS, LIVE_ONLY, RESTART_ONLY, SCALED, Strike
+from judging import Reference, fallbacks, leaks, of_kind, wrong_audit, wrong_bits
+from kinds import KINDS, LIVE_ONLY, ONE, RESTART_ONLY, SCALED, SUPERVISOR, TWO, Strike
 from whole_states import whole_states, wrong_states
 
 EPOCHS, SHARDED_EPOCHS, STRIKES = 15, 3, 6  # per run: 960 steps, and 192 of sharded models, which are slower
@@ -87,6 +88,7 @@ class Tally:
     regroups: int = 0
     restarts: int = 0
     missing: int = 0
+    fallbacks: list[str] = field(default_factory=list)  # the declared reasons of restarts under a live recovery
     seconds: float = 0.0
 
 
@@ -108,6 +110,21 @@ def sharded_plans(seed: int, strategies: list[str], forms: list[str], kinds: lis
         changes = strategy == "restart" and rng.random() < 1 / 3
         after = tuple(rng.choice(worlds) for _ in range(2 * STRIKES)) if changes else ()
         yield replace(plan, strikes=_strikes(rng, plan, kinds), spares=rng.choice((0, 0, 1)), workers_after=after)
+
+
+def lost_shard_plans(seed: int, one: int, hybrid: int, two: int) -> Iterator[Plan]:
+    """Yield the runs of `seed` in which ranks of sharded models are killed, on 4 ranks under `replay`.
+
+    There are `one` and `hybrid` kills of one rank under FSDP2 and HSDP, and `two` kills of two ranks at once."""
+    losses = [("fsdp", ONE, one), ("hsdp", ONE, hybrid), ("fsdp", TWO, two // 2), ("hsdp", TWO, two - two // 2)]
+    runs = [
+        (form, kind, min(STRIKES, count - done)) for form, kind, count in losses for done in range(0, count, STRIKES)
+    ]
+    random.Random(f"{seed} order").shuffle(runs)  # if the time is up early, some of each kind are done
+    for number, (form, kind, count) in enumerate(runs):
+        rng = random.Random(f"{seed} {number} lost shards")
+        plan = Plan(number, "replay", form, 4, rng.choice((5, 20, 50)), spares=rng.choice((0, 1)))
+        yield replace(plan, strikes=tuple(_strike(rng, 4, SHARDED_CALM, [kind]) for _ in range(count)))
 
 
 def _strikes(rng: random.Random, plan: Plan, kinds: list[str]) -> tuple[Strike, ...]:
@@ -192,6 +209,12 @@ class Bench:
         tally.regroups = len(regroups)
         tally.missing = sum(len(event.get("missing", ())) for event in regroups.values())
         tally.restarts = max(tail.attempt for tail in job.tails) - 1
+        if plan.strategy != "restart":
+            tally.fallbacks = fallbacks(job)
+            if len(tally.fallbacks) < tally.restarts and SUPERVISOR not in tally.struck:
+                tally.wrong.append(
+                    ("stopped", f"{tally.restarts} restarts, for which only {tally.fallbacks} are declared")
+                )
 
     def _reference(self, plan: Plan) -> Reference:
         """Return the result of the failure-free run of the same form and number of workers, with any recovery."""
@@ -240,7 +263,7 @@ def main() -> None:
         for tally in _all(bench, _planned(given, kinds), given, began):
             tallies.append(tally)
             _tell(tally, sum(len(done.struck) for done in tallies), given.strikes, time.monotonic() - began)
-    _report(tallies, given.seed, time.monotonic() - began)
+    (_report_shards if given.lost_shards else _report)(tallies, given.seed, time.monotonic() - began)
     if given.json:
         Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(tally) for tally in tallies]}))
     left = _shared_memory() - shared
@@ -255,6 +278,8 @@ def main() -> None:
 
 
 def _planned(given: argparse.Namespace, kinds: list[str]) -> Iterator[Plan]:
+    if given.lost_shards:
+        return lost_shard_plans(given.seed, *given.lost_shards)
     if given.sharded:
         return sharded_plans(given.seed, given.strategies, given.forms or list(struck_sharded.FORMS), kinds)
     return plans(given.seed, given.strategies, given.forms or list(struck.FORMS), kinds)
@@ -269,14 +294,16 @@ def _shared_memory() -> set[str]:
 
 def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began: float) -> Iterator[Tally]:
     """Yield runs as they end, with `--jobs` at once; start none after `--strikes` strikes or `--minutes` minutes."""
-    struck, under_way = 0, set[Future[Tally]]()
+    struck, under_way, is_last = 0, set[Future[Tally]](), False
     with ThreadPoolExecutor(given.jobs) as pool:
         while True:
             expected = struck + STRIKES * len(under_way)
             late = time.monotonic() - began > 60 * given.minutes
-            if len(under_way) < given.jobs and expected < given.strikes and not late:
-                plan = next(planned)
-                if not given.only or plan.number in given.only:
+            if len(under_way) < given.jobs and expected < given.strikes and not (late or is_last):
+                plan = next(planned, None)
+                if plan is None:
+                    is_last = True
+                elif not given.only or plan.number in given.only:
                     under_way.add(pool.submit(bench.run, plan))
                 elif plan.number > max(given.only):
                     given.strikes = 0
@@ -304,13 +331,32 @@ def _tell(tally: Tally, strikes: int, wanted: int, seconds: float) -> None:
     )
 
 
-def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
-    """Print the tables of the README."""
+def _report_shards(tallies: list[Tally], seed: int, seconds: float) -> None:
+    """Print the table of --lost-shards: a row for each kind of model and loss."""
+    print(f"{_versions()}; seed {seed}; {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
+    print(f"| | runs | losses | restarts, declared | {' | '.join(COLUMNS)} |\n|---|{'---:|' * (3 + len(COLUMNS))}")
+    names = {"fsdp": "FSDP2, 4 ranks", "hsdp": "HSDP, 2 x 2 ranks"}
+    for form, kind in itertools.product(names, (ONE, TWO)):
+        of_row = [tally for tally in tallies if (tally.plan.form, tally.plan.strikes[0].kind) == (form, kind)]
+        wrong = Counter(column for tally in of_row for column, _ in tally.wrong)
+        losses = sum(len(tally.struck) for tally in of_row) // (2 if kind == TWO else 1)
+        cells = [len(of_row), losses, sum(len(tally.fallbacks) for tally in of_row), *(wrong[name] for name in COLUMNS)]
+        print(f"| {names[form]}: {kind} | {' | '.join(map(str, cells))} |")
+    for reason, count in Counter(reason for tally in tallies for reason in tally.fallbacks).most_common():
+        print(f"\n{count} x restarted: {reason}")
+
+
+def _versions() -> str:
     import torch
 
+    return f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
+
+
+def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
+    """Print the tables of the README."""
     hits = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
     forms = Counter(f"{tally.plan.form} on {tally.plan.workers}" for tally in tallies)
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores; seed {seed}")
+    print(f"{_versions()}; seed {seed}")
     print(f"{hits.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
     print(f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}\n")
     strategies = [strategy for strategy in STRATEGIES if any(tally.plan.strategy == strategy for tally in tallies)]
@@ -343,13 +389,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--sharded", action="store_true", help="strike sharded models, under restart and replay")
+    parser.add_argument(
+        "--lost-shards",
+        type=int,
+        nargs=3,
+        metavar=("ONE", "HSDP", "TWO"),
+        help="kill one rank of FSDP2 ONE times, one of HSDP 2 x 2 HSDP times, and two at once TWO times, under replay",
+    )
     forms = (*struck.FORMS, *struck_sharded.FORMS)
     parser.add_argument("--forms", nargs="*", choices=forms, help="forms of the training script (default: all)")
     parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")
     parser.add_argument("--only", type=int, nargs="*", help="only the runs with these numbers")
     parser.add_argument("--keep", help="folder for the runs; only runs with something wrong are kept")
     parser.add_argument("--json", help="write the observations of every run to this file")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.lost_shards:
+        given.strikes = 10 * sum(given.lost_shards)  # the plans end before
+    return given
 
 
 if __name__ == "__main__":
