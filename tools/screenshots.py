@@ -1,13 +1,15 @@
 """Take screenshots of pages in Chromium, wide and narrow, light and dark: `python tools/screenshots.py OUT [PAGE ...]`.
 
-PAGE are HTML files; by default some pages of the site, which `make docs` writes, and the reports in docs/results. Chromium
-must be installed. For each picture the tool prints what sticks out of the window, and what the browser complained of.
+PAGE are HTML files of the repository; by default some pages of the site, which `make docs` writes, and a report. Chromium
+must be installed. The pages are served on the loopback address, because the search of the site needs a server. For each picture the tool prints what sticks out of the window, and what the browser complained of.
 """
 
 import shutil
 import sys
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from playwright.sync_api import sync_playwright
@@ -42,7 +44,12 @@ OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((part) =>
 }).slice(0, 5).map((part) => part.outerHTML.slice(0, 90))"""
 
 
-def take(browser: Any, page: Path, name: str, out: Path) -> list[str]:
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Print nothing for a request."""
+
+
+def take(browser: Any, address: str, name: str, out: Path) -> list[str]:
     """Take the pictures of a page; return a line for each problem."""
     problems: list[str] = []
     for size, viewport in SIZES.items():
@@ -50,7 +57,7 @@ def take(browser: Any, page: Path, name: str, out: Path) -> list[str]:
             context = browser.new_context(viewport=viewport, color_scheme=scheme)
             opened = context.new_page()
             opened.on("pageerror", partial(_note, problems, f"{name} {size} {scheme}"))
-            opened.goto(page.resolve().as_uri(), timeout=WITHIN)
+            opened.goto(address, timeout=WITHIN)
             opened.wait_for_timeout(300)
             problems += [f"{name} {size} {scheme}: sticks out: {part}" for part in opened.evaluate(OVERFLOWING)]
             opened.screenshot(path=out / f"{name.replace('/', '-')}-{size}-{scheme}.png")
@@ -70,9 +77,16 @@ def main(out: Path, pages: list[Path]) -> int:
     }
     out.mkdir(parents=True, exist_ok=True)
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(ROOT)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=WITHIN)
-        problems = [problem for name, page in named.items() for problem in take(browser, page, name, out)]
+        problems = [
+            problem
+            for name, page in named.items()
+            for problem in take(browser, f"{base}/{page.resolve().relative_to(ROOT)}", name, out)
+        ]
         browser.close()
     print("\n".join([*problems, f"{4 * len(named)} pictures in {out}, {len(problems)} problems"]))
     return bool(problems)
