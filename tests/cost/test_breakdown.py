@@ -180,6 +180,21 @@ def test_a_clock_of_another_node_that_is_ahead_cannot_put_a_failure_behind_its_d
     assert_adds_up(result)
 
 
+def test_a_flipped_bit_is_the_cause_of_the_corruption_that_was_found_later() -> None:
+    run = FakeHistory(world=2)
+    run.launches()
+    run.trains()
+    run.strikes("flip", 1)
+    run.trains()
+    run.trains()
+    run.dies(0.5, how="corruption", rank=1)
+    run.restarts()
+    run.trains()
+    (flip,) = cost_breakdown(run.events).failures
+    assert (flip.kind, flip.rank, flip.detected, flip.ended_attempt) == ("flip", 1, "corruption", True)
+    assert_adds_up(cost_breakdown(run.events))
+
+
 def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> None:
     run = FakeHistory(world=2)
     run.launches()

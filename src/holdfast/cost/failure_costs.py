@@ -8,6 +8,7 @@ from holdfast.cost.attempts import AttemptTimeline, LiveRecoveryEnd, StepCost, S
 from holdfast.cost.timeline import TimedEvent
 from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Strike
+from holdfast.faults.points import FLIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,9 @@ def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Event]
         struck = [strike for strike in strikes(history) if strike.strike.attempt == attempt.stretch.number]
         survived = _survived(attempt, struck, known)
         if attempt.failed:
-            costs.append(_merge_failed_recovery(_ending_failure(attempt, after, elsewhere), survived))
+            flip = _found_flip(attempt, struck)
+            known |= {id(flip.event)} if flip else set()
+            costs.append(_merge_failed_recovery(_ending_failure(attempt, after, elsewhere, flip), survived))
         costs += survived
     for strike, event in strikes(history):
         if id(event) not in known:
@@ -56,16 +59,28 @@ def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Event]
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
-def _ending_failure(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
+def _found_flip(attempt: AttemptTimeline, struck: Iterable[StruckFailure]) -> StruckFailure | None:
+    """Return the first flipped bit among the injected failures `struck`, if a corruption ended `attempt`."""
+    detects = (moment.event.what for moment in fatal(attempt.stretch))
+    if not any(isinstance(detect, Detect) and detect.kind == "corruption" for detect in detects):
+        return None
+    return next((failure for failure in struck if failure.strike.kind == FLIP), None)
+
+
+def _ending_failure(
+    attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event], flip: StruckFailure | None
+) -> FailureCost:
     """Return the cost of the failure that ended `attempt`; `after` is the next attempt, or None.
 
-    `elsewhere` has the failure detections (`detect` events) that other nodes recorded."""
+    `elsewhere` has the failure detections (`detect` events) that other nodes recorded. `flip` is the flipped bit that was
+    found, if one was injected."""
     seen, seen_at = _detection(attempt, elsewhere)
     until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
     lost = [step for step in attempt.steps if step.rolled_back]
     restores = [recover.seconds for recover in after.stretch.events_of(Recover)] if after else []
-    strike = attempt.struck.strike if attempt.struck else None
+    struck = attempt.struck or flip
+    strike = struck.strike if struck else None
     return FailureCost(
         attempt=attempt.stretch.number,
         step=strike.step if strike else attempt.steps[-1].number + 1 if attempt.steps else attempt.committed,

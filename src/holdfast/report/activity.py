@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast import events
 from holdfast.cost.attempts import AttemptTimeline, attempts
 from holdfast.cost.timeline import AttemptStretch, timeline
-from holdfast.events import Commit, Detect, Event, Regroup, Strike, rank_of
+from holdfast.events import Commit, Corruption, Detect, Event, Regroup, Strike, rank_of
 from holdfast.history.lineage import Lineage
 from holdfast.report.page import Point
 
@@ -143,7 +143,10 @@ def _failures(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
     marks: list[TimelineMark] = []
     for event in history:
         what, at = event.what, clock.at(event)
-        if isinstance(what, Detect) and at is not None and what.rank >= 0 and what.kind != "peer":
+        if isinstance(what, Corruption) and at is not None:
+            marks += [TimelineMark(at, rank, what.step, "corruption") for rank in what.ranks]
+            seen |= {(what.attempt, rank) for rank in what.ranks}
+        elif isinstance(what, Detect) and at is not None and what.rank >= 0 and what.kind not in ("peer", "corruption"):
             marks.append(TimelineMark(at, what.rank, what.step or 0, what.signal or what.kind))
             seen.add((what.attempt, what.rank))
     for event in history:
