@@ -1,5 +1,6 @@
 """Of several parts of a run, one goes on; the others find out and write no more."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_of_two_halves_one_goes_on(store: DirectoryStore) -> None:
     assert terms.take(store, RIGHT)
     assert not terms.take(store, LEFT)
     assert terms.newest(store) == RIGHT
+
+
+def test_a_claim_that_is_repeated_because_its_answer_was_lost_succeeds(store: DirectoryStore) -> None:
+    class Repeated(DirectoryStore):
+        def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+            value = [*parts]
+            super().create(name, value)
+            super().create(name, value)
+
+    assert terms.take(Repeated(store.path), RIGHT)
+    assert terms.take(store, RIGHT)
+    assert not terms.take(store, LEFT)
 
 
 def test_whoever_was_left_behind_never_catches_up(store: DirectoryStore) -> None:

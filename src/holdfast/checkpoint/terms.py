@@ -58,13 +58,13 @@ def newest(store: Store) -> Term | None:
 def take(store: Store, term: Term) -> bool:
     """Claim the right to save for the group of nodes `term`, by creating a file for it in the store.
 
-    Return False if a group with the same number or a higher one has already claimed the right."""
+    Return False if another group with the same number or a higher one has already claimed the right."""
     if _last(store) >= term.number:
-        return False
+        return newest(store) == term
     try:
         store.create(_name(term.number), [json.dumps(term.to_json()).encode()])
     except CommitConflict:
-        return False
+        return newest(store) == term  # a client that lost the answer to its first attempt finds its own claim
     return True
 
 

@@ -1,14 +1,18 @@
 """Nodes start without others if these were silent for too long."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from holdfast.errors import BadInput
+from holdfast.checkpoint import terms
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.terms import Term
+from holdfast.errors import BadInput, StorageFailed
 from holdfast.supervise.nodes import close_round
 from holdfast.supervise.nodes.close_round import Arrival, Heartbeats, RoundCloser, silent_nodes, starting
-from holdfast.supervise.nodes.rendezvous import Peers
+from holdfast.supervise.nodes.rendezvous import Node, Peers
 
 LIMITS = {"of": 4, "least": 2, "lost_after": 10.0}
 MEMBERS = {name: node for node, name in enumerate("abcd")}
@@ -106,3 +110,30 @@ def test_a_machine_without_a_network_claims_no_term_which_the_others_need(monkey
     connection = cast(Any, SimpleNamespace(ask=lambda question: question(None)))
     closer.close_when_due(2, connection, peers, heard)
     assert closer.server is None
+
+
+def test_nodes_continue_after_a_claim_whose_answer_was_lost(tmp_path: Path) -> None:
+    class Answers:
+        """The terms in a checkpoint store, whose answer to the first claim is lost."""
+
+        lost = 1
+
+        def term(self) -> Term | None:
+            return terms.newest(store)
+
+        def take(self, term: Term) -> bool:
+            is_taken = terms.take(store, term)
+            self.lost -= 1
+            if self.lost >= 0:
+                raise StorageFailed("it did not answer")
+            return is_taken
+
+    store = DirectoryStore(tmp_path)
+    node = Node(rank=1, of=2, endpoint="node0:29400")
+    closer = RoundCloser(node, "10.0.0.2:1", cast(Any, Answers()))
+    with pytest.raises(StorageFailed):
+        closer.claim(2, (1,))
+    greeting = cast(Any, {"node": 1, "who": "b", "term": 1})
+    assert cast(Any, closer._take_term([greeting], Peers())).number == 3
+    other = RoundCloser(node, "10.0.0.1:1", cast(Any, SimpleNamespace(take=lambda term: terms.take(store, term))))
+    assert other._take_term([greeting], Peers()) is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holdfast.checkpoint import terms
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.distributed.ranks import node_key
@@ -29,7 +30,7 @@ from simulation.messages import Messages, Prefixed, SimulatedRanks
 from simulation.objects import Bucket, SimulatedStore
 from simulation.product import NOON
 from simulation.scheduler import Process, World
-from simulation.truth import Truth
+from simulation.truth import Truth, plain
 from simulation.worker import Settings, Worker
 
 NOTICES = (0.0, 1.0, 15.0)  # seconds until a supervisor notices that nodes are lost
@@ -39,11 +40,16 @@ LOOK = 0.2
 class SimulatedCheckpoints(Checkpoints):
     """The product's access of a supervisor to the checkpoints, in the supervisor's own task instead of a child."""
 
-    __slots__ = ("_store", "_world")
+    __slots__ = ("_store", "_world", "claimed")
 
     def __init__(self, world: World, store: Store) -> None:
         super().__init__(Path("out"), "sim://run")
         self._world, self._store = world, store
+        self.claimed: list[Term] = []
+
+    def take(self, term: Term) -> bool:
+        self.claimed.append(term)
+        return super().take(term)
 
     def _ask(self, work: Callable[[Store], Any], opened: object = None) -> Any:
         began = self._world.now
@@ -151,6 +157,9 @@ class Cluster:
             if group.acts_at is not None and self.world.now >= group.acts_at:
                 continue
             if term is None:
+                newest = terms.newest(plain(self.bucket))
+                if newest in checkpoints.claimed:
+                    self.truth.violated(f"nodes {group.nodes} end because of term {newest.number}, their own")
                 self.end_group(group, "other nodes continued")
                 return
             self.truth.take(term)

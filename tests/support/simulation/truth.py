@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import Reader
+from holdfast.checkpoint.store import Reader, Store
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from simulation.objects import Bucket
@@ -44,6 +44,11 @@ class _Plain:
         yield Reader(len(value), BytesIO(value).readinto, read_at)
 
 
+def plain(bucket: Bucket) -> Store:
+    """Return a store that reads `bucket` at once."""
+    return _Plain(bucket.values)  # type: ignore[return-value]  # nothing is written
+
+
 @dataclass(slots=True, eq=False)
 class Truth:
     """The committed snapshots of a bucket, and all violations so far."""
@@ -72,7 +77,7 @@ class Truth:
 
     def is_good(self, step: int) -> bool:
         try:
-            snapshot.check(_Plain(self.bucket.values), step)  # type: ignore[arg-type]
+            snapshot.check(plain(self.bucket), step)
         except HoldfastError:
             return False
         return True

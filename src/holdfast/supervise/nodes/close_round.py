@@ -106,6 +106,7 @@ class RoundCloser:
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
+        self._claimed: Term | None = None  # the last one; perhaps the nodes have never heard of it
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
         """Announce which nodes start together in rendezvous `number`, once enough nodes have registered.
@@ -159,10 +160,18 @@ class RoundCloser:
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)
-        if len(nodes) == self._node.of:
+        is_unheard = self._claimed is not None and self._claimed.number > before
+        if len(nodes) == self._node.of or is_unheard:
             newest = self._checkpoints.term()
-            before = max(before, newest.number if newest else 0)
-        term = Term(before + 1, secrets.token_hex(6), self._own, tuple(node["node"] for node in nodes))
+            if newest and (len(nodes) == self._node.of or newest == self._claimed):
+                before = max(before, newest.number)
+        return self.claim(before + 1, tuple(node["node"] for node in nodes))
+
+    def claim(self, number: int, nodes: tuple[int, ...]) -> Term | None:
+        """Claim the term `number` for `nodes`, and return it; return None if other nodes have claimed it already.
+
+        If this raises an error, the claim may stand nevertheless, and is followed by the next."""
+        self._claimed = term = Term(number, secrets.token_hex(6), self._own, nodes)
         return term if self._checkpoints.take(term) else None
 
 

@@ -272,9 +272,8 @@ class MultiNodeRendezvous(Rendezvous):
         left = tuple(node for node in peers.present if node not in nodes)
         if len(left) < self._node.least:
             return False
-        term = Term(peers.term.number + 1, secrets.token_hex(6), self._own, left)
         with suppress(HoldfastError):
-            if self._checkpoints.take(term):
+            if term := self._closer.claim(peers.term.number + 1, left):
                 peers.continue_without(nodes, term)
                 self._together = set(peers.members)
                 return True
