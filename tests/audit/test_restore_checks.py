@@ -60,6 +60,17 @@ class TestARunWithWeightsOfAnother:
         assert end.value.code == code
 
 
+def test_a_snapshot_of_step_0_may_be_found_again_after_an_attempt_with_fewer_ranks() -> None:
+    run, state = TwoRankRun().trains(1, None, 0), digest("saved", 0)  # saves, and dies before it can record that
+    run.says(0, Open(2), Attempt(2, 1, 0, 7), Commit(2, 0, 4096, found=True, state=state))
+    run.says(0, Recover(2, 0, 0, 0, "keyed", 0.0, state=state))
+    run.trains(3, 0, 17)
+    place = next(i for i, event in enumerate(run.events) if isinstance(event.what, Recover) and event.what.attempt == 3)
+    run.events[place:place] = by("rank-0", Commit(3, 0, 4096, found=True, state=state))  # its node has another history
+    run.stops(3, 17)
+    assert run.found("generators_restored")[0] == "pass"
+
+
 class TestTheSeedOfARun:
     def run(self, *seeds: int | None) -> TwoRankRun:
         """Killed before anything was trained, then after step 10 was saved, and then stopped."""

@@ -342,6 +342,6 @@ class RunRecord:
 
 
 def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | None]) -> CommittedSave:
-    trainer = trainers[commit.step] = lineage.trainer(max(0, commit.step - 1))
+    trainer = trainers[commit.step] = lineage.trainer(commit.step - 1)
     lineage.add(commit)
     return CommittedSave(commit, trainer)

@@ -69,6 +69,8 @@ class Lineage:
         return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """Return the attempt that last trained `step`, or the newest attempt if none did, or None without attempts."""
-        place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
+        """Return the attempt that last trained `step`, or the newest attempt if none did, or None without attempts.
+
+        The step before the first, -1, is of the attempt that last began without a snapshot."""
+        place = bisect_right(self._restores, step, key=lambda restore: restore[1])
         return self._restores[place - 1][0] if place else None
