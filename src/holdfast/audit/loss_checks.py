@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.audit.memberships import Join, MemberChange, MemberExit, Memberships, missing_samples, names
-from holdfast.audit.rank_session import Numbers, RankSession, shared_part
+from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
+from holdfast.audit.step_columns import Numbers, shared_part
 from holdfast.audit.training_checks import changes_state, state_after, states_before
 from holdfast.events import Detect
 from holdfast.finding import SHOWN, Verdict, counted

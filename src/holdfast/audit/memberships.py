@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.rank_session import Numbers, RankSession
+from holdfast.audit.rank_session import RankSession
+from holdfast.audit.step_columns import Numbers
 from holdfast.events import Regroup
 from holdfast.finding import CannotTell
 from holdfast.sampler.run_plan import RunPlan

@@ -7,15 +7,10 @@ process, and each later `regroup` event may change them. A process that joins a 
 `recover`.
 """
 
-import math
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
+from holdfast.audit.step_columns import StepColumns
 from holdfast.events import (
     Attempt,
     Commit,
@@ -30,102 +25,17 @@ from holdfast.events import (
     Recover,
     Regroup,
     Save,
+    Seconds,
     Step,
     Stopped,
     Strike,
     What,
     Witnessed,
 )
+from holdfast.history.folded import StepRun
 from holdfast.sampler.digest import Samples
 
-Numbers = NDArray[np.int64]
 _FIRST_EVENTS = ("attempt", "plan", "recover")
-
-
-def shared_part(state: str) -> int:
-    """Return a hash (never 0) of the first half of the fingerprint `state`, which covers the state of all ranks."""
-    return hash(state[: len(state) // 2]) or 1
-
-
-class _Column:
-    """A descriptor that returns a column of `StepColumns` as a NumPy array: the attribute `step` reads `_step`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._array = f"_{name}"
-
-    def __get__(self, steps: "StepColumns", owner: type) -> Numbers:
-        return np.frombuffer(getattr(steps, self._array), np.int64)
-
-
-class StepColumns:
-    """The step events of one worker process, stored as one array for each field, because there may be millions.
-
-    A row is the index of a step in these arrays. State fingerprints are stored as hashes; 0 means that none was
-    recorded."""
-
-    step, epoch, cursor = _Column(), _Column(), _Column()
-    count = _Column()  # samples
-    state = _Column()  # the whole fingerprint
-    shared = _Column()  # the half of the fingerprint that covers the state that all ranks share
-    reduced = _Column()  # backward passes that were all-reduced
-
-    def __init__(self) -> None:
-        self._step, self._epoch, self._cursor = array("q"), array("q"), array("q")
-        self._count, self._digest = array("q"), bytearray()
-        self._state, self._shared, self._loss = array("q"), array("q"), array("d")
-        self._reduced, self._worked = array("q"), bytearray()
-
-    def add(self, step: Step) -> None:
-        self._step.append(step.step)
-        self._epoch.append(step.epoch)
-        self._cursor.append(step.cursor)
-        self._count.append(step.samples.count)
-        self._digest += bytes.fromhex(step.samples.digest)
-        state = step.state
-        self._state.append(0 if state is None else hash(state) or 1)
-        self._shared.append(0 if state is None else shared_part(state))
-        self._loss.append(math.nan if step.loss is None else step.loss)
-        self._reduced.append(step.reduced)
-        self._worked.append((step.reduced + step.held > 0) + 2 * (step.stepped > 0))
-
-    def __len__(self) -> int:
-        return len(self._step)
-
-    @property
-    def last(self) -> int | None:
-        return self._step[-1] if self._step else None
-
-    @cached_property
-    def is_consecutive(self) -> bool:
-        """True if step numbers increase by 1 from row to row. The result is cached, so read it after the last `add`."""
-        return bool((np.diff(self.step) == 1).all())
-
-    @property
-    def digest(self) -> NDArray[np.uint64]:
-        """The 128-bit digest of the sample ids of each step, as an array of shape (steps, 2)."""
-        return np.frombuffer(self._digest, ">u8").reshape(-1, 2).astype(np.uint64)
-
-    @property
-    def loss(self) -> NDArray[np.float64]:
-        return np.frombuffer(self._loss, np.float64)
-
-    @property
-    def had_backward(self) -> NDArray[np.bool_]:
-        """Mask of the steps that had a backward pass, with or without an all-reduce of the gradients."""
-        return (np.frombuffer(self._worked, np.uint8) & 1) > 0
-
-    @property
-    def worked(self) -> NDArray[np.bool_]:
-        """Mask of the steps that had a backward pass or an optimizer step."""
-        return np.frombuffer(self._worked, np.uint8) > 0
-
-    @property
-    def stepped(self) -> NDArray[np.bool_]:
-        return np.frombuffer(self._worked, np.uint8) > 1
-
-    def samples(self, row: int) -> Samples:
-        """Return the count and the digest of the samples that were trained in the step at index `row`."""
-        return Samples(self._count[row], self._digest[16 * row : 16 * row + 16].hex())
 
 
 class RankSession:
@@ -231,6 +141,14 @@ class RankSession:
             self.corruption = what
         elif not isinstance(what, Strike | Other | Malformed):
             self._set_error(f"{self.who} wrote {named(what)} event, which only a supervisor writes")
+
+    def add_run(self, run: StepRun) -> None:
+        """Append folded steps, as if their events were added one by one."""
+        place, before = (run.panel.attempt, run.rank, run.panel.world), len(self._placements)
+        if place != self._checked:
+            attempt, rank, world = place
+            self._check_step(Step(attempt, world, rank, 0, 0, run.first, Samples(), Seconds(0.0, 0.0, 0.0)))
+        self.steps.add_run(run, may_join=len(self._placements) == before)
 
     def _check_step(self, step: Step) -> None:
         # After a regroup, `Memberships` checks rank and world size against what all members declare.

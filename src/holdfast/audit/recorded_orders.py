@@ -5,7 +5,8 @@ from itertools import groupby
 
 import numpy as np
 
-from holdfast.audit.rank_session import Numbers, RankSession
+from holdfast.audit.rank_session import RankSession
+from holdfast.audit.step_columns import Numbers
 from holdfast.errors import Corrupt
 from holdfast.events import Order
 from holdfast.finding import CannotTell

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from holdfast.audit.rank_session import shared_part
 from holdfast.audit.run_record import CommittedSave, Restore, RunRecord
+from holdfast.audit.step_columns import shared_part
 from holdfast.audit.training_checks import state_after
 from holdfast.events import Commit, Launch
 from holdfast.finding import CannotTell, Verdict, counted

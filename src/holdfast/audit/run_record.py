@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from holdfast.audit.memberships import Join, Memberships
-from holdfast.audit.rank_session import Numbers, RankSession, named, with_article
+from holdfast.audit.rank_session import RankSession, named, with_article
 from holdfast.audit.recorded_orders import RecordedOrders
+from holdfast.audit.step_columns import Numbers
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -38,6 +39,7 @@ from holdfast.events import (
     rank_of,
 )
 from holdfast.finding import SHOWN, CannotTell, where
+from holdfast.history.folded import StepRun
 from holdfast.history.lineage import EVERY_STEP, Lineage
 from holdfast.history.log import TornLine
 from holdfast.runs.histories import RunFacts
@@ -124,6 +126,17 @@ class RunRecord:
             pass
         elif not isinstance(what, Open | Other | Malformed):
             self.misplaced.append(f"{who} is not a rank or supervisor, but wrote {with_article(event.kind)} event")
+
+    def add_run(self, run: StepRun, file: str | None = None) -> None:
+        """Add folded steps, as if their events were added one by one."""
+        sessions = self._sessions.get(run.who)
+        if sessions is None or file not in (None, run.who):
+            for event in run.events():
+                self.add(event, file)
+            return
+        self.event_count += run.steps
+        self.writers.add(run.who)
+        sessions[-1].add_run(run)
 
     def _add_of_supervisor(self, who: str, what: What) -> None:
         if isinstance(what, Open):

@@ -13,16 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.audit.history_checks import leftover
-from holdfast.audit.rank_session import Numbers, RankSession
+from holdfast.audit.rank_session import RankSession
 from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.audit.run_record import RunRecord, ShareReport
+from holdfast.audit.step_columns import Numbers
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
+from holdfast.history.panel import BLOCK
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.sampler.run_plan import RunPlan
 
 _IDS_AT_ONCE = 1 << 14  # intermediate results stay in the processor's cache
 _LARGEST_WINDOW = 1 << 28  # samples of one step that are computed: a damaged plan may have any number
+PROVED = 32  # one in 32 blocks of folded samples is computed again
 _EPOCHS_SEARCHED = 10_000  # for a window at the same position of another epoch
 
 
@@ -207,10 +210,26 @@ def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
     if (largest := max(phase.batch for phase in plan.phases)) > _LARGEST_WINDOW:
         raise CannotTell(f"steps of {largest} samples are too large to be computed")
     for attempt, steps in record.trained.items():
-        reports = [_ReportedShares(session, record.counted_rows(session)) for session in record.attempts[attempt]]
-        for phase, chunk, windows in _windows(plan, steps[steps < plan.steps]):
+        reports = [_ReportedShares(session, _unproved(plan, session, record)) for session in record.attempts[attempt]]
+        left = np.unique(np.concatenate([report.steps for report in reports]))
+        for phase, chunk, windows in _windows(plan, np.intersect1d(left, steps[steps < plan.steps])):
             for report in reports:
                 yield from report.differing(phase, chunk, windows)
+
+
+def _unproved(plan: RunPlan, session: RankSession, record: RunRecord) -> Numbers:
+    """Return the counted rows of `session` whose samples must be computed: not those that were compared when folded.
+
+    Of these, only some are computed again."""
+    rows = record.counted_rows(session)
+    is_left = np.ones(len(session.steps), bool)
+    for planned, run in session.steps.planned_rows(plan):
+        share = run.rank // run.tensor_parallel, run.panel.world // run.tensor_parallel
+        if session.placement(planned.start) == share and run.tensor_parallel == session.tensor_parallel:
+            is_left[planned.start : planned.stop] = False
+            for block in range((7 * run.rank) % PROVED, run.panel.rows[run.row].steps // BLOCK, PROVED):
+                run.prove(block)
+    return rows[is_left[rows]]
 
 
 class _ReportedShares:
@@ -219,19 +238,20 @@ class _ReportedShares:
     def __init__(self, session: RankSession, rows: Numbers) -> None:
         order = rows[np.argsort(session.steps.step[rows], kind="stable")]
         self._placements = list(session.placements())
-        self._rows, self._steps, self._count = order, session.steps.step[order], session.steps.count[order]
-        self._digest = session.steps.digest[order]
+        self._rows, self.steps, self._count = order, session.steps.step[order], session.steps.count[order]
+        self._digest = np.zeros((len(order), 2), np.uint64)
+        self._digest[np.argsort(order, kind="stable")] = session.steps.digests(np.sort(order))
 
     def differing(self, plan: SamplePlan, chunk: Numbers, windows: Numbers) -> Iterator[int]:
         """Yield the steps in `chunk` where this process trained other samples than `plan` has for its rank.
 
         `chunk` is an array of steps. Row i of `windows` has the sample ids that all ranks together should train in step
         `chunk[i]`."""
-        first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
+        first, last = np.searchsorted(self.steps, [chunk[0], chunk[-1] + 1])
         for rows, share, shares in self._placements:
             is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
             mine = np.arange(first, last)[is_inside]
-            steps = self._steps[mine]
+            steps = self.steps[mine]
             if not share < shares <= plan.batch:
                 yield from steps.tolist()
                 continue

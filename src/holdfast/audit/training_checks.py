@@ -13,8 +13,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.audit.rank_session import Numbers, RankSession, shared_part
+from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
+from holdfast.audit.step_columns import Numbers, shared_part, whole_part
 from holdfast.finding import Verdict, counted
 from holdfast.history.lineage import EVERY_STEP
 
@@ -237,7 +238,7 @@ def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
             continue
         for before in record.attempts.get(restore.trainer, ()):
             is_last = (before.steps.step == session.first_step - 1) & (before.steps.shared == shared_part(fingerprint))
-            if before.who == session.who != "rank-0" and (before.steps.state[is_last] != hash(fingerprint)).any():
+            if before.who == session.who != "rank-0" and (before.steps.state[is_last] != whole_part(fingerprint)).any():
                 ranks.add(session.who)
     return ranks
 

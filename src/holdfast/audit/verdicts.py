@@ -16,7 +16,8 @@ from holdfast.audit import (
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Event
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
-from holdfast.history.log import TornLine, Where, stream_history
+from holdfast.history.folded import StepRun
+from holdfast.history.log import TornLine, Where, stream_blocks
 from holdfast.memory import no_collection
 from holdfast.runs.histories import RunFacts, checkpoints_of, read_facts
 
@@ -78,7 +79,7 @@ def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]
     The settings of the run (`facts`) are read from its run.json if they are not given."""
     with no_collection():
         torn: list[TornLine] = []
-        findings = audit_files(stream_history(path, torn), torn, facts or read_facts(path))
+        findings = audit_files(stream_blocks(path, torn), torn, facts or read_facts(path))
     check = snapshot_checks.snapshots_hold_every_row_once
     place = checkpoints_of(path)
     verdict = check(place) if place else None
@@ -86,13 +87,17 @@ def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]
 
 
 def audit_files(
-    lines: Iterable[tuple[str, Event]], torn: Sequence[TornLine] = (), facts: RunFacts | None = None
+    lines: Iterable[tuple[str, Event | StepRun]], torn: Sequence[TornLine] = (), facts: RunFacts | None = None
 ) -> tuple[Finding, ...]:
-    """Audit a run from (file name, event) pairs and the run's settings (`facts`); `torn` lists incomplete lines."""
+    """Audit a run from (file name, event) pairs and the run's settings (`facts`); `torn` lists incomplete lines.
+
+    Folded steps may be given as `StepRun` instead of as events."""
     record = RunRecord(torn=torn, facts=facts)
     others: list[tuple[str, Event]] = []
     for file, event in lines:
-        if _TRAINING_WRITER.fullmatch(event.who):
+        if isinstance(event, StepRun):
+            record.add_run(event, file)
+        elif _TRAINING_WRITER.fullmatch(event.who):
             record.add(event, file)
         else:
             others.append((file, event))

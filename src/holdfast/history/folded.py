@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Event
 from holdfast.events import line as written
-from holdfast.history.panel import StepPanel, digests_of
+from holdfast.history.panel import StepPanel, digests_of, prove_block
 from holdfast.history.segment import FoldedPart, HistorySegment
 from holdfast.history.step_table import steps_of
+from holdfast.sampler.run_plan import RunPlan
 
 SEGMENTS = "segments"
 FIRST_LINE = 1 << 16  # bytes; longer than any first line
@@ -71,6 +72,11 @@ class StepRun(NamedTuple):
         return self.panel.rows[self.row].rank
 
     @property
+    def tensor_parallel(self) -> int:
+        """The number of ranks that trained the same samples, by the plan that the samples were compared with."""
+        return self.panel.phase.tensor_parallel if self.panel.phase else 1
+
+    @property
     def first(self) -> int:
         """The number of the first step."""
         return self.panel.first + self.start
@@ -86,6 +92,37 @@ class StepRun(NamedTuple):
         columns = {name: column[self.start : self.stop] for name, column in stretch.columns.items()}
         for time, step in steps_of(stretch._replace(first=self.first, columns=columns)):
             yield Event(time, self.who, step)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the values of the column `name` of the panel for these steps."""
+        column: NDArray[Any] = self.panel.columns[name][self.row, self.start : self.stop]
+        return column
+
+    def is_before(self, other: "StepRun") -> bool:
+        """Return True if `other` continues these steps in the same row of the same panel."""
+        return self[:3] == other[:3] and self.stop == other.start
+
+    def joined(self, other: "StepRun") -> "StepRun":
+        """Return these steps and those of `other`, which continue them."""
+        return self._replace(stop=other.stop)
+
+    def is_planned(self, plan: RunPlan) -> bool:
+        """Return True if the samples of the steps were those of `plan` when they were folded."""
+        panel, phase = self.panel, self.panel.phase
+        if phase is None or not panel.planned[self.row]:
+            return False
+        number = plan.index(self.first)
+        known = plan.phases[number]
+        return (
+            (phase.first, phase.samples, phase.batch, phase.seed)
+            == (plan.first_steps[number], known.samples, known.batch, known.seed)
+            and known.orders is None
+            and self.first + self.steps <= plan.first_steps[number] + known.steps
+        )
+
+    def prove(self, block: int) -> None:
+        """Compute the planned samples of a block of the row again; raise Corrupt if they are not those recorded."""
+        self.segment.checked(lambda: prove_block(self.panel, self.row, block))
 
     def digests(self) -> NDArray[np.uint64]:
         """Return the recorded sample digests of the steps, two words for each."""

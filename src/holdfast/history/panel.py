@@ -126,6 +126,15 @@ def planned_digests(panel: StepPanel, row: int) -> Digests:
     return planned[1]
 
 
+def prove_block(panel: StepPanel, row: int, block: int) -> None:
+    """Compute a block of the sample digests of a row that has those of the plan; raise Corrupt if it had others."""
+    of_row, phase, start = panel.rows[row], panel.phase, block * BLOCK
+    steps = min(BLOCK, of_row.steps - start)
+    planned = phase and phase.digests(panel.first + start, steps, of_row.rank, panel.world)
+    if not planned or proofs_of(planned[1]) != panel.columns[PROOFS][row, block : block + 1]:
+        raise Corrupt(f"the samples of {of_row.who} from step {panel.first + start} on are not those it recorded")
+
+
 def stretch_of(panel: StepPanel, row: int) -> Stretch:
     """Return the stretch from which `build_panel` made a row of `panel`."""
     of_row = panel.rows[row]

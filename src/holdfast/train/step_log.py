@@ -246,9 +246,11 @@ class StepLog:
     def _write_first(self) -> None:
         time, begun, (end, work, loss, computed), sample = self._waiting.popleft()
         step, at, samples, data, stall, began = begun
-        seconds = Seconds(data, seconds_between(began, end), stall, not isinstance(end, float))
+        # To the microsecond: no clock of a training loop is better, and a segment stores such times in two bytes.
+        compute = round(seconds_between(began, end), 6)
+        seconds = Seconds(round(data, 6), compute, stall and round(stall, 6), not isinstance(end, float))
         place = (self.attempt, self.place.world_size, self.place.rank, at.epoch, at.cursor, step)
-        self.record.append(Step(*place, samples, seconds, sample.digest(), *work, loss), time)
+        self.record.append(Step(*place, samples, seconds, sample.digest(), *work, loss), round(time, 6))
         if isinstance(computed, torch.cuda.Event):
             _report_own_time(begun, computed)
 
