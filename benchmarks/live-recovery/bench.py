@@ -1,5 +1,7 @@
 """Measure the time from the loss of a worker to the next committed step. Run: python benchmarks/live-recovery/bench.py
 
+With --sharded, the model is sharded with FSDP2 on 4 ranks, under `replay`, `restart`, and torchrun with DCP.
+
 Runs under `forward`, `replay`, `skip`, `restart` and torchrun take turns. In each, a random worker is killed by SIGKILL
 from outside (or suspended, or deadlocked) at a random moment, again and again, each time after all workers are back and
 have trained some steps. The time ends when all remaining workers have finished the next step that counts.
@@ -27,6 +29,7 @@ from judging import of_kind
 HERE = Path(__file__).resolve().parent
 ARMS = ("forward", "replay", "skip", "restart", "torchrun")
 LIVE = ("forward", "replay", "skip")
+SHARDED_ARMS = ("replay", "restart", "torchrun")
 SOON = 0.3  # seconds: the next strike comes at a random moment within them, or within a step if that is longer
 HANG_MOST = 3.0
 MOST = {  # seconds: median and worst after a kill, on CPUs
@@ -35,6 +38,7 @@ MOST = {  # seconds: median and worst after a kill, on CPUs
     "replay": (0.6, 0.6),
 }
 GPU_MOST = {"forward": 0.5}
+SHARDED_MOST = 0.6  # median under replay, on CPUs
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,12 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
     """Return the command that starts a job of `arm`."""
     if arm == "torchrun":
         options = ["--standalone", f"--nproc-per-node={given.workers}", "--max-restarts=1000"]
-        script = [HERE / "plain.py", given.model, given.save_every, folder]
+        script = [HERE / ("plain_sharded.py" if given.sharded else "plain.py"), given.model, given.save_every, folder]
         return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, script)]
     options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every, "--max-restarts", 1000]
     options += ["--spares", given.spares] if arm in LIVE else []
-    script = [HERE / "train.py", "--", given.model, given.workers, folder]
+    script = [HERE / ("train_sharded.py" if given.sharded else "train.py"), "--", given.model, given.workers, folder]
+    script += [given.replicas] if given.sharded else []
     return [*COMMAND, "run", *map(str, options), "--out", str(folder / "run"), *map(str, script)]
 
 
@@ -277,6 +282,12 @@ def claims(found: dict[str, list[Loss]], given: argparse.Namespace) -> bool:
             continue
         if given.hang:
             lines.append((f"{arm}: worst at most {HANG_MOST:g} s", max(seconds) <= HANG_MOST))
+        elif given.sharded:
+            if given.device == "cpu":
+                holds = statistics.median(seconds) <= SHARDED_MOST
+                lines.append((f"{arm}: median at most {SHARDED_MOST:g} s", holds))
+            exact = all(not loss.rolled_back and not loss.missing for loss in losses)
+            lines.append((f"{arm}: no step undone, no sample lost", exact))
         elif given.device == "cuda":
             if arm in GPU_MOST:
                 lines.append(
@@ -302,9 +313,15 @@ def about(given: argparse.Namespace) -> str:
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}; "
-        f"{given.workers} workers, {given.spares} spares, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
+        f"{given.workers} workers{_sharding(given)}, {given.spares} spares, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
         f"load {os.getloadavg()[0]:.1f}"
     )
+
+
+def _sharding(given: argparse.Namespace) -> str:
+    if not given.sharded:
+        return ""
+    return " (FSDP2)" if given.replicas == 1 else f" (HSDP with {given.replicas} replicas)"
 
 
 def _arguments() -> argparse.Namespace:
@@ -319,6 +336,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("small", "state60", "gpt2", "gpt2-bf16"), default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all workers on one GPU, over gloo")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument(
+        "--sharded", action="store_true", help="shard the model; default: 1 spare, 8 kills, 1 round, 2 minutes"
+    )
+    parser.add_argument("--replicas", type=int, default=1, help="replicas of a sharded model under holdfast (HSDP)")
     parser.add_argument("--spares", type=int, default=0, help="spare workers of forward, replay and skip")
     parser.add_argument("--kills", type=int, default=20, help="strikes per arm")
     parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, at least 2")
@@ -330,8 +351,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="no strike after this time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--json", help="write every figure to this file")
+    if "--sharded" in sys.argv:
+        parser.set_defaults(spares=1, kills=8, rounds=1, minutes=2.0)
     given = parser.parse_args()
-    given.arms = given.arms or [arm for arm in ARMS if not (given.hang and arm == "torchrun")]
+    arms = SHARDED_ARMS if given.sharded else ARMS
+    given.arms = given.arms or [arm for arm in arms if not (given.hang and arm == "torchrun")]
+    if refused := {*given.arms} - {*arms}:
+        parser.error(f"a sharded model cannot train under {', '.join(sorted(refused))}")
     return given
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "steady"))
 
@@ -45,6 +47,21 @@ SUBJECTS = {
     "gpt2": Subject(build=GPT, samples=lambda: texts(LENGTH, 50304, 512), share=2),
     "gpt2-bf16": Subject(build=lambda: GPT().to(torch.bfloat16), samples=lambda: texts(LENGTH, 50304, 512), share=2),
 }
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the layers of `model` over `mesh`, and then the whole model."""
+    layers = [layer for child in model.children() for layer in (child if isinstance(child, nn.ModuleList) else [child])]
+    tied = {id(value) for value in model.state_dict(keep_vars=True).values() if _uses(layers, value) > 1}
+    for layer in layers:
+        parameters = [*layer.parameters()]
+        if parameters and not any(id(parameter) in tied for parameter in parameters):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _uses(layers: list[nn.Module], value: Tensor) -> int:
+    return sum(any(value is parameter for parameter in layer.parameters()) for layer in layers)
 
 
 class Numbered:
