@@ -41,7 +41,7 @@ class Phase(NamedTuple):
     seconds: float
     megabytes: float
     packets: int
-    keeper: float  # processor seconds of the keeper's supervisor
+    keeper: float | None  # processor seconds of the keeper's supervisor; None if it was lost
     busiest: float  # of the busiest other process of the run
 
 
@@ -251,9 +251,9 @@ class Meter:
         supervisors = [supervisor.pid for supervisor in self._run.supervisors]
         pids = [*supervisors, *(entry.pid for entry in self._run.board.read().values())]
         used = {pid: processor_seconds(pid) - self._used.get(pid, 0.0) for pid in pids}
-        keeper = next((pid for pid in supervisors if is_alive(pid)), supervisors[0])
+        keeper = supervisors[0]
         others = max((seconds for pid, seconds in used.items() if pid != keeper), default=0.0)
-        return Phase(end - self._began, moved / 1e6, packets, used[keeper], others)
+        return Phase(end - self._began, moved / 1e6, packets, used[keeper] if is_alive(keeper) else None, others)
 
 
 def traffic() -> tuple[int, int]:
@@ -287,14 +287,18 @@ def table(nodes: int, workers: int, phases: dict[str, Phase]) -> str:
     title = f"{nodes * workers} workers on {nodes} node{'s' * (nodes > 1)}"
     head = f"| {title} | seconds | MB | packets | processor seconds of the keeper | of the busiest other |\n|---|---:|---:|---:|---:|---:|"
     rows = [
-        f"| {name} | {p.seconds:.2f} | {p.megabytes:.2f} | {p.packets:,} | {p.keeper:.2f} | {p.busiest:.2f} |"
+        f"| {name} | {p.seconds:.2f} | {p.megabytes:.2f} | {p.packets:,} | {shown(p.keeper)} | {p.busiest:.2f} |"
         for name, p in phases.items()
     ]
     return "\n".join([head, *rows, ""])
 
 
+def shown(seconds: float | None) -> str:
+    return "lost" if seconds is None else f"{seconds:.2f}"
+
+
 def slopes(results: dict[int, dict[str, Phase]]) -> list[str]:
-    """Return, for each phase, how its traffic and the keeper's time grow with the number of workers, as exponents."""
+    """Return, for each phase, how its traffic and the keeper's time grow from the second largest run to the largest."""
     lines = []
     names = dict.fromkeys(name for phases in results.values() for name in phases)
     for name in names:
@@ -303,8 +307,8 @@ def slopes(results: dict[int, dict[str, Phase]]) -> list[str]:
             (small, first), (large, last) = points[-2:]
             growth = large / small
             parts = (("bytes", first.megabytes, last.megabytes), ("keeper", first.keeper, last.keeper))
-            shown = ", ".join(f"{what} x {b / a:.1f}" for what, a, b in parts if a > 0)
-            lines.append(f"{small} to {large} workers (x {growth:g}), {name}: {shown}")
+            text = ", ".join(f"{what} x {b / a:.1f}" for what, a, b in parts if a and b)
+            lines.append(f"{small} to {large} workers (x {growth:g}), {name}: {text}")
     return lines
 
 

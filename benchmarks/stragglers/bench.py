@@ -6,7 +6,6 @@ after step 700, as a ratio to those of steps 200 to 500 of the same run.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -15,7 +14,10 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from holdfast.events import Restart, Step, Straggler
+from holdfast.history.log import read_history
 
 STEPS, SINCE = 1000, 500
 TRAIN = Path(__file__).with_name("train.py")
@@ -95,24 +97,19 @@ def outcome(factor: float, arguments: tuple[str, ...], options: argparse.Namespa
 
 
 def judged(history: Path, rank: int, factor: float, output: str) -> Outcome:
-    supervisor = lines(history / "supervisor.jsonl")
-    reports = [line for line in supervisor if line["event"] == "straggler"]
-    right = [line for line in reports if factor > 1 and line["rank"] == rank and line["until"] > SINCE]
-    times = {line["step"]: line["time"] for line in lines(history / "rank-0.jsonl") if line["event"] == "step"}
+    events = read_history(history).events
+    reports = [event.what for event in events if isinstance(event.what, Straggler)]
+    right = [report for report in reports if factor > 1 and report.rank == rank and report.until > SINCE]
+    times = {e.what.step: e.time for e in events if e.who == "rank-1" and isinstance(e.what, Step)}
     before = (SINCE - 1 - 200) / (times[SINCE - 1] - times[200])
     after = (STEPS - 1 - 700) / (times[STEPS - 1] - times[700])
     return Outcome(
-        named_after=min((line["until"] for line in right), default=None)
-        and min(line["until"] for line in right) - SINCE,
+        named_after=min(report.until for report in right) - SINCE if right else None,
         wrongly=len(reports) - len(right),
-        restarts=sum(line["event"] == "restart" for line in supervisor),
+        restarts=sum(isinstance(event.what, Restart) for event in events),
         speed=after / before,
         audit="pass" if "audit: pass" in output else "FAIL",
     )
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def row(case: str, results: list[Outcome]) -> str:

@@ -16,7 +16,7 @@ def test_a_rank_slowed_by_half_is_named_with_the_step_and_its_cost(start: Start)
     assert 140 <= first.step <= 160
     assert first.until <= 220  # within 50 steps, and the steps of the looks between them
     assert "rank 1 is 1." in job.stderr
-    cost = cost_breakdown(read_history([*(job.out / "history").glob("*.jsonl")]).events)
+    cost = cost_breakdown(read_history(job.out / "history").events)
     (slow,) = cost.stragglers
     assert slow.until >= 290
     assert slow.seconds > 0.3  # 150 steps that are longer by 5 ms

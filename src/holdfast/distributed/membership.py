@@ -84,6 +84,16 @@ def publish(store: Store, membership: Membership) -> None:
     store.set(f"membership/{membership.number}", json.dumps(membership.to_json()))
 
 
+def _post(store: Store, key: str, member: int, text: str) -> None:
+    """Write the message of `member` under `key`, and then count it, so that a look at the number needs one request."""
+    store.set(f"{key}/{member}", text)
+    store.add(f"{key}/count", 1)
+
+
+def _posts(store: Store, key: str) -> int:
+    return int(store.add(f"{key}/count", 0))
+
+
 class MembershipWatch(threading.Thread):
     """A thread that calls `changed` with every membership (group of workers) that is published in `store`."""
 
@@ -201,11 +211,11 @@ class Coordination:
         The first member collects them, and writes equal reports once, with the members that sent them. So each member
         reads one message, whose length hardly depends on their number. `decode` is called once for equal reports."""
         key, store = f"stand/{self.number}", self._store
-        store.set(f"{key}/{self.member}", json.dumps(report))
+        _post(store, key, self.member, json.dumps(report))
         if self.member == members[0]:
-            self._await_all(store, [f"{key}/{member}" for member in members], self.number)
+            self._await(lambda: _posts(store, key) == len(members), self.number)
             store.set(f"{key}/all", json.dumps(self._collected(key, members)))
-        self._await_all(store, [f"{key}/all"], self.number)
+        self._await(lambda: bool(store.check([f"{key}/all"])), self.number)
         decoded = [(decode(json.loads(text)), spans) for text, spans in json.loads(store.get(f"{key}/all"))]
         return {member: report for report, spans in decoded for member in from_spans(spans)}
 
@@ -234,24 +244,25 @@ class Coordination:
             if number == self.number or self._answered < number:
                 self._nearest = step + 1
                 return False
+        store, key = self._store, f"next/{number}/all"
         with progress.during(Phase.RECOVERING):
-            if not self._wait_for_all(self._store, [f"next/{number}/all"], number):
+            if not self._wait_until(lambda: bool(store.check([key])), number):
                 return False  # a newer membership replaces this one
-        return step >= int(self._store.get(f"next/{number}/all"))
+        return step >= int(store.get(key))
 
     @property
     def _store(self) -> Store:
         assert self._connection is not None
         return self._connection
 
-    def _await_all(self, store: Store, keys: list[str], number: int) -> None:
-        if not self._wait_for_all(store, keys, number):
+    def _await(self, is_true: Callable[[], bool], number: int) -> None:
+        if not self._wait_until(is_true, number):
             raise GroupBroken("the membership has changed while its members exchanged reports")
 
-    def _wait_for_all(self, store: Store, keys: list[str], number: int) -> bool:
-        """Wait until all `keys` are set; return False if a membership newer than `number` is published first."""
+    def _wait_until(self, is_true: Callable[[], bool], number: int) -> bool:
+        """Wait until `is_true()`; return False if a membership newer than `number` is published first."""
         pause = POLL_SECONDS
-        while not store.check(keys):
+        while not is_true():
             if self.newest.number > number:
                 return False
             time.sleep(pause)
@@ -272,7 +283,7 @@ class Coordination:
             lost()
             return
         store = PrefixStore(LIVE, self.store())
-        store.set(f"next/{newest.number}/{self.member}", str(nearest))
+        _post(store, f"next/{newest.number}", self.member, str(nearest))
         if self.member == self.members[0]:
             # In a thread of its own: this one must see a still newer membership.
             collect = threading.Thread(target=self._collect_nearest, args=(store, newest.number, self.members))
@@ -281,7 +292,8 @@ class Coordination:
 
     def _collect_nearest(self, store: Store, number: int, members: tuple[int, ...]) -> None:
         """Post the first step before which no worker has to be waited for, once all `members` have posted theirs."""
-        keys = [f"next/{number}/{member}" for member in members]
+        key = f"next/{number}"
         with suppress(RuntimeError):  # the store is gone, and the run with it
-            if self._wait_for_all(store, keys, number):
-                store.set(f"next/{number}/all", str(max(map(int, store.multi_get(keys)))))
+            if self._wait_until(lambda: _posts(store, key) == len(members), number):
+                values = store.multi_get([f"{key}/{member}" for member in members])
+                store.set(f"{key}/all", str(max(map(int, values))))

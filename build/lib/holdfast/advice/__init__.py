@@ -1,1 +1,0 @@
-"""Advice from the event files of a run: the cost of a failure, and the best save interval and recovery strategy."""

@@ -1,1 +1,0 @@
-"""Audit of a run from its event files: was every sample trained once, and only committed state restored?"""

@@ -1,1 +1,0 @@
-"""Checkpoints: stores for bytes, snapshots of whole states, running checkpoints, writers, and verification."""

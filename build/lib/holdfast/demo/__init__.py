@@ -1,1 +1,0 @@
-"""The demo: four workers train a small network, and one worker is killed twice."""

@@ -1,1 +1,0 @@
-"""The experiment advice-check: compare the failure costs that `holdfast advise` predicts with measured costs."""

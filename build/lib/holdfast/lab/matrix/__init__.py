@@ -1,1 +1,0 @@
-"""The experiment recovery-matrix: real training runs with the same failures under several recovery methods."""

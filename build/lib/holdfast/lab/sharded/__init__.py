@@ -1,1 +1,0 @@
-"""The experiment sharded-tradeoff: what a lost shard costs."""

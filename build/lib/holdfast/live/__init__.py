@@ -1,1 +1,0 @@
-"""Live recovery: when workers are lost, the others continue without a restart."""

@@ -1,1 +1,0 @@
-"""Live recovery of sharded models (FSDP2): the next rank keeps a copy of every shard."""

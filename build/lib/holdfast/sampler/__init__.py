@@ -1,1 +1,0 @@
-"""The choice of samples for each step and rank, and digests of them."""

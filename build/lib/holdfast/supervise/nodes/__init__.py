@@ -1,1 +1,0 @@
-"""Several nodes of one run: rendezvous, quorum and lost nodes."""

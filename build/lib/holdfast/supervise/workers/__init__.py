@@ -1,1 +1,0 @@
-"""The worker processes of one node: starting, watching and ending them."""

@@ -1,1 +1,0 @@
-"""The training process of a run: attaching to it, the training loop, and saving and restoring the state."""

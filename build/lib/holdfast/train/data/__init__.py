@@ -1,1 +1,0 @@
-"""Loading of the samples of each step."""

@@ -1,1 +1,0 @@
-"""Adapters that protect Hugging Face's Trainer, Lightning's Trainer and Lightning Fabric."""
