@@ -18,12 +18,14 @@ SENT = 4  # bytes of a gradient
 KEPT = 4  # bytes of a gathered weight, or 2 if FSDP gathers bfloat16
 BANDWIDTH = 1.25e9  # bytes in a second from a rank to the next: 10 Gbit/s, which is assumed if nothing is given
 # Steps behind a run without failures if shards return with gathered weights and the moments of a snapshot, by the part of
-# the ranks that is lost: means, and nine of ten trials. A smaller part is assumed to cost as much as 1/8.
+# the ranks that is lost. The value is the mean, or 0 if the runs were ahead on average. The interval has the distance from
+# 0 of nine of ten trials, because chance moves a run ahead as often as behind. A smaller part is assumed to cost as much as
+# 1/8.
 LAGS_FROM = "docs/results/sharded-tradeoff-quick"
 LAGS: Mapping[Fraction, Estimate] = {
-    Fraction(1, 8): Estimate(2.7, 0.0, 21.4, BENCHMARK),
-    Fraction(1, 4): Estimate(3.4, 0.0, 22.7, BENCHMARK),
-    Fraction(1, 2): Estimate(2.3, 0.0, 20.4, BENCHMARK),
+    Fraction(1, 8): Estimate(0.0, 0.0, 8.1, BENCHMARK),
+    Fraction(1, 4): Estimate(0.0, 0.0, 11.9, BENCHMARK),
+    Fraction(1, 2): Estimate(0.0, 0.0, 15.0, BENCHMARK),
 }
 
 
@@ -63,7 +65,7 @@ class ShardCosts:
         return 1 + self.delay / self.step if recovery == "replay" else 1.0
 
     def lines(self, lost: Fraction) -> list[str]:
-        """Return sentences on the costs, and on the time between failures at which `replay` and `partial` cost the same."""
+        """Return sentences on the costs, and on the time between failures below which `replay` costs less than `partial`."""
         again = ", which the steps of this run contain" if self.in_step else ""
         share = f", {self.delay / self.step:.2g} of a step" if self.delay else ""
         lines = [
@@ -76,10 +78,11 @@ class ShardCosts:
         ]
         lag = lag_of(lost)
         if lag and self.delay:
-            even = lag.value * self.step / (self.delay / self.step)
+            even = lag.high * self.step / (self.delay / self.step)
             lines.append(
-                f"Partial costs {lag.value:.2g} steps for a lost shard ({LAGS_FROM}, a small model): replay, which repeats "
-                f"nothing, wastes less time than partial if failures come more often than every {in_words(even)}."
+                f"A lost shard costs {lag.value:.2g} steps on average under partial, and up to {lag.high:.3g} in nine of ten "
+                f"cases ({LAGS_FROM}, a small model). Even at {lag.high:.3g}, replay, which repeats nothing, wastes less time "
+                f"than partial only if failures come more often than every {in_words(even)}."
             )
         return lines
 
