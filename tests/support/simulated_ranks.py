@@ -57,6 +57,7 @@ class Network:
     spawn: Callable[["Network", int], Future[None]]
     membership: Membership = field(default_factory=Membership)
     fallback: str | None = None
+    kinds: set[tuple[str, int]] = field(default_factory=set)  # of collectives, with the number of ranks that make them
     calls: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # by rank: step and operation
     changed: threading.Condition = field(default_factory=threading.Condition)
     posted: dict[Any, dict[int, Any]] = field(default_factory=dict)
@@ -355,6 +356,7 @@ class SimulatedRank:
             self.live.begin_step(step)
             self._train(step)
             self.live.end_step(1)
+            self.network.kinds |= {(type(made).__name__, team.ring.size) for team, made in self.live.collectives.log}
             step += 1
         self.step = STEPS
         self._cross(STEPS)

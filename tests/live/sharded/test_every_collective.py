@@ -3,19 +3,23 @@
 The ranks are threads that are connected in memory (see `simulated_ranks`); recovery and collectives are holdfast's own.
 """
 
+import json
 import logging
 import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from finished_run import different, events, failed_checks
 from holdfast import progress
 from simulated_ranks import SIZE, Loss, Network, mesh_of, simulate
+from supervisor_process import SUPPORT, Start, Supervisor
 
 STRUCK = 1  # the step in which ranks are lost: the second of three
 OTHERS = [frozenset(some) for count in range(SIZE) for some in combinations(range(SIZE), count)]
@@ -80,3 +84,30 @@ def test_two_ranks_that_are_lost_together_or_in_a_row_come_back_exactly_unless_b
             assert struck.fallback.startswith("ranks"), (first, second, struck.fallback)
         else:
             assert struck.finished == unstruck.finished, (first, second)
+
+
+@SHAPES
+def test_workers_that_are_lost_in_each_kind_of_collective_do_as_the_simulated_ranks(
+    start: Start, tmp_path: Path, replicas: int
+) -> None:
+    def train(name: str, strikes: list[Any]) -> tuple[Supervisor, list[tuple[str, int]]]:
+        (notes := tmp_path / name).mkdir()
+        task = {"replicas": replicas, "epochs": 2, "notes": str(notes), "strikes": strikes}
+        script = SUPPORT / "struck_collectives_script.py"
+        job = start(task, script=script, out=name, recovery="replay", save_every=5, workers=SIZE, max_restarts=9)
+        assert job.result()["verdict"] == "completed", job.stderr
+        assert failed_checks(job.out) == []
+        return job, [(kind, size) for kind, size in json.loads((notes / "kinds").read_text().splitlines()[-1])]
+
+    rng = random.Random(7)
+    unstruck, made = train("unstruck", [])
+    kinds = sorted({*made})
+    numbers = [rng.choice([number for number, other in enumerate(made) if other == kind]) for kind in kinds]
+    strikes = [
+        [3 + 3 * n, 1 + n % 3, number, rng.random() < 0.5] for n, number in enumerate(numbers)
+    ]  # rank 0 logs losses
+    struck, _ = train("struck", strikes)
+    assert events(struck.out, "restart", "supervisor") == [], struck.stderr
+    assert len({event.what.number for event in events(struck.out, "regroup")}) == len(kinds)
+    assert different(unstruck.out, struck.out) == []
+    assert {*kinds} == simulate(mesh(replicas)).kinds
