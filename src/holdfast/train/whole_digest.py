@@ -1,4 +1,4 @@
-"""A digest of every bit of many tensors, computed on their device with a few integer operations per tensor.
+"""A digest of every bit of many tensors, computed on their device with few integer operations.
 
 The bits of a tensor are read as 64-bit integers. The upper half of each is mixed into the lower half, then it is
 multiplied by an odd number that depends on its position, and the products are summed modulo 2^64. All these operations
@@ -16,49 +16,60 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 _COLUMNS = 4096
-_SMALL = 4 * _COLUMNS  # values of 8 bytes
+_SMALL = 8 * _COLUMNS  # values of a tensor that is not read as a matrix
 _MIX = -7046029254386353131  # an odd number with irregular bits
 
 
 class WholeDigest:
-    """A function that digests tensors. It keeps the multipliers for each device."""
+    """A function that digests tensors. It keeps what depends only on their sizes."""
 
     def __init__(self) -> None:
-        self._factors: dict[torch.device, torch.Tensor] = {}
+        self._sizes: tuple[int, ...] = ()
+        self._multipliers = self._ends = torch.empty(0, dtype=torch.int64)
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a digest of two 64-bit integers for each of `tensors`, as a tensor on their device."""
+        """Return a digest of two 64-bit integers for each of `tensors`, on the device of the first of them."""
         if not tensors:
             return torch.empty(0, 2, dtype=torch.int64)
-        return torch.stack([part for tensor in tensors for part in self._digest(tensor.detach())]).view(-1, 2)
+        device = tensors[0].device
+        segments: list[list[torch.Tensor]] = []  # integers that are summed together
+        places: list[int] = []  # of the two segments of each tensor
+        for tensor in tensors:
+            segments += _segments(tensor.detach(), device)
+            places += [len(segments) - 2, len(segments) - 1] if tensor.numel() > _SMALL else [len(segments) - 1] * 2
+        return self._sums(segments, device)[places].view(-1, 2)
 
-    def _digest(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        values = values.contiguous().view(-1)  # by index: a copy of the tensor may have other strides
-        size, count = values.element_size(), values.numel()
-        if (count * size) % 8 or (values.storage_offset() * size) % 8 or not count:
-            padded = values.new_zeros(8 * (count * size // 8 + 1) // size)
-            padded[:count] = values
-            values = padded
-        words = values.view(torch.int64)
-        if words.numel() <= _SMALL:
-            digest = self._sum(words)
-            return digest, digest
-        rows = words.numel() // _COLUMNS
-        matrix, rest = words[: rows * _COLUMNS].view(rows, _COLUMNS), words[rows * _COLUMNS :]
-        return self._sum(torch.cat([matrix.sum(1), rest])), self._sum(matrix.sum(0))
-
-    def _sum(self, words: torch.Tensor) -> torch.Tensor:
+    def _sums(self, segments: Sequence[Sequence[torch.Tensor]], device: torch.device) -> torch.Tensor:
+        """Return the sum of each segment, in a few operations for all of them together."""
+        sizes = tuple(sum(words.numel() for words in segment) for segment in segments)
+        if sizes != self._sizes:
+            self._sizes = sizes
+            positions = torch.arange(max(sizes), device=device)
+            factors = (positions * _MIX) | 1
+            self._multipliers = torch.cat([factors[:size] for size in sizes])
+            self._ends = torch.tensor(sizes, device=device).cumsum(0) - 1
+        words = torch.cat([words for segment in segments for words in segment])
         mixed = words ^ ((words >> 32) & 0xFFFFFFFF)
-        return (mixed * self._multipliers(words.numel(), words.device)).sum()
+        totals = (mixed * self._multipliers).cumsum(0)[self._ends]
+        return torch.diff(totals, prepend=totals.new_zeros(1))
 
-    def _multipliers(self, count: int, device: torch.device) -> torch.Tensor:
-        factors = self._factors.get(device)
-        if factors is None or factors.numel() < count:
-            size = max(_SMALL, 2 * count)
-            factors = self._factors[device] = (torch.arange(size, device=device) * _MIX) | 1
-        return factors[:count]
+
+def _segments(tensor: torch.Tensor, device: torch.device) -> list[list[torch.Tensor]]:
+    """Return the bits of a tensor as integers: in one segment, or as sums of rows and of columns if it is large."""
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    values = values.contiguous().view(-1)  # by index: a copy of the tensor may have other strides
+    size, count = values.element_size(), values.numel()
+    if (count * size) % 8 or (values.storage_offset() * size) % 8 or not count:
+        padded = values.new_zeros(8 * (count * size // 8 + 1) // size)
+        padded[:count] = values
+        values = padded
+    words = values.view(torch.int64)
+    if tensor.numel() <= _SMALL:
+        return [[words.to(device)]]  # an optimizer's counters may be in host memory
+    rows = words.numel() // _COLUMNS
+    matrix, rest = words[: rows * _COLUMNS].view(rows, _COLUMNS), words[rows * _COLUMNS :]
+    return [[matrix.sum(1).to(device), rest.to(device)], [matrix.sum(0).to(device)]]
 
 
 @torch.no_grad()
