@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.events import (
+    GATHERED,
     KINDS,
+    SNAPSHOT,
     Applied,
     Attempt,
     Chosen,
@@ -35,6 +37,7 @@ from holdfast.events import (
     Preempt,
     Preempted,
     Pushed,
+    Reassembled,
     Recover,
     Regroup,
     Restart,
@@ -83,6 +86,12 @@ EVERY_KIND: tuple[What, ...] = (
     Preempted(2, 200),
     Stopped(2, 200, left=True),
     Regroup(1, 2, 50, "forward", (0, 1, 3), (2,), (17, 4), kept=1, redone=2, behind=(3,), seconds=0.25, asleep=(4,)),
+    Reassembled(
+        *(1, 2, 50),
+        parameters=({"origin": GATHERED, "step": 49, "rows": 4, "parameters": ["model/weight"]},),
+        moments=({"origin": SNAPSHOT, "step": 40, "rows": 4, "parameters": ["optimizer/0"]},),
+        rounded="bfloat16",
+    ),
     Launch(1, 4, ("train.py", "--fast")),
     Restart(2, 4, newest=50, left=2),
     Detect(1, -1, -1, "peer", "gone", exit=-9, signal="SIGKILL", step=60),

@@ -92,7 +92,7 @@ def test_workers_of_a_sharded_run_cannot_be_put_to_sleep(start: Start) -> None:
 def test_recoveries_that_leave_out_samples_are_refused(start: Start, recovery: str) -> None:
     result = start({}, recovery=recovery, **HOW).result()
     assert result["verdict"] == "refused"
-    assert f"supports --recovery restart and replay, not {recovery}" in result["because"]
+    assert f"supports --recovery restart, replay and partial, not {recovery}" in result["because"]
 
 
 HYBRID: dict[str, Any] = {"replicas": 2}

@@ -63,6 +63,7 @@ def live(record: FakeRecord) -> LiveRecovery:
             record_steps=lambda: None,
             inject=lambda step: None,
             work=SimpleNamespace(has_stepped=False, is_pending=False),
+            restore_shard=lambda rank, step: None,
         )
     )
     return recovery

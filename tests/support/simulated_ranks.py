@@ -282,7 +282,9 @@ class Coordinator:
             self.number = self._network.membership.number
             return self._network.membership
 
-    def exchange(self, members: tuple[int, ...], report: Mapping[str, Any]) -> dict[int, Any]:
+    def exchange(
+        self, members: tuple[int, ...], report: Mapping[str, Any], decode: Callable[[Any], Any]
+    ) -> dict[int, Any]:
         network, key = self._network, ("reports", self.number)
         with network.changed:
             network.posted.setdefault(key, {})[self.rank] = report
@@ -290,7 +292,7 @@ class Coordinator:
             network.wait(self.rank, lambda: len(network.posted[key]) == len(members) or self.is_outdated)
             if self.is_outdated:
                 raise GroupBroken("another rank is lost")
-            return network.posted[key]
+            return {member: decode(posted) for member, posted in network.posted[key].items()}
 
     def connect(self, link: MemoryLink, members: tuple[int, ...], name: str = "all") -> None:
         link.join(self.number, members, name)
@@ -336,6 +338,7 @@ class SimulatedRank:
                 record_steps=ignore,
                 inject=ignore,
                 work=SimpleNamespace(is_pending=False, has_stepped=False),
+                restore_shard=ignore,
             )
         )
 

@@ -14,10 +14,12 @@ import numpy as np
 from holdfast.audit.memberships import Join, MemberChange, MemberExit, Memberships, missing_samples, names
 from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
+from holdfast.audit.shard_checks import describe_shards, wrong_shards
 from holdfast.audit.step_columns import Numbers, shared_part
 from holdfast.audit.training_checks import changes_state, state_after, states_before
 from holdfast.events import Detect
 from holdfast.finding import SHOWN, Verdict, counted
+from holdfast.runs.config import REPLACING
 
 
 def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
@@ -56,7 +58,8 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
         parts += [f"{names(asleep)} suspended"] if asleep else []
         parts += [f"{names(joined)} joined"] if joined else []
         missing = f", {counted(len(change.missing), 'sample')} declared missing" if change.missing else ""
-        yield f"{' and '.join(parts) or 'the members reconnected'} at step {change.step}{missing}"
+        older = describe_shards(change)
+        yield f"{' and '.join(parts) or 'the members reconnected'} at step {change.step}{missing}{older}"
 
 
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
@@ -76,6 +79,7 @@ def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator
             if session.joined_as is None and session.recover and regroup.step < session.first_step:
                 yield f"{name} in step {regroup.step}, but began with step {session.first_step}"
     yield from _wrong_samples(record, memberships)
+    yield from wrong_shards(record, memberships)
     for session in memberships.sessions:
         yield from _wrong_session(record, memberships, session)
 
@@ -130,8 +134,8 @@ def _reason(change: MemberChange) -> str:
     lost = sorted(change.lacking)
     if lost:
         return f"{names(lost)} {'was' if len(lost) == 1 else 'were'} lost in it"
-    if change.strategy == "replay":
-        return "what is lost is trained again by replay"
+    if change.strategy in REPLACING:
+        return f"what is lost is trained again by {change.strategy}"
     return "all gradients were kept" if change.lost and change.within else "no member was lost in it"
 
 

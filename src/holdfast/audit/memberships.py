@@ -19,9 +19,10 @@ from holdfast.audit.rank_session import RankSession
 from holdfast.audit.step_columns import Numbers
 from holdfast.events import Regroup
 from holdfast.finding import CannotTell
+from holdfast.runs.config import REPLACING
 from holdfast.sampler.run_plan import RunPlan
 
-STRATEGIES = ("replay", "forward", "skip")
+STRATEGIES = ("replay", "partial", "forward", "skip")
 _MOST_MEMBERS = 1 << 20  # a damaged history may name any world size
 _ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  # fields that all declarations share
 
@@ -108,6 +109,11 @@ class Memberships:
         """The steps that are recorded as skipped: their gradients were discarded."""
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
 
+    @cached_property
+    def perturbed(self) -> frozenset[int]:
+        """The steps whose state is not that of an undisturbed run, because a lost shard came back with older values."""
+        return frozenset(change.step for change in self.changes if change.lost and change.strategy == "partial")
+
     def split(self, step: int) -> Sequence[int]:
         """Return the ranks that shared the samples of `step`."""
         return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
@@ -184,7 +190,7 @@ class Memberships:
         return {before[-1], *(size for at, size in sizes if at == step)}
 
     def variations(self) -> Iterator[tuple[int, object]]:
-        """Yield (first step, key) for each range of steps with the same members and the same untrained samples.
+        """Yield (first step, key) for each range of steps with the same members, untrained samples and older shards.
 
         The results of a step in two attempts should be bitwise equal only if the step has equal keys in both."""
         values: dict[int, object] = {}
@@ -192,8 +198,9 @@ class Memberships:
             is_whole = len(members) == self.world
             values[first] = self.world if is_whole else (self.world, tuple(members), self.attempt, first)
         firsts = [first for first, _ in self._splits]
-        usual = {step: values[firsts[bisect_right(firsts, step) - 1]] for step in self.missing}
-        for step in sorted(self.missing):
+        changed = self.perturbed.union(self.missing)
+        usual = {step: values[firsts[bisect_right(firsts, step) - 1]] for step in changed}
+        for step in sorted(changed):
             values.setdefault(step + 1, usual[step])
             values[step] = ("lossy", self.attempt, step)
         return iter(sorted(values.items(), key=lambda item: item[0]))
@@ -316,7 +323,7 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
     replaced = {join.member for join in change.joined if join.session and join.first_step == change.step}
     if change.is_complete:
         return change._replace(lacking=lacking, kept=gone)
-    if change.strategy == "replay" or (gone and gone <= replaced):
+    if change.strategy in REPLACING or (gone and gone <= replaced):
         return change._replace(lacking=lacking)
     # Gradients that earlier changes of this step kept are lost with the last member that had them.
     return change._replace(lacking=lacking | gone)

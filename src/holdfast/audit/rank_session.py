@@ -22,6 +22,7 @@ from holdfast.events import (
     Other,
     Plan,
     Preempted,
+    Reassembled,
     Recover,
     Regroup,
     Save,
@@ -57,6 +58,7 @@ class RankSession:
         self.end: Done | Stopped | Preempted | None = None
         self.steps = StepColumns()
         self.regroups: list[tuple[Regroup, int]] = []  # each with the number of step events before it
+        self.reassembled: list[Reassembled] = []
         self.joined_as: int | None = None  # the last membership declared before `recover`, of a member that joins
         self._has_begun = False
         self._placements: list[tuple[int, int, int]] = []  # (first row, rank, world size) at each change
@@ -139,6 +141,9 @@ class RankSession:
         elif isinstance(what, Corruption):
             self._check_order(what, 3)
             self.corruption = what
+        elif isinstance(what, Reassembled):
+            self._check_order(what, 2)
+            self.reassembled.append(what)
         elif not isinstance(what, Strike | Other | Malformed):
             self._set_error(f"{self.who} wrote {named(what)} event, which only a supervisor writes")
 

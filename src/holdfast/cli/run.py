@@ -50,13 +50,13 @@ def run(
         _recovery(
             help="After a failure, restart all workers from the newest snapshot, or recover live in the surviving "
             "processes: replay (repeat the step exactly, with a replacement), forward (finish the step with what is "
-            "left), skip (drop the step)."
+            "left), skip (drop the step), partial (sharded models: a lost shard returns to older values)."
         ),
     ] = "restart",
     spares: Annotated[
         int,
         _recovery(
-            help="Extra workers that wait to replace a lost one (replay, forward, skip). With restart, 1 keeps a second "
+            help="Extra workers that wait to replace a lost one (replay, partial, forward, skip). With restart, 1 keeps a second "
             "set of all workers, which have built their models and take over after a failure."
         ),
     ] = 0,

@@ -149,6 +149,7 @@ _BY_NAME: Mapping[str, _Read] = {
     "seed": _seed,
     "passed_over": _list_of(_object),
     "later_phases": _list_of(_phase),
+    **dict.fromkeys(("parameters", "moments"), _list_of(_object)),
     **dict.fromkeys(("loss", "criterion", "size"), _number),
     **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights", "sampler"), _digest),
 }

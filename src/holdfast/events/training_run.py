@@ -187,6 +187,24 @@ class Regroup(NamedTuple):
     asleep: Sequence[int] = ()  # members that were suspended before `step` began
 
 
+GATHERED, SNAPSHOT, SURVIVORS = "gathered", "snapshot", "survivors"
+"""Origins of a lost shard's values: gathered by a forward; a snapshot; zeros, and means over the surviving rows."""
+
+
+class Reassembled(NamedTuple):
+    """Event: this worker replaced a lost one, and put its shard together from values of earlier steps (`partial`).
+
+    `parameters` and `moments` (the state of optimizers) are lists of sources. Each has its `origin`, its `step`, the
+    names of the `parameters`, and the number of their lost `rows`."""
+
+    attempt: int
+    number: int  # of the group that the worker joined
+    step: int  # that it trains first
+    parameters: "Sequence[Mapping[str, JSON]]"
+    moments: "Sequence[Mapping[str, JSON]]"
+    rounded: str | None = None  # the dtype to which forward rounds the weights that it gathers
+
+
 class Launch(NamedTuple):
     """Event: the user started or continued the run with a command, and a supervisor started its node's workers."""
 
@@ -259,6 +277,18 @@ class Judged(NamedTuple):
 
 
 _OfRank: TypeAlias = (
-    Attempt | Plan | Order | Recover | Step | Save | Strike | Preempted | Stopped | Regroup | Witnessed | Corruption
+    Attempt
+    | Plan
+    | Order
+    | Recover
+    | Step
+    | Save
+    | Strike
+    | Preempted
+    | Stopped
+    | Witnessed
+    | Corruption
+    | Regroup
+    | Reassembled
 )
 TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Straggler | Scale | Preempt | Judged

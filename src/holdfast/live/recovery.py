@@ -60,6 +60,8 @@ class TrainingHooks:
     record_steps: Callable[[], None]  # writes every step that was trained so far to the history
     inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
     work: WorkInStep
+    restore_shard: Callable[[int, int], int | None]
+    """Loads the part of a rank (its number) of the newest good snapshot of a step or earlier; returns its step."""
 
 
 @dataclass(slots=True, eq=False)

@@ -53,7 +53,8 @@ _SOURCE = ("place", "step", "take", "partial", "digest")
 RUN = "run.json"
 _LONGEST = 1 << 20  # bytes that are read of a run.json, which may be a stranger's
 WORKER = 16 << 20  # bytes of memory that each worker needs, though it shares most with its supervisor
-RECOVERIES = ("restart", "replay", "forward", "skip")
+RECOVERIES = ("restart", "replay", "partial", "forward", "skip")
+REPLACING = ("replay", "partial")  # live recoveries in which the others wait until a lost worker is replaced
 WRITERS = ("overlapped", "blocking")
 SLOWEST_NORMAL = 1.25  # the ratio of step times from which a worker counts as slow
 FAULTS = ("exit", "kill", "hang", "slow", points.FLIP, *KINDS)  # of processes, memory and storage
@@ -75,7 +76,7 @@ class RunConfig:
     workers: int = 1
     """Worker processes on each node."""
     recovery: str = "restart"
-    """The recovery after a failure: `restart`, or live recovery by `replay`, `forward` or `skip`."""
+    """The recovery after a failure: `restart`, or live recovery by `replay`, `partial`, `forward` or `skip`."""
     save_every: int = 50
     """Steps between two snapshots."""
     writer: str = "overlapped"

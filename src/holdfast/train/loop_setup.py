@@ -4,7 +4,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,8 +153,13 @@ class LoopSetup:
                 record_steps=steps.log.write_all,
                 inject=injection.strike_in_recovery if injection else _no_failure,
                 work=steps.work,
+                restore_shard=functools.partial(self._restore_shard, protected),
             )
         )
+
+    def _restore_shard(self, protected: Protected, rank: int, step: int) -> int | None:
+        ranks = replace(self.ranks, rank=rank)  # a spare had another number
+        return restore.restore_shard(self.attempt, ranks, protected, step) if self.attempt else None
 
     def _enter_training(self) -> None:
         if not self._is_joining:
@@ -277,7 +282,7 @@ class LoopSetup:
     def _compared_state(self, work: WorkDone) -> Callable[[], ComparedState]:
         """Return a function that returns the tensors of this rank that other ranks also have."""
         live = self.live
-        if isinstance(live, ShardedRecovery):
+        if isinstance(live, ShardedRecovery) and live.strategy == "replay":
             return lambda: ComparedState(*live.compared_state())
         if self.replicas and not self.protected.is_sharded:
             return lambda: ComparedState(replicated_state(self._replicated_parameters(), self._optimizers(work)))

@@ -25,6 +25,7 @@ from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
 from holdfast.live.recovery import live_for
+from holdfast.live.sharded.partial_replacement import KINDS
 from holdfast.live.sharded.shard_recovery import ShardedRecovery, check_models, sharded_live
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
@@ -141,7 +142,7 @@ class Session:
                 "lost worker restarts all of them."
             )
         if self.live and not isinstance(self.live, ShardedRecovery):
-            self.live = sharded_live(self.live, self.ranks.backend)
+            self.live = sharded_live(self.live, self.ranks.backend, KINDS)
         mesh = make_mesh(self.ranks, replicas, tensor_parallel)
         if tensor_parallel > 1:
             self._group_ranks(tensor_parallel)
@@ -274,8 +275,13 @@ class Session:
             protect_checks.check_one_split(protected)
         protect_checks.check_schedules(protected)
         if isinstance(self.live, ShardedRecovery):
-            check_models(protected.models, self.ranks.size)
+            check_models(protected.models, self.ranks.size, self.live.strategy)
         elif self.live:
+            if self.live.strategy == "partial":
+                raise BadInput(
+                    "--recovery partial is for models that are sharded with fully_shard(..., mesh=run.mesh), and nothing is "
+                    "sharded here: choose --recovery replay, forward or skip for run.replicate, or restart."
+                )
             protect_checks.check_replicated(protected, self._models)
         least, micro_batches = phase.plan.share_size(0, self.ranks.shares), phase.loads.parts
         if not 1 <= micro_batches <= least:

@@ -56,3 +56,23 @@ def test_without_surviving_neighbours_and_rows_the_values_are_zero() -> None:
     alone = Remains(REMAINS.gathered, REMAINS.saved, lost_shards.mean_row(torch.empty(0, 1)), (nothing, nothing))
     assert not lost_shards.neighbours(alone).weight.any()
     assert not lost_shards.fresh_averaged(alone).second_moment.any()
+
+
+@pytest.mark.parametrize(("key", "expected"), [("exp_avg", [0.0, 0.0]), ("exp_avg_sq", [0.7, 0.7])])
+def test_a_run_without_a_snapshot_uses_the_rule_of_the_experiment(key: str, expected: list[float]) -> None:
+    rule = lost_shards.fresh_averaged(REMAINS)
+    of_rule = rule.first_moment if key == "exp_avg" else rule.second_moment
+    values = lost_shards.fresh_moment(key, REMAINS.saved.weight, REMAINS.mean_second_moment)
+    assert values is not None
+    assert torch.equal(values, of_rule)
+    torch.testing.assert_close(values[:, 0], torch.tensor(expected))
+
+
+def test_a_state_with_an_unknown_meaning_gets_no_values() -> None:
+    assert lost_shards.fresh_moment("ax", torch.zeros(2, 1), torch.ones(1)) is None
+
+
+def test_new_values_of_a_single_row_are_stored_as_torch_stores_them() -> None:
+    values = lost_shards.fresh_moment("exp_avg_sq", torch.zeros(1), torch.tensor(0.7))
+    assert values is not None
+    assert values.stride() == (1,)

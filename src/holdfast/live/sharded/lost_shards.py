@@ -74,7 +74,9 @@ def fresh(remains: Remains) -> RowState:
 
 
 def fresh_averaged(remains: Remains) -> RowState:
-    """Return the gathered weights, first moments of zero and the mean of the surviving second moments: no snapshot."""
+    """Return the gathered weights, first moments of zero and the mean of the surviving second moments: no snapshot.
+
+    Training runs use `fresh_moment`, which does the same for other optimizers."""
     return RowState(remains.fresh_weight, remains.zeros, remains.averaged_second_moment)
 
 
@@ -100,6 +102,20 @@ def neighbours(remains: Remains) -> RowState:
         _mean([shard.first_moment for shard in shards], count),
         _mean([shard.second_moment for shard in shards], count),
     )
+
+
+AVERAGED = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum")
+ZEROED = ("exp_avg", "momentum_buffer", "grad_avg")
+
+
+def fresh_moment(key: str, rows: Tensor, mean: Tensor) -> Tensor | None:
+    """Return values for lost `rows` of an optimizer's state `key` without a snapshot, as `fresh_averaged` for Adam.
+
+    States that scale the steps are the `mean` of the surviving rows, because steps without them would be too large.
+    Sums of gradients are zero. For an unknown state, return None."""
+    if key in AVERAGED:
+        return torch.empty_like(rows).copy_(mean)
+    return torch.zeros_like(rows) if key in ZEROED else None
 
 
 def mean_row(rows: Tensor) -> Tensor:

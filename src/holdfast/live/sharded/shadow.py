@@ -29,18 +29,23 @@ SAMPLED_TENSORS, SAMPLED = 16, 8  # parameters, and values of each, by which a c
 PARAMETERS, MOMENTS = "parameters", "moments"
 
 
+def check_own_objects(protected: Protected, recovery: str) -> None:
+    """Raise BadInput if an object of the user's own class has distributed tensors, which no other rank has."""
+    for name, thing in protected.own_objects.items():
+        if _has_dtensors(thing.state_dict()):
+            raise BadInput(
+                f"{name} is a {type(thing).__name__} with distributed tensors, and with --recovery {recovery} only those of "
+                "models and optimizers come back after a loss: put them into a module, such as AveragedModel, or choose "
+                "--recovery restart."
+            )
+
+
 def check_copyable(protected: Protected) -> None:
     """Raise BadInput if a neighbour could not keep a copy of a rank's shards.
 
     The copy needs optimizers that compute every element of a parameter independently. Distributed tensors may be only in
     models and optimizers."""
-    for name, thing in protected.own_objects.items():
-        if _has_dtensors(thing.state_dict()):
-            raise BadInput(
-                f"{name} is a {type(thing).__name__} with distributed tensors, and with --recovery replay only those of models "
-                "and optimizers have a copy on another rank: put them into a module, such as AveragedModel, or choose "
-                "--recovery restart."
-            )
+    check_own_objects(protected, "replay")
     for name, thing in protected.things.items():
         if isinstance(thing, Optimizer) and type(thing) not in ELEMENTWISE:
             raise BadInput(
@@ -70,6 +75,7 @@ class OwnShards:
         }
         trained = {id(parameter) for optimizer in self.optimizers.values() for parameter in trained_by(optimizer)}
         untrained = {name: value for name, value in self.parameters.items() if id(value) not in trained}
+        self.untrained = untrained
         trained_models = {name.partition("/")[0] for name in self.parameters.keys() - untrained.keys()}
         # Models that no optimizer trains, such as averages of weights: they may change after any step.
         self.averages = {

@@ -28,6 +28,7 @@ from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_wi
 from holdfast.live.sharded.shadow import Exchange, OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
 from holdfast.progress import Phase, restart_needed
+from holdfast.train.state.protected import Protected
 
 logger = logging.getLogger(__name__)
 
@@ -75,17 +76,23 @@ class ShardedRecovery(LiveRecovery):
     def start(self, hooks: TrainingHooks) -> None:
         """Enable recovery once the training loop is built, and send a copy of this rank's shards to the next rank."""
         self._hooks = hooks
-        check_copyable(hooks.protected)
+        self._check(hooks.protected)
         self._marks = BoundaryMarks(hooks.protected)
         if hooks.protected.has_values_of_rank:
             self._values = RankValues(self.coordination, hooks.protected)
         self._own = OwnShards(hooks.protected)
         self._buffers = {id(buffer) for model in hooks.protected.models for buffer in model.buffers()}
-        self._ranks_with_copies = ranks_with_copies(self._own, self.collectives.ring)
-        if not self.is_joining:
-            self._copies = self._replicas() or exchange_copies(self._own, self.link, self.collectives.ring)
+        self._begin_copies(self._own)
         for name, optimizer in self._own.optimizers.items():
             optimizer.register_step_pre_hook(self._step_hook(name))
+
+    def _check(self, protected: Protected) -> None:
+        check_copyable(protected)
+
+    def _begin_copies(self, own: OwnShards) -> None:
+        self._ranks_with_copies = ranks_with_copies(own, self.collectives.ring)
+        if not self.is_joining:
+            self._copies = self._replicas() or exchange_copies(own, self.link, self.collectives.ring)
 
     def _replicas(self) -> Replicas | None:
         """Return the replicas of this rank's shards, or None if no other rank trains them."""
@@ -142,13 +149,18 @@ class ShardedRecovery(LiveRecovery):
         """End the current step, in which the script's optimizers made `optimizer_steps` steps."""
         self._may_accumulate = not optimizer_steps
         is_first = self._joined_at < 0 and not self._has_reported
-        if optimizer_steps and is_first and self.collectives.ring.rank == 0 and isinstance(self._copies, Shadow):
-            logger.warning(
-                "holdfast: every rank keeps a copy of another rank's shards, which takes about %.1f MB; each step sends "
-                "its gradients once more.",
-                self._copies.nbytes / 1e6,
-            )
+        if optimizer_steps and is_first and self.collectives.ring.rank == 0 and (line := self._describe_copies()):
+            logger.warning("holdfast: %s", line)
             self._has_reported = True
+
+    def _describe_copies(self) -> str | None:
+        """Return what the copies cost; None if they cost no memory between two steps."""
+        if not isinstance(self._copies, Shadow):
+            return None
+        return (
+            f"every rank keeps a copy of another rank's shards, which takes about {self._copies.nbytes / 1e6:.1f} MB; each "
+            "step sends its gradients once more."
+        )
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
         """Recover from lost workers just before `step`.
@@ -179,7 +191,7 @@ class ShardedRecovery(LiveRecovery):
         """Recover from a loss that interrupted a collective.
 
         Return True if the collective has ended. Otherwise the caller repeats it."""
-        if self._hooks is None or self._copies is None:
+        if self._hooks is None or not self._has_copies:
             raise restart_needed("a worker was lost before training began")
         self.recover(None)
         return self._postponed is not None
@@ -191,6 +203,10 @@ class ShardedRecovery(LiveRecovery):
                 apply()
         except GroupBroken:
             self.recover(None)
+
+    @property
+    def _has_copies(self) -> bool:
+        return self._copies is not None
 
     def _renew_default_group(self) -> None:
         pass  # the group of a sharded run stays the same
@@ -274,11 +290,14 @@ class ShardedRecovery(LiveRecovery):
             if rank == joining:
                 own.load(shards, rest)
                 self._copies = self._replicas() or Shadow(own, copied)
-                self._take_own_values(plan)
-                giver = reports[plan.giver]
-                progress.here.catch_up(giver.boundaries - giver.begun, 0)
-                self.collectives.begin_step()
-                self._joined_at = plan.step
+                self._begin_as_replacement(plan, reports)
+
+    def _begin_as_replacement(self, plan: ShardPlan, reports: Mapping[int, ShardReport]) -> None:
+        self._take_own_values(plan)
+        giver = reports[plan.giver]
+        progress.here.catch_up(giver.boundaries - giver.begun, 0)
+        self.collectives.begin_step()
+        self._joined_at = plan.step
 
     def _copied_shards(self) -> Any:
         assert self._copies is not None
@@ -290,11 +309,14 @@ class ShardedRecovery(LiveRecovery):
         return self._copies.capture()
 
     def _check_state(self, own: OwnShards) -> None:
-        assert self._marks is not None
         if own.has_frozen_changed():
             raise restart_needed(
                 "parameters that no protected optimizer trains have changed, and no rank has a copy of them"
             )
+        self._check_marks_of_step()
+
+    def _check_marks_of_step(self) -> None:
+        assert self._marks is not None
         if self._marks.have_changed(self._buffers):
             raise restart_needed("protected state had changed since the step began, before its gradients were reduced")
 
@@ -305,19 +327,23 @@ class ShardedRecovery(LiveRecovery):
             )
 
 
-def sharded_live(live: LiveRecovery, backend: str) -> ShardedRecovery | None:
-    """Return the recovery of a sharded run, which torch.distributed then uses; None if a loss makes the run restart."""
-    if live.strategy != "replay":
+def sharded_live(
+    live: LiveRecovery, backend: str, kinds: Mapping[str, type[ShardedRecovery]]
+) -> ShardedRecovery | None:
+    """Return the recovery of a sharded run, which torch.distributed then uses; None if a loss makes the run restart.
+
+    `kinds` has the class for each strategy that recovers sharded models."""
+    if live.strategy not in kinds:
         raise BadInput(
-            f"a sharded model supports --recovery restart and replay, not {live.strategy}: a lost worker's samples can be "
-            "left out, but not its shard."
+            f"a sharded model supports --recovery restart, {' and '.join(kinds)}, not {live.strategy}: a lost worker's "
+            "samples can be left out, but not its shard."
         )
     if "nccl" not in backend:
-        sharded = ShardedRecovery.take_over(live)
+        sharded = kinds[live.strategy].take_over(live)
         replace_default_group_by_mesh(sharded.collectives, sharded.connect_new)
         return sharded
     progress.here.has_fallen_back = True
-    line = "--recovery replay of a sharded model does not support NCCL yet"
+    line = f"--recovery {live.strategy} of a sharded model does not support NCCL yet"
     if live.is_joining:
         raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
     if live.coordination.rank == 0:
@@ -325,7 +351,7 @@ def sharded_live(live: LiveRecovery, backend: str) -> ShardedRecovery | None:
     return None
 
 
-def check_models(models: Iterable[nn.Module], size: int) -> None:
+def check_models(models: Iterable[nn.Module], size: int, recovery: str) -> None:
     """Raise BadInput if a parameter of `models` is not sharded over one mesh of all `size` ranks: it would have no copy."""
     shapes = set()
     for model in models:
@@ -334,14 +360,14 @@ def check_models(models: Iterable[nn.Module], size: int) -> None:
             if mesh is None or mesh.size() != size or not _is_over_mesh_groups(mesh):
                 where = "not sharded" if mesh is None else "sharded over a mesh of the script's own"
                 raise BadInput(
-                    f"{name} is {where}, so a lost worker's part of it would exist nowhere else: with --recovery replay call "
+                    f"{name} is {where}, so a lost worker's part of it would exist nowhere else: with --recovery {recovery} call "
                     "fully_shard(..., mesh=run.mesh) for every layer and then for the whole model, or choose --recovery restart."
                 )
             shapes.add(tuple(mesh.shape))
     if len(shapes) > 1:
         raise BadInput(
             f"the models are sharded over meshes of different shapes ({', '.join(map(str, sorted(shapes)))}): with --recovery "
-            "replay give all layers the same mesh, or choose --recovery restart."
+            f"{recovery} give all layers the same mesh, or choose --recovery restart."
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.distributed.membership import Membership
 from holdfast.progress import Phase
-from holdfast.runs.config import RunConfig
+from holdfast.runs.config import REPLACING, RunConfig
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.rendezvous import MembersReport, Peers, RoundInfo, WorkerStatus, merge_reports
@@ -108,7 +108,7 @@ class Members:
         return self._resized(inside, present)
 
     def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
-        if self._strategy != "replay":
+        if self._strategy not in REPLACING:
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), inside, present)
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
@@ -202,11 +202,11 @@ class MembershipController:
     def can_replace(self, nodes: list[int]) -> bool:
         """Return True if training can continue without the lost `nodes`.
 
-        With recovery by `replay`, each lost worker needs a ready spare; otherwise only a lost rank 0 needs one."""
+        With recovery by `replay` or `partial`, each lost worker needs a ready spare; otherwise only a lost rank 0 needs one."""
         reports = self._peers.reports() or {}
         left = merge_reports([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         lost = self.members_of(nodes)
-        needed = len(lost) if self._config.recovery == "replay" else int(0 in lost)  # the script needs a rank 0
+        needed = len(lost) if self._config.recovery in REPLACING else int(0 in lost)  # the script needs a rank 0
         return bool(left.inside) and left.goes_on and left.ready >= needed
 
     def members_of(self, nodes: list[int]) -> list[int]:

@@ -247,6 +247,30 @@ def restore_again(attempt: AttemptContext, ranks: Ranks, step: int, protected: P
     _load(ReadSnapshot(reader, tensors), attempt, ranks, protected)
 
 
+def restore_shard(attempt: AttemptContext, ranks: Ranks, protected: Protected, step: int) -> int | None:
+    """Load the newest good snapshot of `step` or earlier into the protected objects, on this rank alone.
+
+    Return the step of the snapshot, or None if there is none."""
+    held = _held(protected)
+
+    def read(saved: int) -> ReadSnapshot:
+        if saved > step:
+            raise Corrupt(f"the snapshot of step {saved} is newer than step {step}, which is trained now.")
+        reader = _open(attempt.store, saved)
+        check_of_a_run(reader.extra, reader.manifest)
+        return ReadSnapshot(reader, read_parts(reader, held, protected.parameter_of, ranks.rank))
+
+    found, _ = snapshot.search(
+        attempt.store, lambda saved: snapshot.retried(saved, snapshot.BACKOFF, lambda: read(saved))
+    )
+    if found is None:
+        return None
+    if ranks.rank == 0:
+        _record_commit(attempt, found.reader)
+    _load(found, attempt, ranks, protected)
+    return found.reader.step
+
+
 def check_phase(store: Store, restored: RestoredState, plan: SamplePlan, index: int) -> None:
     """Raise BadInput if the saved run had another order of samples in phase (training loop) number `index`.
 
