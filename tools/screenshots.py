@@ -1,9 +1,10 @@
 """Take screenshots of pages in Chromium, wide and narrow, light and dark: `python tools/screenshots.py OUT [PAGE ...]`.
 
-PAGE are HTML files of the repository; by default some pages of the site, which `make docs` writes, and a report. Chromium
+PAGE are HTML files of the repository, or addresses, such as that of `holdfast watch --web`; by default some pages of the site, which `make docs` writes, and a report. Chromium
 must be installed. The pages are served on the loopback address, because the search of the site needs a server. For each picture the tool prints what sticks out of the window, and what the browser complained of.
 """
 
+import re
 import shutil
 import sys
 from functools import partial
@@ -60,7 +61,7 @@ def take(browser: Any, address: str, name: str, out: Path) -> list[str]:
             opened.goto(address, timeout=WITHIN)
             opened.wait_for_timeout(300)
             problems += [f"{name} {size} {scheme}: sticks out: {part}" for part in opened.evaluate(OVERFLOWING)]
-            opened.screenshot(path=out / f"{name.replace('/', '-')}-{size}-{scheme}.png")
+            opened.screenshot(path=out / f"{_name(name)}-{size}-{scheme}.png")
             context.close()
     return problems
 
@@ -69,24 +70,27 @@ def _note(problems: list[str], at: str, error: object) -> None:
     problems.append(f"{at}: {error}")
 
 
-def main(out: Path, pages: list[Path]) -> int:
+def _name(page: str) -> str:
+    """Return a name for the pictures of a page, such as `docs-results-a-report`."""
+    return re.sub(r"\W+", "-", re.sub(r"^\w+://|\.html$", "", page)).strip("-")
+
+
+def main(out: Path, pages: list[str]) -> int:
     """Take all pictures, print the problems, and return 1 if there is one."""
-    named = {page.stem: page for page in pages} or {
-        **{name: ROOT / f"site/{name}.html" for name in SITE},
-        **{Path(report).parent.name: ROOT / report for report in REPORTS},
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(ROOT)))
     Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_port}"
+    named = {
+        _name(page): page if "://" in page else f"{base}/{Path(page).resolve().relative_to(ROOT)}" for page in pages
+    }
+    if not pages:
+        named = {name: f"{base}/site/{name}.html" for name in SITE}
+        named |= {_name(report): f"{base}/{report}" for report in REPORTS}
+    out.mkdir(parents=True, exist_ok=True)
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=WITHIN)
-        problems = [
-            problem
-            for name, page in named.items()
-            for problem in take(browser, f"{base}/{page.resolve().relative_to(ROOT)}", name, out)
-        ]
+        problems = [line for name, address in named.items() for line in take(browser, address, name, out)]
         browser.close()
     print("\n".join([*problems, f"{4 * len(named)} pictures in {out}, {len(problems)} problems"]))
     return bool(problems)
@@ -95,4 +99,4 @@ def main(out: Path, pages: list[Path]) -> int:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("name a folder for the pictures: python tools/screenshots.py OUT [PAGE ...]")
-    sys.exit(main(Path(sys.argv[1]), [Path(page) for page in sys.argv[2:]]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from repository import ROOT
 
 PAGES = [ROOT / path for path in documents()] + sorted(ROOT.glob("docs/**/*.md"))
 SHELL = ("", "bash", "console", "sh", "text")
+
+
+@cache
+def whole_command() -> Any:
+    return typer.main.get_command(cli.app)
 
 
 def fenced(page: Path) -> str:
@@ -33,7 +39,7 @@ def commands(text: str) -> list[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse a command without running it."""
-    command: Any = typer.main.get_command(cli.app)
+    command = whole_command()
     while hasattr(command, "commands"):
         name, *words = ["list", *words] if command.name == "runs" and words[:1] not in (["rm"], ["prune"]) else words
         assert name in command.commands, f"there is no command {name}"
@@ -49,7 +55,7 @@ def inline(text: str) -> list[list[str]]:
 
 def unknown(words: list[str]) -> list[str]:
     """Return the words of a command in a sentence, which may leave out arguments, that no command or option has."""
-    command: Any = typer.main.get_command(cli.app)
+    command = whole_command()
     while hasattr(command, "commands") and words and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     if hasattr(command, "commands") and words and words[0].islower():
