@@ -16,7 +16,8 @@ import numpy as np
 from holdfast.audit.memberships import Join, Memberships
 from holdfast.audit.rank_session import RankSession, named, with_article
 from holdfast.audit.recorded_orders import RecordedOrders
-from holdfast.audit.step_columns import Numbers
+from holdfast.audit.step_columns import Numbers, counting
+from holdfast.audit.step_sets import union
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -303,18 +304,24 @@ class RunRecord:
         steps = session.steps.step
         is_live = session.attempt is not None and bool(self.live_attempts)
         void = self.memberships(session.attempt or 0).void_step(session) if is_live else None
+        if void is None and session.steps.is_consecutive and len(steps):
+            return counting(0, min(len(steps), max(0, limit - int(steps[0]))))
         if void is None and (not len(steps) or steps.max() < limit):
             return np.arange(len(steps))
         return np.flatnonzero((steps < limit) & (steps != (-1 if void is None else void)))
+
+    def counted_steps(self, session: RankSession) -> Numbers:
+        """Return the steps at the indices `counted_rows`, as a view if they are the first ones."""
+        rows, steps = self.counted_rows(session), session.steps.step
+        return steps[: len(rows)] if not len(rows) or rows[-1] == len(rows) - 1 else steps[rows]
 
     @cached_property
     def trained(self) -> Mapping[int, Numbers]:
         """The sorted steps of each attempt that were not rolled back; attempts without such steps are left out."""
         trained: dict[int, Numbers] = {}
         for attempt, sessions in self.attempts.items():
-            steps = [session.steps.step[self.counted_rows(session)] for session in sessions]
-            if any(map(len, steps)):
-                trained[attempt] = np.unique(np.concatenate(steps))
+            if len(steps := union(self.counted_steps(session) for session in sessions)):
+                trained[attempt] = steps
         return trained
 
     def tensor_parallel(self, attempt: int) -> int:

@@ -17,6 +17,7 @@ from holdfast.audit.rank_session import RankSession
 from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.audit.run_record import RunRecord, ShareReport
 from holdfast.audit.step_columns import Numbers
+from holdfast.audit.step_sets import twice_in, union, without
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.history.panel import BLOCK
 from holdfast.sampler.digest import Samples
@@ -80,7 +81,7 @@ def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
         reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
         committed = steps[steps < record.lineage.committed]
         for rank in range(min(record.world(attempt), len(reported) + 1)):
-            lacking = np.setdiff1d(memberships.due(rank, committed), reported.get(rank, steps[:0]))
+            lacking = without(memberships.due(rank, committed), reported.get(rank, steps[:0]))
             if len(lacking):
                 if f"rank-{rank}" not in record.sessions:
                     world = record.world(attempt)
@@ -98,8 +99,8 @@ def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
     world = record.world(attempt)
     for session in record.attempts[attempt]:
         if session.rank < world:
-            steps = session.steps.step[record.counted_rows(session)]
-            reported[session.rank] = np.union1d(reported.get(session.rank, steps[:0]), steps)
+            steps = record.counted_steps(session)
+            reported[session.rank] = union([reported.get(session.rank, steps[:0]), steps])
     return reported
 
 
@@ -111,8 +112,8 @@ def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
         return steps[:0]
     for rank, mine in reported.items():
         due = memberships.due(rank, steps)
-        if not np.array_equal(due, mine):
-            steps = np.setdiff1d(steps, np.setdiff1d(due, mine))
+        if len(due) != len(mine) or not np.array_equal(due, mine):
+            steps = without(steps, without(due, mine))
     return steps
 
 
@@ -173,7 +174,7 @@ def _find_defects(record: RunRecord) -> _Defects:
     complete = np.concatenate([*(_complete_steps(record, attempt) for attempt in record.trained), none])
     duplicated = _duplicated(record)
     inside = np.unique(trained[trained < steps])
-    partly = np.setdiff1d(inside[inside < committed], complete)
+    partly = without(inside[inside < committed], np.unique(complete))
     if len(partly) and (absent := next(filter(None, map(record.absent_ranks, record.trained)), None)):
         raise CannotTell(f"there is no history of {', '.join(absent)}")
     reached = [-1, *inside.tolist()]
@@ -194,14 +195,9 @@ def _duplicated(record: RunRecord) -> list[int]:
     for attempt in record.trained:
         by_rank: defaultdict[int, list[Numbers]] = defaultdict(list)
         for session in record.attempts[attempt]:
-            by_rank[session.rank].append(session.steps.step[record.counted_rows(session)])
-        found += [_twice_in(np.concatenate(steps)) for steps in by_rank.values() for _ in range(2)]
-    return [] if not found else _twice_in(np.concatenate(found)).tolist()
-
-
-def _twice_in(numbers: Numbers) -> Numbers:
-    ordered = np.sort(numbers)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+            by_rank[session.rank].append(record.counted_steps(session))
+        found += [twice_in(np.concatenate(steps)) for steps in by_rank.values() for _ in range(2)]
+    return [] if not found else twice_in(np.concatenate(found)).tolist()
 
 
 def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:

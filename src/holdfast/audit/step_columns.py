@@ -24,6 +24,7 @@ Numbers: TypeAlias = NDArray[np.int64]
 _MIX = 0x9E3779B97F4A7C15  # odd, so that multiplication by it is one-to-one
 _WRAP = 1 << 64
 _HEX = frozenset("0123456789abcdef")
+Stored: TypeAlias = Callable[[str], NDArray[Any]]  # returns a column of a panel, with one row if all are equal
 _counting: Numbers = np.arange(1 << 16)
 
 
@@ -114,33 +115,33 @@ class _Folded:
         if name == "step":
             return counting(self.run.first, self.run.steps)
         derived = _OF_PANEL.get(name)
-        return derived(self.run) if derived else self.run.column(name)
+        return self.run.derived(name, derived) if derived else self.run.column(name)
 
     def digests(self, rows: Numbers) -> NDArray[np.uint64]:
         return self.run.digests()[rows]
 
 
-def _shared(run: StepRun) -> Numbers:
-    words = run.column("shared").view(np.int64)
-    return np.where(run.column("has_state") == 0, 0, np.where(words == 0, 1, words))
+def _shared(stored: Stored) -> Numbers:
+    words = stored("shared").view(np.int64)
+    return np.where(stored("has_state") == 0, 0, np.where(words == 0, 1, words))
 
 
-def _state(run: StepRun) -> Numbers:
-    words = (run.column("shared") * np.uint64(_MIX) ^ run.column("own")).view(np.int64)
-    return np.where(run.column("has_state") == 0, 0, np.where(words == 0, 1, words))
+def _state(stored: Stored) -> Numbers:
+    words = (stored("shared") * np.uint64(_MIX) ^ stored("own")).view(np.int64)
+    return np.where(stored("has_state") == 0, 0, np.where(words == 0, 1, words))
 
 
-def _loss(run: StepRun) -> NDArray[np.float64]:
-    return np.where(run.column("has_loss") == 0, math.nan, run.column("loss"))
+def _loss(stored: Stored) -> NDArray[np.float64]:
+    return np.where(stored("has_loss") == 0, math.nan, stored("loss"))
 
 
-def _worked(run: StepRun) -> NDArray[np.uint8]:
-    had_backward = run.column("reduced") + run.column("held") > 0
-    worked: NDArray[np.uint8] = had_backward.astype(np.uint8) + 2 * (run.column("stepped") > 0).astype(np.uint8)
+def _worked(stored: Stored) -> NDArray[np.uint8]:
+    had_backward = stored("reduced") + stored("held") > 0
+    worked: NDArray[np.uint8] = had_backward.astype(np.uint8) + 2 * (stored("stepped") > 0).astype(np.uint8)
     return worked
 
 
-_OF_PANEL: dict[str, Callable[[StepRun], NDArray[Any]]] = {
+_OF_PANEL: dict[str, Callable[[Stored], NDArray[Any]]] = {
     "shared": _shared,
     "state": _state,
     "loss": _loss,

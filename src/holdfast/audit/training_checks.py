@@ -96,7 +96,8 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
 
 def _never_stepped_or_reduced(record: RunRecord) -> str | None:
     sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
-    states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
+    shared = (session.steps.shared[rows] for session, rows in sessions if len(rows))
+    states = {state for column in shared for state in (int(column.min()), int(column.max()))}
     steps = sum(
         len(np.setdiff1d(trained, list(record.memberships(attempt).skipped)))
         for attempt, trained in record.trained.items()

@@ -6,7 +6,7 @@ segment knows its file.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Event
 from holdfast.events import line as written
 from holdfast.history.panel import StepPanel, digests_of, prove_block
-from holdfast.history.segment import FoldedPart, HistorySegment
+from holdfast.history.segment import Columns, FoldedPart, HistorySegment
 from holdfast.history.step_table import steps_of
 from holdfast.sampler.run_plan import RunPlan
 
@@ -95,8 +95,14 @@ class StepRun(NamedTuple):
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of the column `name` of the panel for these steps."""
-        column: NDArray[Any] = self.panel.columns[name][self.row, self.start : self.stop]
-        return column
+        return self.derived(name, lambda stored: stored(name))
+
+    def derived(self, name: str, compute: Callable[[Callable[[str], NDArray[Any]]], NDArray[Any]]) -> NDArray[Any]:
+        """Return the values for these steps of what `compute` makes of columns of the panel, once for all of its rows."""
+        columns = self.panel.columns
+        assert isinstance(columns, Columns)
+        made = self.segment.cached(f"{self.panel_number}/derived/{name}", lambda _: compute(columns.stored))
+        return made[self.row if len(made) > 1 else 0, self.start : self.stop]
 
     def is_before(self, other: "StepRun") -> bool:
         """Return True if `other` continues these steps in the same row of the same panel."""

@@ -32,8 +32,7 @@ DIGEST = 32  # hexadecimal digits of the digest in the comment of the archive
 _PLAN = b'{"event": "plan"'
 _LARGEST = 1 << 31  # bytes of a column: a damaged file must not fill the memory
 _DATE = (1980, 1, 1, 0, 0, 0)
-_KEPT = 64  # columns that are kept in memory
-_CACHE: OrderedDict[tuple[bytes, str], Any] = OrderedDict()
+_KEPT = 64 << 20  # bytes of columns that are kept in memory
 # What a damaged file, or one that is not ours, can raise while it is read.
 _DAMAGE = (
     ArithmeticError,
@@ -77,6 +76,31 @@ class FoldedPart(NamedTuple):
     plan: str | None  # the last plan in it or before it
     rows: Sequence[tuple[int, int]]
     texts: range
+
+
+class RecentColumns:
+    """The values that were read last from segments, of about `limit` bytes in total."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._values: OrderedDict[tuple[bytes, str], Any] = OrderedDict()
+
+    def value(self, key: tuple[bytes, str], make: Callable[[], Any]) -> Any:
+        """Return the value of `key`, which `make` returns if it is not here."""
+        if key not in self._values:
+            self._values[key] = made = make()
+            self._size += _bytes(made)
+            while self._size > self._limit and len(self._values) > 1:
+                self._size -= _bytes(self._values.popitem(last=False)[1])
+        self._values.move_to_end(key)
+        return self._values[key]
+
+
+def _bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, np.ndarray) else 100 * len(value)
+
+
+_RECENT = RecentColumns(_KEPT)
 
 
 def encode(parts: Sequence[FilePart]) -> bytes:
@@ -226,13 +250,7 @@ class HistorySegment:
 
     def cached(self, name: str, make: Callable[[Callable[[str], NDArray[Any]]], T]) -> T:
         """Return a value that `make` computes from arrays of the archive; recently used values are kept."""
-        key = self._digest, name
-        if key not in _CACHE:
-            _CACHE[key] = self.checked(lambda: make(self._array))
-            while len(_CACHE) > _KEPT:
-                _CACHE.popitem(last=False)
-        _CACHE.move_to_end(key)
-        value: T = _CACHE[key]
+        value: T = _RECENT.value((self._digest, name), lambda: self.checked(lambda: make(self._array)))
         return value
 
     def _read_header(self) -> tuple[Any, bytes]:
