@@ -21,7 +21,7 @@ from fake_histories import FakeHistory, killed_once, write_history
 from holdfast.cli.report import page_of
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
-from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
+from holdfast.events import Detect, Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
 from holdfast.runs import lock
 from holdfast.sampler.digest import Samples
 from holdfast.watch import metrics, screen, web
@@ -86,6 +86,14 @@ class TestSeen:
         history.world = 1
         history.restarts()
         assert list(seen_of(history.events).ranks) == [0]
+
+    def test_a_corruption_is_a_failure_whose_message_names_the_ranks(self) -> None:
+        run = FakeHistory(world=3)
+        run.launches()
+        run.supervisor(Detect(1, -1, -1, "corruption", "ranks 0 and 1 differ in their state"))
+        seen = seen_of(run.events)
+        assert seen.failures == {"corruption": 1}
+        assert seen.latest[-1][1] == "ranks 0 and 1 differ in their state"
 
     def test_the_plan_says_how_much_is_left_and_the_latest_steps_how_fast(self) -> None:
         history = FakeHistory()

@@ -196,6 +196,8 @@ def _description(what: What) -> str:
             return f"restarted with {counted(workers, 'worker')}" + (
                 f" from step {newest}" if newest is not None else ""
             )
+        case Detect(kind="corruption", message=message):
+            return message  # it names the ranks
         case Detect(rank=rank, message=message, step=step):
             where = f" in step {step}" if step is not None else ""
             return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"
