@@ -195,6 +195,28 @@ DRAWINGS = {
         [Arrow(2, 2.3, 3, 2.9), Arrow(2, 3.7, 3, 4.1)],
         [Loss(1, 2.62)],
     ),
+    "partial-recovery": Drawing(
+        "Partial recovery: the lost shard takes its weights from the next rank and its moments from a snapshot",
+        ("checkpoints", "rank 0", "rank 1", "rank 2", "replacement"),
+        [
+            Box(0, 0, 1.5, "state", "snapshot 50"),
+            Box(1, 0, 1, "trained", "step 51"),
+            Box(2, 0, 1, "trained", "step 51"),
+            Box(3, 0, 1, "trained", "step 51"),
+            Box(1, 1, 2, "trained", "step 52"),
+            Box(2, 1, 1.4, "trained", ""),
+            Box(3, 1, 2, "trained", "step 52"),
+            Box(1, 2, 4.6, "waits", "waits in its collective"),
+            Box(3, 2, 4.6, "waits", "has rank 1's gathered weights"),
+            Box(4, 2, 3.2, "other", "older shard"),
+            Box(4, 3.2, 4.6, "again", "step 52"),
+            *_steps(1, 53, 2, 4.6),
+            *_steps(3, 53, 2, 4.6),
+            *_steps(4, 53, 2, 4.6),
+        ],
+        [Arrow(0, 1.3, 4, 2.2), Arrow(3, 2.6, 4, 2.8)],
+        [Loss(2, 1.5)],
+    ),
 }
 
 
