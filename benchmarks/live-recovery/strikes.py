@@ -1,8 +1,8 @@
 """Strike many short runs at random under every recovery. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
 With --lost-shards, sharded models on 4 ranks train under `replay`, and one rank or two at once are killed each time.
-With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart` and `replay`.
-Under `restart`, some of them continue with another number of ranks after every restart.
+With --sharded, the runs train models that are sharded with FSDP2 and HSDP on 4 or 6 ranks, under `restart` and `replay`,
+or with `--strategies partial` under that. Under `restart`, some of them continue with another number of ranks after every restart.
 
 Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
 step, under `replay` and `restart` the bits of a failure-free run (unless the run was scaled meanwhile), a passed audit,
@@ -43,7 +43,7 @@ CALM, SHARDED_CALM = 20, 10  # the most steps between two strikes
 HANG_TIMEOUT = 8  # seconds; of sharded runs, in which a suspended worker is noticed only by this
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "leaks", "left behind")
 STRATEGIES = ("forward", "replay", "skip", "restart")
-SHARDED_STRATEGIES = ("replay", "restart")
+SHARDED_STRATEGIES = ("replay", "restart", "partial")
 SETTLED = 3.0  # seconds after the last recovery; then the connections of lost workers are closed
 
 
@@ -105,7 +105,8 @@ def sharded_plans(seed: int, strategies: list[str], forms: list[str], kinds: lis
     for number in itertools.count():
         rng = random.Random(f"{seed} {number} sharded")
         strategy = rng.choice([strategy for strategy in strategies if strategy in SHARDED_STRATEGIES])
-        plan = Plan(number, strategy, rng.choice(forms), rng.choice((4, 6)), rng.choice((5, 20, 50)))
+        possible = [form for form in forms if strategy != "partial" or not form.startswith("hsdp")]
+        plan = Plan(number, strategy, rng.choice(possible), rng.choice((4, 6)), rng.choice((5, 20, 50)))
         worlds = (2, 4, 6) if plan.form.startswith("hsdp") else (2, 3, 4, 5, 6)
         changes = strategy == "restart" and rng.random() < 1 / 3
         after = tuple(rng.choice(worlds) for _ in range(2 * STRIKES)) if changes else ()
@@ -387,8 +388,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="start no run after this time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
-    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--sharded", action="store_true", help="strike sharded models, under restart and replay")
+    strategies = sorted({*STRATEGIES, *SHARDED_STRATEGIES})
+    parser.add_argument("--strategies", nargs="*", choices=strategies, default=list(STRATEGIES))
+    parser.add_argument(
+        "--sharded", action="store_true", help="strike sharded models, under restart and replay, or partial if given"
+    )
     parser.add_argument(
         "--lost-shards",
         type=int,

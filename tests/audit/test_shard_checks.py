@@ -7,6 +7,7 @@ import pytest
 from fake_live_runs import LOST_AT, FakeLiveRun, found
 from fake_runs import digest
 from holdfast.audit.verdicts import Finding, audit, worst
+from holdfast.audit.run_record import RunRecord
 from holdfast.events import Commit, Event, Reassembled, Regroup
 
 GATHERED = {"origin": "gathered", "step": LOST_AT - 1, "rows": 3, "parameters": ["model/weight"]}
@@ -69,3 +70,12 @@ def test_an_impossible_source_fails(source: dict[str, Any], text: str) -> None:
 def test_older_values_in_an_exact_recovery_fail() -> None:
     assert finding(None, "replay").verdict == "pass"
     assert "from older values, in a recovery by 'replay'" in finding(reassembled(), "replay").because
+
+
+def test_steps_after_an_older_shard_need_not_agree_with_those_of_another_attempt() -> None:
+    def keys(strategy: str) -> list[object]:
+        declared = reassembled() if strategy == "partial" else None
+        return [key for _, key in RunRecord(partial_run(declared, strategy).events).memberships(1).variations()]
+
+    assert keys("replay") == [4] * len(keys("replay"))
+    assert ("lossy", 1, LOST_AT + 1) in keys("partial")

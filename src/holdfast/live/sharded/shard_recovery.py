@@ -335,8 +335,8 @@ def sharded_live(
     `kinds` has the class for each strategy that recovers sharded models."""
     if live.strategy not in kinds:
         raise BadInput(
-            f"a sharded model supports --recovery restart, {' and '.join(kinds)}, not {live.strategy}: a lost worker's "
-            "samples can be left out, but not its shard."
+            f"a sharded model supports --recovery restart, {' and '.join(kinds)}, not {live.strategy}: every forward "
+            "gathers the lost worker's shard, so the others must wait for its replacement, which then computes its samples too."
         )
     if "nccl" not in backend:
         sharded = kinds[live.strategy].take_over(live)
