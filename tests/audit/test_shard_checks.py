@@ -6,8 +6,8 @@ import pytest
 
 from fake_live_runs import LOST_AT, FakeLiveRun, found
 from fake_runs import digest
-from holdfast.audit.verdicts import Finding, audit, worst
 from holdfast.audit.run_record import RunRecord
+from holdfast.audit.verdicts import Finding, audit, worst
 from holdfast.events import Commit, Event, Reassembled, Regroup
 
 GATHERED = {"origin": "gathered", "step": LOST_AT - 1, "rows": 3, "parameters": ["model/weight"]}
