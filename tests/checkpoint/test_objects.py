@@ -23,6 +23,25 @@ def test_a_large_upload_is_streamed_and_read_back(s3: dict[str, object]) -> None
     assert read(store, "value", 1 << 30) == b"".join(parts)
 
 
+def test_a_name_is_looked_for_without_listing_the_other_names_of_its_folder(s3: dict[str, object]) -> None:
+    store = ObjectStore("s3://holdfast/many", **s3)
+    for rank in range(30):
+        store.put(f"step-00000001/shard-{rank:05d}.safetensors", [b"x"])
+    listed: list[int] = []
+    find = store._fs.find
+
+    def counting(*place: object, **options: object) -> object:
+        paths = find(*place, **options)
+        listed.append(len(paths))
+        return paths
+
+    store._fs.find = counting
+    name = "step-00000001/shard-00007.safetensors"
+    assert store.names(name) == [name]
+    assert len(store.names("step-00000001/shard-0001")) == 10
+    assert listed == [1, 10]
+
+
 def test_a_bucket_that_does_not_exist_is_one_clear_line(s3: dict[str, object]) -> None:
     store = ObjectStore("s3://nowhere/run", **s3)
     assert store.names() == []

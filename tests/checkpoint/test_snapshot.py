@@ -481,6 +481,15 @@ def test_empty_folders_and_unfinished_files_are_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "mine", "step-00000001"]
 
 
+def test_a_snapshot_of_many_ranks_is_removed_with_its_manifest_first(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1, 2)
+    for rank in range(3 * manifest.AT_ONCE):
+        store.put(f"step-00000001/extra-{rank:05d}.bin", [b"x"])
+    manifest.remove(store, 1)
+    assert store.names("step-00000001") == []
+    assert snapshot.newest(store).step == 2
+
+
 def test_what_cannot_be_cleared_away_does_not_stop_a_run(tmp_path: Path) -> None:
     class Sticky(DirectoryStore):
         def remove(self, name: str) -> None:

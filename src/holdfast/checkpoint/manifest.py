@@ -8,6 +8,7 @@ latest.json                                      a hint for people; readers do n
 
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from holdfast.checkpoint.store import SMALL, Store, read
 from holdfast.errors import Corrupt, NoSnapshot
 
 LATEST = "latest.json"
+AT_ONCE = 16  # files that are removed at the same time
 STEP = "step-"
 EXTRA_LIMIT = 256 << 20  # bytes: enough for the generators of 10,000 ranks or the names of a million tensors
 LAST_TIME = 253_402_214_400  # the last day of the year 9999, the last that datetime supports
@@ -158,8 +160,14 @@ def missing(store: Store, manifest: Manifest) -> list[str]:
 def remove(store: Store, step: int) -> None:
     """Remove the snapshot of a step, its manifest first; after an error, the call can be repeated."""
     store.remove(manifest_name(step))  # first: from here on the snapshot does not exist
-    for name in store.names(file_name(step)):
-        store.remove(name)
+    names = store.names(file_name(step))
+    if len(names) <= AT_ONCE:
+        for name in names:
+            store.remove(name)
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # with thousands of ranks, one request after another takes minutes
+        for _ in pool.map(store.remove, names):
+            pass
 
 
 def clear_uncommitted(store: Store, before: int | None = None) -> None:

@@ -74,10 +74,12 @@ class ObjectStore:
             yield Reader(length, _Ranges(self._fs, path, length).readinto, read_at)
 
     def names(self, prefix: str = "") -> list[str]:
-        root, folder = self._root.rstrip("/"), prefix.rpartition("/")[0]
+        root, (folder, _, start_of_name) = self._root.rstrip("/"), prefix.rpartition("/")
+        # S3 lists only the names that begin so: each of 1,024 ranks looks for its own file among those of all ranks.
+        narrow = {"prefix": start_of_name} if "s3" in self._fs.protocol and start_of_name else {}
         with _reported("list", self.url):
             try:
-                paths = self._fs.find(f"{root}/{folder}" if folder else self._root)
+                paths = self._fs.find(f"{root}/{folder}" if folder else self._root, **narrow)
             except FileNotFoundError:
                 return []
         start = len(root) + 1

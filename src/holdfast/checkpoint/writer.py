@@ -7,6 +7,7 @@ Writers retry if the storage fails. They report how long each save stalled train
 """
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
+_own_random = random.SystemRandom()  # the script's generators are part of its state
 
 # Images (host memory for the copy of a state) allocated in advance. One is enough if saves do not overlap.
 READY = 1
@@ -190,7 +192,9 @@ class _Target:
             except StorageFailed as error:
                 if pause is None:
                     raise StorageFailed(f"the save of step {step} failed {retries + 1} times: {error}") from error
-                logger.warning("saving step %d again in %g s: %s", step, pause, error)
+                # Ranks that failed together do not try again together.
+                pause *= _own_random.uniform(0.5, 1.5)
+                logger.warning("saving step %d again in %.2g s: %s", step, pause, error)
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
