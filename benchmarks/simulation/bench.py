@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import torch
 
 from simulation.faults import KINDS
-from simulation.schedule import play
+from simulation.kinds import play_any
 
 CHUNK = 100  # schedules that one process plays before it reports
 SHOWN = 20
@@ -50,7 +50,7 @@ def play_some(seeds: range) -> Report:
     torch.set_num_threads(1)
     report, began = Report(), time.process_time()
     for seed in seeds:
-        outcome = play(seed)
+        outcome = play_any(seed)
         report.schedules += 1
         report.simulated += outcome.seconds
         report.struck.update(outcome.struck)
@@ -92,7 +92,7 @@ def show(report: Report, seconds: float, jobs: int) -> None:
 
 
 def replay(seed: int) -> None:
-    outcome = play(seed)
+    outcome = play_any(seed)
     print("\n".join(outcome.trace))
     print(f"digest {outcome.digest}")
     print("\n".join(outcome.violations) or "nothing is wrong")

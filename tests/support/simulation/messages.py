@@ -26,6 +26,9 @@ class Messages:
     def get(self, key: str) -> bytes:
         return self._request("get", key, lambda: self._values[key])
 
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._request("get", keys[0], lambda: [self._values[key] for key in keys])
+
     def check(self, keys: Sequence[str]) -> bool:
         return self._request("look for", keys[0], lambda: all(key in self._values for key in keys))
 
@@ -79,6 +82,9 @@ class Prefixed:
 
     def get(self, key: str) -> bytes:
         return bytes(self._store.get(f"{self._prefix}/{key}"))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return list(self._store.multi_get([f"{self._prefix}/{key}" for key in keys]))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check([f"{self._prefix}/{key}" for key in keys]))

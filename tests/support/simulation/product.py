@@ -8,11 +8,12 @@ from typing import Any
 
 from holdfast import memory
 from holdfast.checkpoint import objects, snapshot, writer
-from holdfast.distributed import ranks
+from holdfast.distributed import gloo_link, membership, ranks
 from holdfast.supervise.nodes import close_round
+from holdfast.supervise.workers import membership_control
 from simulation.scheduler import World
 
-_CLOCKED = (snapshot, writer, ranks, close_round)
+_CLOCKED = (snapshot, writer, ranks, close_round, membership, gloo_link, membership_control)
 _is_name, _checked = lru_cache(4096)(objects.is_name), lru_cache(4096)(objects.checked)  # a schedule has few names
 _POLL = 0.05  # seconds; a shorter sleep is one of a task that looks again and again
 NOON = 1.7e9
@@ -47,10 +48,13 @@ class Names:
 
 
 @contextmanager
-def simulated(world: World) -> Iterator[None]:
-    """Let the product's modules use the clock and the random names of `world`, and log nothing."""
+def simulated(world: World, *others: tuple[Any, str, Any]) -> Iterator[None]:
+    """Let the product's modules use the clock and the random names of `world`, and log nothing.
+
+    `others` are more names of modules to replace: the module, the name and the new value."""
     clock, names = Clock(world), Names(world)
     changes: list[tuple[Any, str, Any]] = [(module, "time", clock) for module in _CLOCKED]
+    changes += others
     changes.append((close_round, "secrets", names))
     changes.append((memory, "require", lambda name, size: None))  # it reads /proc each time, and the state is tiny
     changes += [(objects, "is_name", _is_name), (objects, "checked", _checked)]

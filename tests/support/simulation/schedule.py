@@ -45,7 +45,7 @@ def play(seed: int) -> Outcome:
             world.spawn(operator(), Weather.drawn(cluster).run)
             world.run(LIMIT)
             cluster.close()
-        violations = [*map(str, cluster.truth.violations), *_failures(world), *_end(cluster), *_audit(folder)]
+        violations = [*map(str, cluster.truth.violations), *failures(world), *_end(cluster), *_audit(folder)]
         return Outcome(seed, world.digest, tuple(violations), cluster.faults.struck, tuple(world.trace), world.now)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -59,7 +59,7 @@ def _cluster(world: World, folder: Path) -> Cluster:
     return Cluster(world, Faults.drawn(world), settings, nodes, rng.randint(1, 2), folder)
 
 
-def _failures(world: World) -> list[str]:
+def failures(world: World) -> list[str]:
     return [f"{type(error).__name__} in the simulated code: {error} ({_place(error)})" for error in world.errors]
 
 
