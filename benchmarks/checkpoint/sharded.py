@@ -295,15 +295,16 @@ def _reset_peak(device: str) -> float:
         return float(torch.cuda.memory_allocated())
     ctypes.CDLL(None).malloc_trim(0)  # memory that was freed would hide what is needed
     Path("/proc/self/clear_refs").write_text("5")
-    return _memory("VmRSS")
+    return _memory("VmRSS") - _memory("RssFile")
 
 
 def _peak(device: str) -> float:
-    return float(torch.cuda.max_memory_allocated()) if device == "cuda" else _memory("VmHWM")
+    """Return the peak of what `_reset_peak` counts; pages of libraries, which a restore may touch first, are left out."""
+    return float(torch.cuda.max_memory_allocated()) if device == "cuda" else _memory("VmHWM") - _memory("RssFile")
 
 
 def _memory(what: str) -> float:
-    """Return the resident memory of this process (VmRSS) or its peak (VmHWM) in bytes."""
+    """Return the memory of this process in bytes: resident (VmRSS), its peak (VmHWM) or mapped files (RssFile)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return float(lines[what].split()[0]) * 1024
 
