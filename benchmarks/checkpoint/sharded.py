@@ -336,7 +336,8 @@ def worker(rank: int, size: int, port: int, what: str, options: argparse.Namespa
 def run(size: int, what: str, options: argparse.Namespace) -> Any:
     result = f"{options.folder}/{what}-{size}.json"
     port = 29500 + os.getpid() % 1000 + len(list(Path(options.folder).glob("*.json")))
-    mp.start_processes(worker, (size, port, what, options, result), nprocs=size, start_method="forkserver")
+    method = "spawn" if options.device == "cuda" else "forkserver"  # CUDA may not be touched before a fork
+    mp.start_processes(worker, (size, port, what, options, result), nprocs=size, start_method=method)
     return json.loads(Path(result).read_text())
 
 
