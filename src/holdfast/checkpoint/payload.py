@@ -133,7 +133,11 @@ def empty(dtype: str, shape: Sequence[int]) -> "torch.Tensor":
     """Return a new tensor with undefined values; `dtype` is a name of the safetensors format."""
     import torch
 
-    return torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+    size = math.prod(shape) * bytes_each(dtype)
+    if not size:
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+    # numpy's memory, because torch aligns its own, and glibc before 2.38 does not reuse what is freed there.
+    return torch.frombuffer(np.empty(size, np.uint8), dtype=torch_dtype(dtype)).view(tuple(shape))
 
 
 def torch_dtype(name: str) -> "torch.dtype":

@@ -61,7 +61,8 @@ class SnapshotReader:
         result = self._empty(name, sizes(wanted))
         for rank, part in parts:
             common = overlap(wanted, part)
-            result[within(common, wanted)] = payload.as_tensor(self._read_part(name, rank, part, common))
+            values = self._read_part(name, rank, part, common, keep=False)
+            result[within(common, wanted)] = payload.as_tensor(values)
         return result
 
     def preload(self) -> None:
@@ -113,15 +114,17 @@ class SnapshotReader:
         memory.require(name, math.prod(shape) * payload.bytes_each(dtype))
         return payload.empty(dtype, shape)
 
-    def _read_part(self, name: str, rank: int, part: Box, wanted: Box) -> Array:
-        """Return the part `wanted` of a tensor from the file of `rank`, which has the larger part `part` of it."""
+    def _read_part(self, name: str, rank: int, part: Box, wanted: Box, *, keep: bool = True) -> Array:
+        """Return the part `wanted` of a tensor from the file of `rank`, which has the larger part `part` of it.
+
+        Without `keep`, the result may be valid only until the next call."""
         shard = self._shard(rank)
         entry = shard.entries[name]
         if not part:  # a number
-            return payload.as_array(shard.read(entry.start, entry.end), entry, ())
+            return payload.as_array(shard.read(entry.start, entry.end, keep=keep), entry, ())
         first, last = wanted[0][0] - part[0][0], wanted[0][1] - part[0][0]
         row = (entry.end - entry.start) // max(1, sizes(part)[0])
-        data: npt.NDArray[np.uint8] = shard.read(entry.start + first * row, entry.start + last * row)
+        data: npt.NDArray[np.uint8] = shard.read(entry.start + first * row, entry.start + last * row, keep=keep)
         rows = payload.as_array(data, entry, (last - first, *sizes(part)[1:]))
         return rows[(slice(None), *within(wanted[1:], part[1:]))]
 

@@ -76,40 +76,55 @@ class ShardFile:
         if xxhash.xxh3_128_hexdigest(self._digests) != expected.xxh3:
             raise changed(name, "the digests of its chunks are not those that were committed")
         self._window, self._window_start = np.empty(0, np.uint8), 0
+        self._memory = self._window  # of the window
         self.entries = payload.read_header(self.read, expected.length, name)
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes from `start` up to `stop`; raise Corrupt if a chunk with any of them is damaged."""
+    def read(self, start: int, stop: int, *, keep: bool = True) -> npt.NDArray[np.uint8]:
+        """Return the bytes from `start` up to `stop`; raise Corrupt if a chunk with any of them is damaged.
+
+        Without `keep`, the result may be a view that is valid until the next call."""
         if not 0 <= start <= stop <= self._length:
             raise changed(self.name, f"bytes {start} to {stop} are not in it")
         begin, end = self._window_start, self._window_start + len(self._window)
         if not begin <= start <= stop <= end:
             begin = start // CHUNK * CHUNK
             end = min(max(math.ceil(stop / CHUNK) * CHUNK, begin + SEGMENT), self._length)
-            self._window = np.empty(0, np.uint8)  # first: otherwise two of them are in memory
-            data = self._verified(begin, end)
             if end - begin > SEGMENT:
-                return data[start - begin : stop - begin]
-            self._window, self._window_start = data, begin
-        return self._window[start - begin : stop - begin].copy()  # a caller that keeps it does not keep the window
+                return self._verified(begin, end)[start - begin : stop - begin]
+            self._move_window(begin, end)
+        part = self._window[start - begin : stop - begin]
+        return part.copy() if keep else part
 
     def read_all(self) -> npt.NDArray[np.uint8]:
         """Return the whole file in one buffer, including the digests; raise Corrupt if a chunk is damaged."""
         buffer = self._room(self._expected.length)
         known = 0 if self._window_start else len(self._window)  # the beginning was read with the header
         buffer[:known] = self._window[:known]
-        self._window = np.empty(0, np.uint8)  # a snapshot may have thousands of files
+        self._drop_window()
         self._read_in_parallel(buffer[known : self._length], known)
         buffer[self._length :] = np.frombuffer(self._digests, np.uint8)
         return buffer
 
     def check(self) -> None:
         """Read the whole file in segments; raise Corrupt if a chunk is damaged."""
-        self._window = np.empty(0, np.uint8)  # a snapshot may have thousands of files
+        self._drop_window()
         room = np.empty(min(SEGMENT, self._length), np.uint8)
         with opened(self._store, self.name, self._expected) as reader:
             for offset in range(0, self._length, SEGMENT):
                 self._read_segment(reader, room[: self._length - offset], offset)
+
+    def _move_window(self, begin: int, end: int) -> None:
+        """Fill the window with the bytes from `begin` up to `end`. Its memory is reused: new memory would fragment."""
+        if not len(self._memory):
+            self._memory = self._room(min(SEGMENT, self._length))
+        self._window = self._memory[:0]  # while it is filled, and if that fails
+        self._read_in_parallel(self._memory[: end - begin], begin)
+        self._window, self._window_start = self._memory[: end - begin], begin
+
+    def _drop_window(self) -> None:
+        """Free the window: a snapshot may have thousands of files."""
+        self._memory = self._window = np.empty(0, np.uint8)
+        self._window_start = 0
 
     def _verified(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
         buffer = self._room(end - begin)
