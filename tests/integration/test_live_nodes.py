@@ -21,14 +21,16 @@ TASK = {"epochs": EPOCHS, "patience": PATIENCE}
 def two(start: Start) -> Any:
     """Start two nodes with two workers each; the first one is where they meet."""
 
-    def run(recovery: str, failures: list[dict[str, Any]], workers: int = 2, **task: Any) -> list[Supervisor]:
+    def run(
+        recovery: str, failures: list[dict[str, Any]], workers: int = 2, script: Path = LOOP, **task: Any
+    ) -> list[Supervisor]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             where = probe.getsockname()
         nodes = {"nnodes": 2, "rendezvous": f"{where[0]}:{where[1]}", "min_nodes": 1, "lost_after": 4.0}
         jobs = []
         for rank in (0, 1):
-            how = {**HOW, "workers": workers, "recovery": recovery, "failures": failures}
+            how = {**HOW, "script": script, "workers": workers, "recovery": recovery, "failures": failures}
             jobs.append(start({**TASK, **task}, nodes={**nodes, "node_rank": rank}, **how))
             wait_until(lambda: answers(where), "the first node to listen")
         return jobs
@@ -71,6 +73,15 @@ def test_the_only_worker_of_a_node_is_replaced(two: Any, lost: int) -> None:
 def test_a_step_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:
     reference = start({"model": "normed", "epochs": EPOCHS}, out="reference", workers=4, recovery="replay", **HOW)
     out = completed(two("replay", [{"step": 12, "kind": "kill", "targets": [1, 2]}], model="normed"))
+    assert reference.result()["verdict"] == "completed", reference.stderr
+    assert different(reference.out, out) == []
+
+
+def test_the_shards_of_all_workers_of_a_node_come_back_from_the_other_node(two: Any, start: Start) -> None:
+    sharded = SUPPORT / "fsdp_script.py"
+    reference = start({"epochs": 2}, out="reference", script=sharded, workers=4, save_every=10)
+    failures = [{"step": 12, "kind": "kill", "targets": [2, 3], "point": "backward=0.5"}]
+    out = completed(two("replay", failures, script=sharded, epochs=2))
     assert reference.result()["verdict"] == "completed", reference.stderr
     assert different(reference.out, out) == []
 

@@ -45,7 +45,7 @@ def _disagreement(witnesses: Mapping[int, Witnessed], size: int) -> str | None:
         first = firsts.setdefault(witness.group, rank)
         if witness.digest != witnesses[first].digest:
             return f"rank-{first} and rank-{rank} had different states"
-        keeper = (rank + 1) % size
+        keeper = (rank + witness.apart) % size
         if witness.copy is not None and keeper in witnesses and witnesses[keeper].copy != witness.digest:
             return f"the shard of rank-{rank} and its copy on rank-{keeper} differed"
     return None
@@ -71,7 +71,7 @@ def _hindsight(corruption: Corruption, compared: Mapping[tuple[int, int], Mappin
     if corruption.culprit is not None or not corruption.copies or not again:
         return ""
     for rank, digest in enumerate(corruption.digests):
-        keeper = (rank + 1) % size
+        keeper = (rank + corruption.apart) % size
         if digest != corruption.copies[keeper] and rank in again[0]:
             wrong = f"the copy on rank {keeper}" if again[0][rank].digest == digest else f"the shard of rank {rank}"
             return f" ({wrong} was wrong: the repeated steps gave another)"

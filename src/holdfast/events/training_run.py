@@ -137,8 +137,9 @@ class Witnessed(NamedTuple):
     attempt: int
     step: int
     digest: str  # of the parameters and optimizer state, or of the rank's shard of them
-    copy: str | None = None  # of its copy of the shard of the rank before it
+    copy: str | None = None  # of its copy of the shard of the rank that is `apart` ranks before it
     group: int = 0  # the ranks with the same number have the same state
+    apart: int = 1
 
 
 class Corruption(NamedTuple):
@@ -151,8 +152,9 @@ class Corruption(NamedTuple):
     culprit: int | None  # the rank that is wrong
     because: str
     digests: Sequence[str]  # of the states of all ranks
-    copies: Sequence[str] = ()  # of the copies that they keep
+    copies: Sequence[str] = ()  # of the copies that they keep, each of the rank that is `apart` ranks before it
     finite: bool = True  # False if the states are equal, but have become infinite or NaN
+    apart: int = 1
 
 
 class Preempted(NamedTuple):

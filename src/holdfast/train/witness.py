@@ -35,11 +35,12 @@ class ComparedState:
     """The tensors of this rank that other ranks also have, by name.
 
     The tensors in `own` are the same on all ranks of the `group`, such as all replicas. Of a sharded model, they are this
-    rank's shard, and `copy` is its copy of the shard of the rank before it."""
+    rank's shard, and `copy` is its copy of the shard of the rank `apart` ranks before it."""
 
     own: Mapping[str, torch.Tensor]
     copy: Mapping[str, torch.Tensor] | None = None
     group: int = 0
+    apart: int = 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -91,6 +92,7 @@ class Witness:
             previous=previous,
             ranks=self.ranks.fixed(),
             group=state.group,
+            apart=state.apart,
             names=list(state.own),
             parts=parts,
             arrived=arrived,
@@ -108,7 +110,9 @@ class Witness:
             if ended.has_agreed:
                 self.agreed, self._expects_finite = ended.step, ended.is_finite
                 digest, *copy = ended.digests
-                self.record.append(Witnessed(self.attempt, ended.step, digest, copy[0] if copy else None, ended.group))
+                self.record.append(
+                    Witnessed(self.attempt, ended.step, digest, copy[0] if copy else None, ended.group, ended.apart)
+                )
 
     def wait(self) -> None:
         """Wait until the comparison that is under way has ended, and collect its result."""
@@ -136,6 +140,7 @@ class Witness:
                     because=error.because,
                     digests=ended.all_digests[0],
                     copies=ended.all_digests[1],
+                    apart=ended.apart,
                     finite=error.is_finite,
                 )
             )
@@ -161,6 +166,7 @@ class _Comparison(threading.Thread):
         previous: int,
         ranks: Ranks,
         group: int,
+        apart: int,
         names: Sequence[str],
         parts: Sequence[torch.Tensor],
         arrived: torch.cuda.Event | None,
@@ -168,7 +174,7 @@ class _Comparison(threading.Thread):
         may_diverge: bool,
     ) -> None:
         super().__init__(name="holdfast-witness", daemon=True)
-        self.step, self.group = step, group
+        self.step, self.group, self.apart = step, group, apart
         self.error: StateDifference | None = None
         self.has_agreed = self.is_finite = False
         self.digests: list[str] = []
@@ -214,7 +220,7 @@ class _Comparison(threading.Thread):
         for rank, (message, digests) in enumerate(zip(messages, own, strict=True)):
             groups[message[1]][rank] = _pairs(digests)
         for rank, digests in enumerate(copies[0] if copies else ()):
-            groups[(rank - 1) % len(own)][rank] = _pairs(digests)
+            groups[(rank - self.apart) % len(own)][rank] = _pairs(digests)
         self.error = compare_states(list(groups.values()), self._names, "copy of a shard" if copies else "state")
         self.is_finite = all(finite for _, _, finite, *_ in messages)
         if not (self.error or self.is_finite or self._may_diverge):

@@ -86,6 +86,18 @@ def test_two_ranks_that_are_lost_together_or_in_a_row_come_back_exactly_unless_b
             assert struck.finished == unstruck.finished, (first, second)
 
 
+@pytest.mark.slow
+def test_a_lost_node_comes_back_exactly_because_the_copies_of_its_shards_are_on_the_other_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # ranks 0 and 1 are on one node, 2 and 3 on the other
+    rng, unstruck = random.Random(8), simulate(mesh(1))
+    for number in calls(unstruck, 2):
+        losses = [Loss(rank, number, rng.random() < 0.5, rng.choice(OTHERS)) for rank in (2, 3)]
+        struck = simulate(mesh(1), losses)
+        assert (struck.fallback, struck.finished) == (None, unstruck.finished), losses
+
+
 @SHAPES
 def test_workers_that_are_lost_in_each_kind_of_collective_do_as_the_simulated_ranks(
     start: Start, tmp_path: Path, replicas: int

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import BadInput
+from holdfast.live.sharded.collectives import Ring, ranks_apart
 from holdfast.live.sharded.shadow import check_copyable, neighbours
 from holdfast.train.state.protected import Protected
 from repository import ROOT
@@ -34,13 +35,26 @@ def test_the_copy_makes_the_same_steps_as_its_owner(tmp_path: Path) -> None:
     assert {name: ranks for name, ranks in results.items() if ranks} == {}
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-def test_every_rank_gives_to_the_next_once_and_no_rank_gives_and_takes_in_one_round(size: int) -> None:
-    rounds = list(neighbours(size))
-    assert sorted(pair for pairs in rounds for pair in pairs) == [(rank, (rank + 1) % size) for rank in range(size)]
+@pytest.mark.parametrize(("size", "apart"), [(size, apart) for size in range(2, 9) for apart in range(1, size)])
+def test_every_rank_gives_to_the_next_once_and_no_rank_gives_and_takes_in_one_round(size: int, apart: int) -> None:
+    rounds = list(neighbours(Ring(0, size, apart)))
+    assert sorted(pair for pairs in rounds for pair in pairs) == [(rank, (rank + apart) % size) for rank in range(size)]
     for pairs in rounds:
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len({*ranks})
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(8, 2), (8, 4), (8, 8), (6, 3), (4, 1)])
+def test_a_copy_is_on_another_node_if_there_are_several_of_equal_size(size: int, nodes: int) -> None:
+    apart = ranks_apart(size, nodes)
+    node_of = [rank * nodes // size for rank in range(size)]
+    copies = [Ring(rank, size, apart).next for rank in range(size)]
+    assert sorted(copies) == list(range(size))
+    assert all((node_of[rank] != node_of[copy]) == (nodes > 1) for rank, copy in enumerate(copies))
+
+
+def test_with_nodes_of_different_sizes_the_next_rank_keeps_the_copy() -> None:
+    assert ranks_apart(5, 2) == 1
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adafactor], ids=lambda kind: str(kind.__name__))

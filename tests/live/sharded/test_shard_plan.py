@@ -87,6 +87,10 @@ def test_a_survivor_in_the_exchange_before_the_first_of_two_optimizer_steps_need
     )
 
 
+def test_a_worker_that_would_look_for_copies_on_other_ranks_makes_the_run_restart() -> None:
+    assert "another number of nodes" in reason(within(2), ShardReport(step=JOINS, apart=2), within(2), within(2))
+
+
 def test_if_no_survivor_is_left_the_run_restarts() -> None:
     joining = dict.fromkeys(range(2), JOINING)
     assert make_shard_plan(joining, {0: (), 1: ()}) == "no rank that was in the interrupted step is left"

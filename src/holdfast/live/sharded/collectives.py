@@ -30,18 +30,30 @@ _REDUCIBLE = {
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The ranks as a ring, in which each rank keeps a copy of the previous rank's shards."""
+    """The ranks as a ring, in which each rank keeps a copy of the previous rank's shards.
+
+    The next rank is `apart` ranks further. If that number has a common divisor with `size`, there are several rings."""
 
     rank: int
     size: int
+    apart: int = 1
+
+    def at(self, rank: int) -> "Ring":
+        """Return the same ring as another `rank` sees it."""
+        return Ring(rank, self.size, self.apart)
 
     @property
     def next(self) -> int:
-        return (self.rank + 1) % self.size
+        return (self.rank + self.apart) % self.size
 
     @property
     def previous(self) -> int:
-        return (self.rank - 1) % self.size
+        return (self.rank - self.apart) % self.size
+
+
+def ranks_apart(size: int, nodes: int) -> int:
+    """Return how far from each rank the rank with a copy of its shards is: with `nodes` of equal size, on the next node."""
+    return 1 if size % nodes else size // nodes if nodes > 1 else 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,11 +160,11 @@ class Reduce:
         return chunks[ring.rank].clone(), chunks[ring.previous].clone()
 
     def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
-        return all(Ring(rank, ring.size).next not in needy for rank in needy)
+        return all(ring.at(rank).next not in needy for rank in needy)
 
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
         for rank in needy:
-            place = Ring(rank, ring.size)
+            place = ring.at(rank)
             if ring.rank == rank:
                 self._receive(link, place)
             if ring.rank == place.next:

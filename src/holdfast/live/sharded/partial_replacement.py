@@ -16,7 +16,6 @@ import torch
 from holdfast import progress
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import Reassembled
-from holdfast.live.sharded.collectives import Ring
 from holdfast.live.sharded.gathered_copies import GatheredCopies
 from holdfast.live.sharded.reassembly import LostShard, States, row_sums, state_names
 from holdfast.live.sharded.shadow import OwnShards, check_own_objects
@@ -71,7 +70,7 @@ class PartialRecovery(ShardedRecovery):
         rest = self._transfer(plan.giver, plan.joining, lambda: [own.capture_rest(), state_names(own)])
         gathered: dict[str, tuple[torch.Tensor, int]] = {}
         for joining in plan.joining:
-            giver = Ring(joining, self.size).next
+            giver = self.collectives.ring.at(joining).next
             gathered = self._transfer(giver, (joining,), lambda: self._gathered_rows(own)) or gathered
         shard = LostShard(own, self._restore_shard(plan.step), gathered, rest[1]) if rank in plan.joining else None
         sums = self._row_sums(plan, own, is_needed=shard is not None and shard.lacks_states)

@@ -71,6 +71,6 @@ Copies = Shadow | Replicas
 def ranks_with_copies(own: OwnShards, ring: Ring) -> Mapping[int, tuple[int, ...]]:
     """Return, for each rank, the ranks that hold a copy of its shards: its replicas, or the next rank."""
     if not own.has_replicas:
-        return {rank: (Ring(rank, ring.size).next,) for rank in range(ring.size)}
+        return {rank: (ring.at(rank).next,) for rank in range(ring.size)}
     columns = next(iter(own.parameters.values())).device_mesh.mesh.T.tolist()  # of ranks with the same shards
     return {rank: tuple(other for other in column if other != rank) for column in columns for rank in column}

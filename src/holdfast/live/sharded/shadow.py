@@ -6,6 +6,7 @@ compute every element independently, so the copy has the same bits after every s
 """
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -332,7 +333,7 @@ def _without_dtensors(state: Any) -> Any:
 def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
     """Send this rank's shards to the next rank, and return the copy of the previous rank's shards."""
     copied = None
-    for pairs in neighbours(ring.size):
+    for pairs in neighbours(ring):
         for giver, taker in pairs:
             if ring.rank in (giver, taker):
                 copied = state_transfer.transfer(link, ring.rank, giver, (taker,), own.capture) or copied
@@ -340,13 +341,16 @@ def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
     return Shadow(own, copied)
 
 
-def neighbours(size: int) -> Iterator[list[tuple[int, int]]]:
+def neighbours(ring: Ring) -> Iterator[list[tuple[int, int]]]:
     """Yield rounds of (giver, taker) pairs. In all rounds together, every rank gives to the next rank once.
 
     In a single round, no rank is both giver and taker."""
-    for colour in range(3):
-        yield [(rank, (rank + 1) % size) for rank in range(size) if _colour(rank, size) == colour]
-
-
-def _colour(rank: int, size: int) -> int:
-    return 2 if size % 2 and rank == size - 1 else rank % 2
+    rounds: list[list[tuple[int, int]]] = [[], [], []]
+    rings = math.gcd(ring.size, ring.apart)
+    length = ring.size // rings
+    for first in range(rings):
+        for place in range(length):
+            giver = (first + place * ring.apart) % ring.size
+            is_odd_one = length % 2 and place == length - 1
+            rounds[2 if is_odd_one else place % 2].append((giver, ring.at(giver).next))
+    yield from rounds

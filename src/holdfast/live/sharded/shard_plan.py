@@ -16,6 +16,7 @@ class ShardReport:
     """A report on how far one rank has trained. The rank sends it to all other ranks when a recovery begins."""
 
     step: int  # the step that the rank trains or reaches next; JOINS for a worker that replaces a lost one
+    apart: int = 1  # see Ring: how far from a rank the rank with a copy of its shards is
     begun: bool = False  # the rank has begun `step`
     collectives: int = 0  # those of `step` that it has completed
     optimizer_steps: int = 0  # those that it has made in `step`
@@ -52,6 +53,8 @@ def make_shard_plan(reports: Mapping[int, ShardReport], copies: Mapping[int, Seq
     size = len(copies)
     if sorted(reports) != list(range(size)):
         return f"a model that is sharded over {size} ranks cannot continue with {len(reports)}"
+    if len({report.apart for report in reports.values()}) > 1:
+        return "a worker has started with another number of nodes, and would look for copies of shards on other ranks"
     joining = tuple(rank for rank, report in sorted(reports.items()) if report.step == JOINS)
     present = {rank: report for rank, report in sorted(reports.items()) if rank not in joining}
     if not present:

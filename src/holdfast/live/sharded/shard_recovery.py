@@ -7,6 +7,7 @@ and then all continue. If that is not possible, the run restarts from its newest
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,7 +23,7 @@ from holdfast.events import Regroup
 from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
-from holdfast.live.sharded.collectives import Collectives, Reduce, Ring, Team
+from holdfast.live.sharded.collectives import Collectives, Reduce, Ring, Team, ranks_apart
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
 from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_with_copies
 from holdfast.live.sharded.shadow import Exchange, OwnShards, Shadow, check_copyable, exchange_copies
@@ -56,7 +57,8 @@ class ShardedRecovery(LiveRecovery):
 
         A spare first waits here until it replaces a lost worker, because its shards depend on its rank."""
         sharded = cls(live.strategy, live.size, live.coordination, live.link)
-        ring = Ring(live.coordination.await_rank(), live.size)
+        rank, nodes = live.coordination.await_rank(), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        ring = Ring(rank, live.size, ranks_apart(live.size, nodes))
         sharded.collectives = Collectives(live.link, ring, sharded.recover_collective)
         sharded._recorded = live.members
         return sharded
@@ -175,13 +177,15 @@ class ShardedRecovery(LiveRecovery):
         settled, self._settled = self._settled, None
         return False, settled
 
-    def compared_state(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None, int]:
-        """Return this rank's shards, the copy that it keeps of other shards, and the first rank with the same shards."""
+    def compared_state(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None, int, int]:
+        """Return this rank's shards, the copy that it keeps of other shards, and the first rank with the same shards.
+
+        The last value says whose shards the copy is of: those of the rank that many ranks before this one."""
         assert self._own is not None
         own, rank = self._own.compared(self._own.capture()), self.collectives.ring.rank
         if isinstance(self._copies, Shadow):
-            return own, self._own.compared(self._copies.capture()), rank
-        return own, None, min(rank, *self._ranks_with_copies[rank])
+            return own, self._own.compared(self._copies.capture()), rank, self.collectives.ring.apart
+        return own, None, min(rank, *self._ranks_with_copies[rank]), 1
 
     def suspend(self) -> None:
         """Raise the error that makes the run restart: a sharded model needs all of its ranks."""
@@ -236,10 +240,11 @@ class ShardedRecovery(LiveRecovery):
 
     def _report(self) -> ShardReport:
         if self.is_joining:
-            return ShardReport(step=JOINS)
+            return ShardReport(step=JOINS, apart=self.collectives.ring.apart)
         collectives = self.collectives
         return ShardReport(
             step=self._step,
+            apart=collectives.ring.apart,
             begun=self._has_begun,
             collectives=len(collectives.log),
             optimizer_steps=collectives.optimizer_steps,
@@ -286,7 +291,7 @@ class ShardedRecovery(LiveRecovery):
         for joining in plan.joining:
             shards = self._transfer(plan.holders[joining], (joining,), self._copied_shards)
             if not own.has_replicas:
-                copied = self._transfer(Ring(joining, self.size).previous, (joining,), own.capture)
+                copied = self._transfer(self.collectives.ring.at(joining).previous, (joining,), own.capture)
             if rank == joining:
                 own.load(shards, rest)
                 self._copies = self._replicas() or Shadow(own, copied)
