@@ -96,6 +96,22 @@ def test_steps_after_the_newest_commit_stay_lines(history: Path) -> None:
     assert segment.panels[panel].first + segment.panels[panel].rows[row].steps == 768  # the last 256 before step 900
 
 
+def test_when_the_run_is_over_only_lines_after_the_last_saved_step_are_left(history: Path) -> None:
+    with (history / "rank-0.jsonl").open("ab") as file:
+        file.write(line(1.8e9, "rank-0", Commit(2, STEPS, 1)))
+    before = list(stream_history(history, []))
+    fold(history, least=1, is_over=True)
+    assert list(stream_history(history, [])) == before
+    assert [lines_left(history / f"{who}.jsonl") for who in LINES] == [
+        len(line(1.8e9, "rank-0", Commit(2, STEPS, 1))),
+        0,
+    ]
+    with HistoryWriter(history, "rank-1", clock=lambda: 1.8e9):
+        pass
+    after = [event.what for name, event in stream_history(history, []) if name == "rank-1"]
+    assert after == [*(event.what for name, event in before if name == "rank-1"), Open(2)]
+
+
 def test_without_a_commit_nothing_is_folded(history: Path) -> None:
     lines = [text for text in LINES["rank-0"] if b'"commit"' not in text]
     (history / "rank-0.jsonl").write_bytes(b"".join(lines))
@@ -177,6 +193,37 @@ def test_a_fold_that_is_killed_anywhere_loses_and_repeats_nothing(
     assert fold(history, least=1) > 0
     assert list(stream_history(history, [])) == before
     assert not list((history / "segments").glob(".*"))
+
+
+def test_a_power_failure_never_finds_a_hole_without_its_segment(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines and the segment are on the disk, and the segment has its name there, before the lines are freed."""
+    done: list[str] = []
+    sync, rename, free = os.fsync, Path.replace, folding._free
+
+    def synced(number: int) -> None:
+        sync(number)
+        done.append(f"sync {Path(f'/proc/self/fd/{number}').readlink().name}")
+
+    def renamed(path: Path, to: Path) -> Path:
+        done.append(f"rename {path.name}")
+        return rename(path, to)
+
+    def freed(path: Path, end: int) -> None:
+        done.append("free")
+        free(path, end)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(folding, "_free", freed)
+    fold(history, least=1)
+    assert done[: done.index("free")] == [
+        "sync rank-0.jsonl",
+        "sync rank-1.jsonl",
+        "sync .0.tmp",
+        "rename .0.tmp",
+        "sync segments",
+        "sync history",
+    ]
 
 
 @pytest.mark.slow

@@ -30,10 +30,11 @@ _PUNCH = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of Linux
 _LIBC = ctypes.CDLL(None)
 
 
-def fold(history: Path, ranks: Collection[int] | None = None, *, least: int = LEAST) -> int:
+def fold(history: Path, ranks: Collection[int] | None = None, *, least: int = LEAST, is_over: bool = False) -> int:
     """Fold the settled lines of the files of `ranks` (default: all) in the folder `history`; return how many segments.
 
-    Steps are settled that the newest snapshot covers. Less than `least` bytes of lines are left as they are."""
+    Steps are settled that the newest snapshot covers. Less than `least` bytes of lines are left as they are. The newest
+    steps stay lines unless the run `is_over`."""
     committed = last_commit(history)
     files = [
         file
@@ -42,19 +43,20 @@ def fold(history: Path, ranks: Collection[int] | None = None, *, least: int = LE
     ]
     count = 0
     try:
-        while committed and _fold_once(files, committed, least):
+        while committed and _fold_once(files, committed, least, is_over):
             count += 1
     except OSError as error:
         raise StorageFailed(f"cannot fold the history {history}: {error.strerror or error}.") from error
     return count
 
 
-def _fold_once(files: Sequence[Path], committed: int, least: int) -> bool:
-    waiting = [part for file in files if (part := _waiting(file)) is not None]
+def _fold_once(files: Sequence[Path], committed: int, least: int, is_over: bool) -> bool:
+    waiting = [part for file in files if (part := _waiting(file, 0 if is_over else KEPT)) is not None]
     if max((len(part.data) for part in waiting), default=0) < max(1, least):
         return False
     last = (int(steps[-1]) for part in waiting if (steps := _STEP.findall(part.data)))
-    end = min(committed, min(last, default=0) + 1) // BLOCK * BLOCK  # so the ranks' steps begin and end together
+    end = min(committed, min(last, default=0) + 1)
+    end = end if end == committed and is_over else end // BLOCK * BLOCK  # so the ranks' steps begin and end together
     parts = [part._replace(data=part.data[: _cut(part.data, end)]) for part in waiting]
     parts = [part for part in parts if part.data]
     if not parts:
@@ -65,8 +67,8 @@ def _fold_once(files: Sequence[Path], committed: int, least: int) -> bool:
     return True
 
 
-def _waiting(file: Path) -> FilePart | None:
-    """Return the next lines of `file` that may be folded, after they have reached the disk."""
+def _waiting(file: Path, kept: int) -> FilePart | None:
+    """Return the next lines of `file` before its last `kept` bytes, after they have reached the disk."""
     require_file(file)
     start, line, plan = 0, 1, None
     for _, part in folded_backwards(file):
@@ -76,7 +78,7 @@ def _waiting(file: Path) -> FilePart | None:
         return None
     with file.open("rb") as lines:
         os.fsync(lines.fileno())
-        count = min(MOST, lines.seek(0, os.SEEK_END) - KEPT - start)
+        count = min(MOST, lines.seek(0, os.SEEK_END) - kept - start)
         lines.seek(start)
         data = lines.read(count) if count > 0 else b""
     return FilePart(file.stem, start, line, data[: data.rfind(b"\n") + 1], digest, plan)

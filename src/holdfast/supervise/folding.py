@@ -10,8 +10,8 @@ from holdfast.history.fold import KEPT, LEAST, fold
 from holdfast.supervise.child_call import ChildCall
 
 PAUSE = 5.0  # seconds between two looks at the sizes of the files
-LEAST_AT_END = 1 << 18  # bytes of lines that are worth a segment when the run has ended
 ENDS_WITHIN = 60.0
+NAME = "the folding of the history"
 
 
 class HistoryFolding:
@@ -28,13 +28,17 @@ class HistoryFolding:
         if now < self._next or (self._call and not self._call.is_done()):
             return
         self._call, self._next = None, now + PAUSE
-        self._begin(ranks, LEAST)
+        sizes = self._sizes_now()
+        if any(size - self._sizes.get(file, 0) >= LEAST + KEPT for file, size in sizes.items()):
+            self._sizes = sizes
+            self._call = ChildCall(lambda: _fold(self._history, ranks, is_over=False), NAME)
 
     def finish(self, ranks: Collection[int] | None) -> None:
-        """Fold what is left after the end of the run, if it is worth it."""
+        """Fold what is left after the end of a long run."""
         self._wait(ENDS_WITHIN)
-        self._begin(ranks, LEAST_AT_END)
-        self._wait(ENDS_WITHIN)
+        if max(self._sizes_now().values(), default=0) >= LEAST:
+            self._call = ChildCall(lambda: _fold(self._history, ranks, is_over=True), NAME)
+            self._wait(ENDS_WITHIN)
 
     def close(self) -> None:
         """End the child process, if there is one: what it has not folded stays as it is."""
@@ -46,13 +50,10 @@ class HistoryFolding:
             with suppress(HoldfastError):  # then the lines stay as they are
                 call.result(seconds)
 
-    def _begin(self, ranks: Collection[int] | None, least: int) -> None:
-        sizes = {file: file.stat().st_size for file in self._history.glob("rank-*.jsonl")}
-        if any(size - self._sizes.get(file, 0) >= least + KEPT for file, size in sizes.items()):
-            self._sizes = sizes
-            self._call = ChildCall(lambda: _fold(self._history, ranks, least), "the folding of the history")
+    def _sizes_now(self) -> dict[Path, int]:
+        return {file: file.stat().st_size for file in self._history.glob("rank-*.jsonl")}
 
 
-def _fold(history: Path, ranks: Collection[int] | None, least: int) -> int:
+def _fold(history: Path, ranks: Collection[int] | None, *, is_over: bool) -> int:
     os.nice(19)
-    return fold(history, ranks, least=least)
+    return fold(history, ranks, least=1 if is_over else LEAST, is_over=is_over)
