@@ -29,6 +29,6 @@ def without(steps: Numbers, others: Numbers) -> Numbers:
 def twice_in(numbers: Numbers) -> Numbers:
     """Return the numbers that `numbers` has more than once, sorted."""
     if (numbers[1:] > numbers[:-1]).all():
-        return numbers[:0]
+        return np.zeros(0, np.int64)  # a view would keep all of `numbers` in memory
     ordered = np.sort(numbers)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
