@@ -1,7 +1,7 @@
 """Plays many schedules of a simulated cluster, and reports what was wrong and which faults struck in which phases.
 
 python benchmarks/simulation/bench.py --schedules 100000 --jobs 16 --seed 0
-python benchmarks/simulation/bench.py --replay 265
+python benchmarks/simulation/bench.py --replay 98
 """
 
 import argparse
