@@ -48,3 +48,12 @@ def test_ranks_of_equal_speed_are_not_named(start: Start) -> None:
     job = start(script=SCRIPT, workers=3, args=["300", "1", "1000", "3"], save_every=50)
     assert job.result()["verdict"] == "completed", job.stderr
     assert job.events("straggler") == []
+
+
+def test_a_slow_rank_of_a_sharded_model_is_named(start: Start) -> None:
+    job = start(script=SCRIPT, workers=3, args=["250", "1", "100", "3", "sharded"], save_every=100, recovery="replay")
+    assert job.result()["verdict"] == "completed", job.stderr
+    reports = [event.what for event in job.events("straggler")]
+    assert {report.rank for report in reports} == {1}
+    assert 90 <= reports[0].step <= 110
+    assert failed_checks(job.out) == []

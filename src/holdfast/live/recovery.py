@@ -183,6 +183,10 @@ class LiveRecovery:
         self.buffers.synced = 0
         self._may_accumulate = not optimizer_steps
 
+    def take_waited(self) -> float | None:
+        """Return the seconds in collectives since the last call; None if they are not measured, as for replicas."""
+        return None
+
     def is_dropped(self, step: int) -> bool:
         """Return True if `step` was dropped because a worker was lost (--recovery skip)."""
         return self.window.dropped == step

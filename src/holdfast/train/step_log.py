@@ -397,7 +397,10 @@ class StepRecorder:
         loss = self.loss.take()
         if loss is not None and self._bad_loss is None and not math.isfinite(loss):
             self._bad_loss = self._begun[0]
-        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), loss, computed))
+        now = self.now()
+        if self.live and isinstance(now, float) and (waited := self.live.take_waited()) is not None:
+            computed = now - waited  # as if this rank had waited for the others at the end of the step
+        self.log.add(self._begun, (now, self._take_work(self._begun[0]), loss, computed))
 
     def take_bad_loss(self) -> int | None:
         """Return the first step since the last call whose logged loss was infinite or NaN; None if there was none."""

@@ -13,6 +13,7 @@ host memory.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -239,6 +240,7 @@ class Collectives:
     world: Team = field(init=False)
     log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
+    seconds: float = 0.0  # in collectives, mostly waiting for other ranks; `take_waited` sets it back
     current: Operation | None = None  # the collective that this rank carries out now
     _has_ended: bool = False  # this step's collectives have: other ranks are in the next step
     _teams: dict[tuple[int, ...], Team] = field(default_factory=dict)
@@ -292,6 +294,7 @@ class Collectives:
         team = team or self.world
         self.current = operation
         progress.here.count_post()
+        began = perf_counter()
         while True:
             try:
                 if self._has_completed(team, len(self.log)):
@@ -303,6 +306,7 @@ class Collectives:
                 if self.recover():
                     self._has_ended = True
                     break
+        self.seconds += perf_counter() - began
         self.current = None
         if team in self._newest:
             self._newest[team].release()  # all ranks of the team have begun this collective

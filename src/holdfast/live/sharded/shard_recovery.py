@@ -187,6 +187,11 @@ class ShardedRecovery(LiveRecovery):
             return own, self._own.compared(self._copies.capture()), rank, self.collectives.ring.apart
         return own, None, min(rank, *self._ranks_with_copies[rank]), 1
 
+    def take_waited(self) -> float | None:
+        """Return the seconds that this rank was in collectives since the last call, mostly waiting for other ranks."""
+        seconds, self.collectives.seconds = self.collectives.seconds, 0.0
+        return seconds
+
     def suspend(self) -> None:
         """Raise the error that makes the run restart: a sharded model needs all of its ranks."""
         raise restart_needed(f"a model that is sharded over {self.size} ranks needs all of them")
