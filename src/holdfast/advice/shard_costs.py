@@ -21,11 +21,11 @@ BANDWIDTH = 1.25e9  # bytes in a second from a rank to the next: 10 Gbit/s, whic
 # the ranks that is lost. The value is the mean, or 0 if the runs were ahead on average. The interval has the distance from
 # 0 of nine of ten trials, because chance moves a run ahead as often as behind. A smaller part is assumed to cost as much as
 # 1/8.
-LAGS_FROM = "docs/results/sharded-tradeoff-quick"
+LAGS_FROM = "docs/results/sharded-tradeoff"
 LAGS: Mapping[Fraction, Estimate] = {
-    Fraction(1, 8): Estimate(0.0, 0.0, 8.1, BENCHMARK),
-    Fraction(1, 4): Estimate(0.0, 0.0, 11.9, BENCHMARK),
-    Fraction(1, 2): Estimate(0.0, 0.0, 15.0, BENCHMARK),
+    Fraction(1, 8): Estimate(0.0, 0.0, 15.7, BENCHMARK),
+    Fraction(1, 4): Estimate(0.0, 0.0, 20.8, BENCHMARK),
+    Fraction(1, 2): Estimate(0.0, 0.0, 16.8, BENCHMARK),
 }
 
 
@@ -81,7 +81,7 @@ class ShardCosts:
             even = lag.high * self.step / (self.delay / self.step)
             lines.append(
                 f"A lost shard costs {lag.value:.2g} steps on average under partial, and up to {lag.high:.3g} in nine of ten "
-                f"cases ({LAGS_FROM}, a small model). Even at {lag.high:.3g}, replay, which repeats nothing, wastes less time "
+                f"cases ({LAGS_FROM}, 101 million parameters). Even at {lag.high:.3g}, replay, which repeats nothing, wastes less time "
                 f"than partial only if failures come more often than every {in_words(even)}."
             )
         return lines
