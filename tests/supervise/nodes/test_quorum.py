@@ -137,3 +137,27 @@ def test_nodes_continue_after_a_claim_whose_answer_was_lost(tmp_path: Path) -> N
     assert cast(Any, closer._take_term([greeting], Peers())).number == 3
     other = RoundCloser(node, "10.0.0.1:1", cast(Any, SimpleNamespace(take=lambda term: terms.take(store, term))))
     assert other._take_term([greeting], Peers()) is None
+
+
+def test_nodes_continue_after_two_claims_of_which_only_the_first_took_effect(tmp_path: Path) -> None:
+    class Answers:
+        """The terms in a checkpoint store, which does not take the second claim."""
+
+        claims = 0
+
+        def term(self) -> Term | None:
+            return terms.newest(store)
+
+        def take(self, term: Term) -> bool:
+            self.claims += 1
+            if self.claims == 2:
+                raise StorageFailed("the storage is away")
+            return terms.take(store, term)
+
+    store = DirectoryStore(tmp_path)
+    closer = RoundCloser(Node(rank=1, of=2, endpoint="node0:29400"), "10.0.0.2:1", cast(Any, Answers()))
+    greeting = cast(Any, {"node": 1, "who": "b", "term": 1})
+    assert cast(Any, closer._take_term([greeting], Peers())).number == 2  # and the nodes change before they hear of it
+    with pytest.raises(StorageFailed):
+        closer._take_term([greeting], Peers())
+    assert cast(Any, closer._take_term([greeting], Peers())).number == 3

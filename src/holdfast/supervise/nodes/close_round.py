@@ -106,7 +106,7 @@ class RoundCloser:
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
-        self._claimed: Term | None = None  # the last one; perhaps the nodes have never heard of it
+        self._claims: set[Term] = set()  # its own; perhaps the nodes have never heard of the last ones
 
     def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
         """Announce which nodes start together in rendezvous `number`, once enough nodes have registered.
@@ -160,10 +160,10 @@ class RoundCloser:
         if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
         before = max(node["term"] for node in nodes)
-        is_unheard = self._claimed is not None and self._claimed.number > before
+        is_unheard = any(claim.number > before for claim in self._claims)
         if len(nodes) == self._node.of or is_unheard:
             newest = self._checkpoints.term()
-            if newest and (len(nodes) == self._node.of or newest == self._claimed):
+            if newest and (len(nodes) == self._node.of or newest in self._claims):
                 before = max(before, newest.number)
         return self.claim(before + 1, tuple(node["node"] for node in nodes))
 
@@ -171,7 +171,8 @@ class RoundCloser:
         """Claim the term `number` for `nodes`, and return it; return None if other nodes have claimed it already.
 
         If this raises an error, the claim may stand nevertheless, and is followed by the next."""
-        self._claimed = term = Term(number, secrets.token_hex(6), self._own, nodes)
+        term = Term(number, secrets.token_hex(6), self._own, nodes)
+        self._claims.add(term)
         return term if self._checkpoints.take(term) else None
 
 
