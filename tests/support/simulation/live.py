@@ -279,7 +279,19 @@ class LiveJob:
         live.reach_boundary(step)
         live.at_boundary(step, last=True)
         self._check_state(step, model)
+        progress.phase = Phase.CLOSING
+        self._save_last(coordination)
         progress.phase = Phase.DONE
+
+    def _save_last(self, coordination: Coordination) -> None:
+        """Wait until all members have come to the end, as the save of the last state does."""
+        store = Prefixed(f"end/{coordination.number}", self.store())
+        if store.add("count", 1) == len(coordination.members):
+            store.set("all", "")
+        while not store.check(["all"]):
+            if coordination.is_outdated:
+                raise recovery.restart_needed("a member was lost while the last state was saved")
+            self.world.poll(0.005)
 
     def _recorded(self, what: Any) -> None:
         """Check that all members of a membership recover by the same plan."""

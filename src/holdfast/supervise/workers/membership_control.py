@@ -230,13 +230,14 @@ class MembershipController:
         if others is None:
             return  # not every node has reported yet
         report = merge_reports([self.report(), *others.values()])
-        if report.ended:
+        is_lost = bool(self.members.lost(report.seen))
+        if report.ended and not (is_lost and report.broken):
             self._peers.announce_end()
             return  # the others are about to end, too
         self.is_suspicious = report.broken
         if self.is_suspicious and self._peers.gone():
             return  # these nodes are dropped first
-        if self.members.lost(report.seen) and not (report.goes_on and report.inside):
+        if is_lost and not (report.goes_on and report.inside):
             raise Stranded("the remaining members cannot continue from where they are")
         membership = self.members.next(report.seen, broken=report.broken)
         if membership is not None:
