@@ -34,6 +34,11 @@ def test_in_no_schedule_is_anything_lost_or_stuck() -> None:
         assert outcome.violations == (), f"python benchmarks/simulation/bench.py --replay {seed}"
 
 
+@pytest.mark.parametrize("seed", [2013783, 1000659, 1008496])
+def test_a_schedule_that_showed_a_defect_shows_none_now(seed: int) -> None:
+    assert play_any(seed).violations == ()
+
+
 def take_again(store: Store, term: Term) -> bool:
     store.put(terms._name(term.number), [b"[%d]" % term.number])
     return True

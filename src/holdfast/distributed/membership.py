@@ -136,6 +136,7 @@ class Coordination:
     number: int = 0  # of the membership that this worker is in
     gate: BoundaryGate = field(default_factory=BoundaryGate)
     _nearest: int = 0  # the step before which others can join, if that is beyond the next boundary
+    agreed: int = 0  # the newest membership that all members have agreed to enter at the same boundary
     _answered: int = 0  # the membership for which this worker has posted the step before which others can join
     _connection: Store | None = None
     _watch: MembershipWatch | None = None
@@ -248,7 +249,10 @@ class Coordination:
         with progress.during(Phase.RECOVERING):
             if not self._wait_until(lambda: bool(store.check([key])), number):
                 return False  # a newer membership replaces this one
-        return step >= int(store.get(key))
+        if step < int(store.get(key)):
+            return False
+        self.agreed = number
+        return True
 
     @property
     def _store(self) -> Store:

@@ -306,7 +306,7 @@ class LiveRecovery:
             raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
         membership = self.coordination.next()
-        if is_urgent:
+        if is_urgent or membership.number != self.coordination.agreed:  # others may train on, and wait for this one
             self.link.hang_up()
         if group:
             group.drain()
