@@ -90,7 +90,9 @@ class Fenced:
         self._store.put(name, parts)
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        self._require_present()  # a term that appears after this does no harm: the snapshot is complete
+        # If a newer term appears after this look, its workers may have removed parts as leftovers. Then the snapshot that
+        # this commits is broken; a restart finds that and sets the snapshot aside.
+        self._require_present()
         self._store.create(name, parts)
 
     def open(self, name: str) -> AbstractContextManager[Reader]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.uint64]  # signed numbers and floats are stored by their bits
 Description: TypeAlias = dict[str, Any]
-"""How a column is stored, as JSON: its number of rows, and the steps of its decoding."""
+"""The description of a stored column, as JSON: its number of rows, and the steps that decode it."""
 
 LARGEST = 1 << 28  # values of a column: a damaged description must not fill the memory
 _MICRO = 1e6

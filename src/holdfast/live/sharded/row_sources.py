@@ -7,7 +7,7 @@ from holdfast.events import GATHERED, JSON, SNAPSHOT
 
 
 class RowSource(NamedTuple):
-    """Where the rows of a parameter, or of an optimizer's state of it, come from, and from which step."""
+    """The source and the step of the rows of a parameter, or of an optimizer's state of it."""
 
     origin: str  # GATHERED, SNAPSHOT or SURVIVORS
     step: int  # of the forward that gathered them, or of the snapshot
