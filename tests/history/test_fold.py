@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt
 from holdfast.events import Attempt, Commit, Event, Open, Plan, Recover, Seconds, Step, What, line
 from holdfast.history import fold as folding
 from holdfast.history.fold import fold
-from holdfast.history.folded import StepRun, folded
+from holdfast.history.folded import StepRun, folded, segments_in
 from holdfast.history.follow import GrowingFile
 from holdfast.history.log import HistoryWriter, TornLine, backwards, read_history, recall, stream_blocks, stream_history
 from holdfast.runs.status import foreign_files
@@ -315,3 +315,9 @@ def test_segments_are_files_of_a_run(history: Path) -> None:
     (history / "segments" / ".0.tmp").touch()
     (history / "segments" / "mine.npz").touch()
     assert foreign_files(history.parent) == ["history/segments/mine.npz"]
+
+
+def test_a_pipe_in_place_of_a_segment_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "000001-rank-0-to-3.npz")
+    with pytest.raises(Corrupt, match=r"000001-rank-0-to-3\.npz is not a file"):
+        segments_in(tmp_path)

@@ -39,6 +39,8 @@ def segments_in(folder: Path) -> list[tuple[int, int, int, Path]]:
     found = []
     for path in folder.glob("*.npz"):
         if match := _NAME.fullmatch(path.name):
+            if not path.is_file():  # opening a pipe would block
+                raise Corrupt(f"{path} is not a file: restore this segment of a history from a copy.")
             found.append((int(match[1]), int(match[2]), int(match[3]), path))
     return sorted(found)
 
