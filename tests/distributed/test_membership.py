@@ -2,6 +2,7 @@
 
 import json
 import threading
+from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
@@ -75,3 +76,15 @@ def test_the_nearest_boundary_of_all_members_is_announced_once() -> None:
             assert not worker_sees.wait(0.001)
     assert [worker.has_joiners_at(11) for worker in workers] == [False] * 3
     assert [worker.has_joiners_at(12) for worker in workers] == [True] * 3
+
+
+def test_a_change_of_the_members_opens_no_connection() -> None:
+    store, opened = HashStore(), []
+    worker = Coordination(0, (0, 1), lambda: opened.append(1) or store, seat=0)  # type: ignore[func-returns-value]
+    worker.listen(lambda: None)
+    before = len(opened)
+    publish(PrefixStore(LIVE, store), Membership(1, (0, 1, 2), {2: 7}))
+    PrefixStore(LIVE, store).set("next/1/1", "5")
+    PrefixStore(LIVE, store).add("next/1/count", 1)
+    store.wait([f"{LIVE}/next/1/all"], timedelta(seconds=30))
+    assert len(opened) == before

@@ -286,17 +286,16 @@ class Coordination:
         if is_lost:
             lost()
             return
-        store = PrefixStore(LIVE, self.store())
-        _post(store, f"next/{newest.number}", self.member, str(nearest))
+        _post(self._store, f"next/{newest.number}", self.member, str(nearest))
         if self.member == self.members[0]:
             # In a thread of its own: this one must see a still newer membership.
-            collect = threading.Thread(target=self._collect_nearest, args=(store, newest.number, self.members))
+            collect = threading.Thread(target=self._collect_nearest, args=(newest.number, self.members))
             collect.daemon = True
             collect.start()
 
-    def _collect_nearest(self, store: Store, number: int, members: tuple[int, ...]) -> None:
+    def _collect_nearest(self, number: int, members: tuple[int, ...]) -> None:
         """Post the first step before which no worker has to be waited for, once all `members` have posted theirs."""
-        key = f"next/{number}"
+        key, store = f"next/{number}", self._store
         with suppress(RuntimeError):  # the store is gone, and the run with it
             if self._wait_until(lambda: _posts(store, key) == len(members), number):
                 values = store.multi_get([f"{key}/{member}" for member in members])
