@@ -22,12 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, DistributedSampler
 
+from holdfast.live.sharded.mesh_group import MeshGroup
 from holdfast.train.attach import attach
 from holdfast.train.observe.unprotected_state import UnprotectedStateCheck
 from holdfast.train.run import Run
 
 SHARDED = "sharded"
-ARMS = ("plain", "protected", "plain again")
+PROTECTED = "protected"
+ARMS = ("plain", PROTECTED, "plain again")
 WARM = 3  # blocks of warm-up: DDP rebuilds its buckets after its first step, and the first save happens
 BACKWARD = torch.autograd.backward
 Advance = Callable[[int], None]
@@ -66,10 +68,13 @@ def plain(run: Run, case: Case, samples: Samples, how: str) -> Advance:
     """Return a loop as written without holdfast: DDP or FSDP2, a DistributedSampler and a DataLoader.
 
     It has its own process group, as a run with live recovery has. If both plain arms shared one, its connections would
-    be used twice as often and be idle half as long between two blocks.
+    be used twice as often and be idle half as long between two blocks. Call this before `protected`: once `run.mesh`
+    exists, every new group of a sharded run with live recovery is holdfast's.
     """
     if how == SHARDED:
-        mesh = DeviceMesh.from_group(dist.new_group(), run.device.type)
+        group = dist.new_group()
+        assert not isinstance(group, MeshGroup), "a plain arm must use torch's own process group"
+        mesh = DeviceMesh.from_group(group, run.device.type)
         model, optimizer = made(case, run.device, mesh)
     else:
         model, optimizer = made(case, run.device)
@@ -190,12 +195,9 @@ def main(device: str, how: str, name: str, repeats: str, steps: str, result: str
     case = CASES[device][name]
     case = replace(case, steps=int(steps) or case.steps)
     samples = Samples(case, run.device)
-    first, ours, second = ARMS
-    arms = {
-        first: plain(run, case, samples, how),
-        ours: protected(run, case, samples, how),
-        second: plain(run, case, samples, how),
-    }
+    loops = {arm: plain(run, case, samples, how) for arm in ARMS if arm != PROTECTED}
+    loops[PROTECTED] = protected(run, case, samples, how)
+    arms = {arm: loops[arm] for arm in ARMS}
     times = measure(arms, case, int(repeats), run.device)
     if run.rank == 0:
         Path(result).write_text(json.dumps({"times": times, "megabytes": megabytes(case.build())}))
