@@ -33,23 +33,26 @@ def cost(
         require("lab", "--figure")
     from holdfast.cli.serve_cost import print_served
     from holdfast.cost import compare
-    from holdfast.cost.breakdown import cost_breakdown
+    from holdfast.cost.breakdown import cost_of
+    from holdfast.cost.run_events import read_events
     from holdfast.history.log import read_history
     from holdfast.runs.histories import open_history
     from holdfast.server.cost import is_served
 
-    events = {}
+    runs, served = {}, {}
     for path in paths:
         with open_history(path) as history:
-            events[str(path)] = read_history(history.files).events
-    if any(map(is_served, events.values())):
+            run = read_events(history.files)
+            served[str(path)] = run.events if is_served(run.events) else []
+            if not served[str(path)]:
+                runs[str(path)] = cost_of(run)
+    if len(runs) < len(served):
         if figure:
             raise BadInput("--figure cannot draw a run of a parameter server: leave it out.")
-        print_served(events, read_history(reference).events if reference else None, as_json=as_json)
+        print_served(served, read_history(reference).events if reference else None, as_json=as_json)
         return
     if reference:
         raise BadInput("--reference needs a run of `holdfast serve`, and RUN is a training run: leave it out.")
-    runs = {name: cost_breakdown(run_events) for name, run_events in events.items()}
     if as_json:
         say(json.dumps({name: breakdown.to_json() for name, breakdown in runs.items()}, indent=1))
     elif len(runs) == 1:

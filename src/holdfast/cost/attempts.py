@@ -5,30 +5,45 @@ the last event of rank 0 before it. In a live recovery the other workers continu
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from holdfast import events
+from holdfast.cost.step_block import Item, StepBlock
 from holdfast.cost.timeline import AttemptStretch, TimedEvent
 from holdfast.errors import BadInput
-from holdfast.events import JSON, Commit, Detect, Done, Event, Malformed, Preempted, Regroup, Stopped, Strike
+from holdfast.events import JSON, Commit, Detect, Done, Malformed, Preempted, Regroup, Stopped, Strike
 from holdfast.faults.schedule import ENDING
 from holdfast.history.lineage import Lineage
 from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A training step of rank 0 and its duration; `begin` and `end` are in seconds since the run began."""
+    """A training step of rank 0 and its duration, or several consecutive steps that are in one block.
 
-    number: int
+    `begin` and `end` are in seconds since the run began; other durations are the sums of all of the steps."""
+
+    number: int  # of the first step
     begin: float
     end: float
     data: float
     compute: float  # without live recoveries
     stall: float
     device: bool  # GPU events measured `compute`, not the CPU clock
-    rolled_back: bool  # a later failure undid the step, and it was trained again
+    rolled_back: bool  # a later failure undid the steps, and they were trained again
+    block: StepBlock | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.block.steps if self.block else 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last step."""
+        return self.number + self.steps - 1
 
     @property
     def work(self) -> float:
@@ -48,7 +63,7 @@ class StruckFailure(NamedTuple):
     """A failure that was injected on purpose (a strike), and the event that recorded it."""
 
     strike: Strike
-    event: Event
+    event: Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +111,7 @@ class AttemptTimeline:
         return min([self.stop, *ends])
 
 
-def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> list[AttemptTimeline]:
+def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Item]) -> list[AttemptTimeline]:
     """Return the timeline of each attempt from its events (`stretches`) and the `history` of the whole run."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
@@ -127,13 +142,14 @@ def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Event]) -> l
     return read
 
 
-def strikes(history: Iterable[Event]) -> list[StruckFailure]:
+def strikes(history: Iterable[Item]) -> list[StruckFailure]:
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
-def moment_of(event: Event, stretch: AttemptStretch) -> float:
+def moment_of(event: Item, stretch: AttemptStretch) -> float:
     """Return the time of `event` in seconds since the run began. `event` must be after the last step of `stretch`."""
-    anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
+    lasts = [moments[-1] for kind in (events.Step, StepBlock) if (moments := stretch.moments_of(kind))]
+    anchor = max(lasts, key=lambda moment: moment.at, default=stretch.moments[0])
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
@@ -143,9 +159,10 @@ def _read(stretches: Iterable[AttemptStretch]) -> tuple[Lineage, list[int]]:
         for event in (moment.event for moment in stretch.moments):
             if isinstance(event.what, Malformed):
                 line = f", line {event.what.line} of its file," if event.what.line else ""
-                which = f"a {event.kind} event of {event.who}{line}"
+                which = f"a {event.what.kind} event of {event.who}{line}"
                 raise BadInput(f"{which} cannot be read ({event.what.why}): the cost is unknown.")
-            lineage.add(event.what)
+            if not isinstance(event.what, StepBlock):
+                lineage.add(event.what)
         counts.append(lineage.committed)
     return lineage, counts
 
@@ -157,12 +174,14 @@ def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
     for at, event in stretch.moments:
         if not event.who.startswith("rank-"):
             continue
+        if isinstance(event.what, StepBlock):
+            steps += _of_block(event.what, at, before, recovered, lineage.limit(event.what.attempt))
+            recovered = []
         if isinstance(event.what, events.Step):
             data, compute, stall, device = event.what.seconds
             begin = max(before, at - data - compute - stall)
-            within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
             rolled_back = event.what.step >= lineage.limit(event.what.attempt)
-            number, alone = event.what.step, max(0.0, compute - within)
+            number, alone = event.what.step, max(0.0, compute - _within(recovered, at - compute))
             steps.append(StepCost(number, begin, at, data, alone, stall, device, rolled_back))
             recovered = []
         if isinstance(event.what, Regroup):
@@ -170,6 +189,36 @@ def _steps(stretch: AttemptStretch, lineage: Lineage) -> list[StepCost]:
         elif not isinstance(event.what, events.Save | Commit):  # a stall is part of the step that waited
             before = at
     return steps
+
+
+def _within(recovered: Iterable[tuple[float, float]], begin: float) -> float:
+    """Return how many of the seconds of live recoveries were after `begin`."""
+    return sum(max(0.0, min(seconds, end - begin)) for end, seconds in recovered)
+
+
+def _of_block(
+    block: StepBlock, at: float, before: float, recovered: Iterable[tuple[float, float]], limit: int
+) -> Iterator[StepCost]:
+    """Yield the costs of the steps of a block that ends at `at`; those from step `limit` on were rolled back."""
+    times, data, compute, stall = (block.column(name) for name in ("time", "data", "compute", "stall"))
+    ends = at - (times[-1] - times)
+    begins = np.maximum(np.append(before, ends[:-1]), ends - data - compute - stall)
+    alone = np.maximum(compute, 0.0)
+    alone[0] = max(0.0, compute[0] - _within(recovered, float(ends[0] - compute[0])))
+    kept = min(max(0, limit - block.first), block.steps)
+    for start, stop in ((0, kept), (kept, block.steps)):
+        if start < stop:
+            yield StepCost(
+                number=block.first + start,
+                begin=float(begins[start]),
+                end=float(ends[stop - 1]),
+                data=float(data[start:stop].sum()),
+                compute=float(alone[start:stop].sum()),
+                stall=float(stall[start:stop].sum()),
+                device=bool(block.column("device")[start:stop].any()),
+                rolled_back=start == kept,
+                block=block.part(start, stop),
+            )
 
 
 def fatal(stretch: AttemptStretch) -> list[TimedEvent]:
@@ -211,7 +260,7 @@ def _fatal(
     """Return the injected failure that ended the attempt, or None.
 
     `survived` counts, for each rank, the failures after which the other workers continued."""
-    trained = steps[-1].number if steps else -1
+    trained = steps[-1].last if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
         strike = failure.strike
         if strike.kind in ENDING and survived[strike.rank] > 0:

@@ -10,11 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
 from holdfast.cost.failure_costs import FailureCost, failure_costs
+from holdfast.cost.run_events import RunEvents, of_history
+from holdfast.cost.shortest_steps import ShortestSteps
+from holdfast.cost.step_block import Item
 from holdfast.cost.timeline import timeline
 from holdfast.events import Attempt as Began
-from holdfast.events import Event, Recover, Step, Straggler, rank_of
+from holdfast.events import Event, Recover, Straggler
 from holdfast.stall import Stall
 
 # In the order of display. `PARTS` are the parts of the stall of a save.
@@ -126,6 +131,13 @@ class CostBreakdown:
 
 
 def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
+    """Return the cost of a run from its events in the order of time."""
+    return cost_of(of_history(history))
+
+
+def cost_of(run: RunEvents) -> CostBreakdown:
+    """Return the cost of a run from the events that were read for it."""
+    history = run.items
     line = timeline(history)
     timelines = attempts(line.stretches, history)
     costs = tuple(_attempt_cost(attempt) for attempt in timelines)
@@ -146,7 +158,7 @@ def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
         saves=tuple(save for attempt in timelines for save in attempt.saves),
         failures=tuple(failure_costs(timelines, history)),
         attempts=costs,
-        waiting=_waiting(timelines, history, line.wall),
+        waiting=_waiting(timelines, run.shortest, line.wall),
         stragglers=_stragglers(history),
         device=any(step.device for attempt in timelines for step in attempt.steps),
     )
@@ -169,7 +181,7 @@ def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
             bill[part] += getattr(save.stall, part)
     if attempt.ended in ("completed", "preempted"):  # from the last step to the end, without the last save
         last = attempt.steps[-1] if attempt.steps else None
-        waited = sum(save.stall.waited for save in attempt.saves if last and save.step > last.number)
+        waited = sum(save.stall.waited for save in attempt.saves if last and save.step > last.last)
         bill["closing"] = max(0.0, stretch.end - (last.end if last else attempt.first) - waited)
     bill["unaccounted"] = wall - sum(bill.values())
     return AttemptCost(
@@ -177,8 +189,8 @@ def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
         world=next((began.world for began in stretch.events_of(Began)), None),
         ended=attempt.ended,
         restored=next((recover.restored for recover in stretch.events_of(Recover)), None),
-        steps=len(attempt.steps),
-        rolled_back=sum(step.rolled_back for step in attempt.steps),
+        steps=sum(step.steps for step in attempt.steps),
+        rolled_back=sum(step.steps for step in attempt.steps if step.rolled_back),
         committed=attempt.committed,
         wall=wall,
         seconds=bill,
@@ -190,31 +202,25 @@ def _stall(attempt: AttemptTimeline) -> Stall:
     total = sum((save.stall for save in attempt.saves), Stall())
     if not attempt.steps:
         return total
-    recorded = sum(save.stall.waited for save in attempt.saves if save.step <= attempt.steps[-1].number)
+    recorded = sum(save.stall.waited for save in attempt.saves if save.step <= attempt.steps[-1].last)
     return total + Stall(waited=max(0.0, sum(step.stall for step in attempt.steps) - recorded))
 
 
-def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
+def _waiting(timelines: Iterable[AttemptTimeline], shortest: ShortestSteps, wall: float) -> Waiting | None:
     """Measure how long rank 0 waited for late ranks in a run of `wall` seconds; None if only rank 0 recorded steps."""
-    shortest: dict[tuple[int, int], tuple[float, int]] = {}
-    for event in history:
-        if isinstance(event.what, Step) and (rank := rank_of(event.who)):
-            key = event.what.attempt, event.what.step
-            candidate = event.what.seconds.compute, rank
-            shortest[key] = min(candidate, shortest.get(key, candidate))
     if not shortest:
         return None
     waited: defaultdict[int, float] = defaultdict(float)
     for attempt in timelines:
         for step in attempt.steps:
-            compute, late = shortest.get((attempt.stretch.number, step.number), (step.compute, 0))
-            waited[late] += max(0.0, step.compute - compute)
+            compute = step.block.column("compute") if step.block and step.steps > 1 else np.array([step.compute])
+            shortest.waited(attempt.stretch.number, step.number, compute, waited)
     total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=0)
     rank = longest if total > 0 else None
     return Waiting(seconds=total, share=_share(total, wall), rank=rank, rank_seconds=waited[longest])
 
 
-def _stragglers(history: Iterable[Event]) -> tuple[Straggler, ...]:
+def _stragglers(history: Iterable[Item]) -> tuple[Straggler, ...]:
     """Return the last report of each period in which a rank was slower than the others, in their order."""
     reports = [event.what for event in history if isinstance(event.what, Straggler)]
     return tuple({(report.attempt, report.rank, report.step): report for report in reports}.values())

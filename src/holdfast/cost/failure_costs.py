@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from holdfast.cost.attempts import AttemptTimeline, LiveRecoveryEnd, StepCost, StruckFailure, fatal, moment_of, strikes
+from holdfast.cost.step_block import Item
 from holdfast.cost.timeline import TimedEvent
 from holdfast.events import Attempt as Began
-from holdfast.events import Detect, Event, Recover, Strike
+from holdfast.events import Detect, Recover, Strike
 from holdfast.faults.points import FLIP
 
 
@@ -32,7 +33,7 @@ class FailureCost:
     samples_lost: int = 0
 
 
-def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
+def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Item]) -> list[FailureCost]:
     """Return the cost of every failure in `history`, injected or not, in the order of attempts and steps."""
     on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
@@ -68,7 +69,7 @@ def _found_flip(attempt: AttemptTimeline, struck: Iterable[StruckFailure]) -> St
 
 
 def _ending_failure(
-    attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event], flip: StruckFailure | None
+    attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Item], flip: StruckFailure | None
 ) -> FailureCost:
     """Return the cost of the failure that ended `attempt`; `after` is the next attempt, or None.
 
@@ -83,7 +84,7 @@ def _ending_failure(
     strike = struck.strike if struck else None
     return FailureCost(
         attempt=attempt.stretch.number,
-        step=strike.step if strike else attempt.steps[-1].number + 1 if attempt.steps else attempt.committed,
+        step=strike.step if strike else attempt.steps[-1].last + 1 if attempt.steps else attempt.committed,
         kind=strike.kind if strike else None,
         rank=_rank(strike or seen),
         ended_attempt=True,
@@ -94,7 +95,7 @@ def _ending_failure(
         parts=_restart_parts(attempt, seen_at, after, new) if after and new and seen_at is not None else {},
         recovery=until - attempt.stop,
         to_first_step=new.end - attempt.stop if new else None,
-        rework_steps=len(lost),
+        rework_steps=sum(step.steps for step in lost),
         rework=sum((step.work for step in lost), 0.0),
     )
 
@@ -164,7 +165,7 @@ def _lost(
     begin = at.at - at.regroup.seconds
     if strike:
         begin = min(begin, at.at - max(0.0, at.time - strike.event.time))
-    after = next((step for step in attempt.steps if step.number >= at.regroup.step), None)
+    after = next((step for step in attempt.steps if step.last >= at.regroup.step), None)
     what = seen.event.what if seen else None
     return FailureCost(
         attempt=attempt.stretch.number,
@@ -178,7 +179,7 @@ def _lost(
     )
 
 
-def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
+def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Item]) -> tuple[Detect | None, float | None]:
     """Return the first detection of the failure that ended `attempt`, and its time in seconds since the run began.
 
     `elsewhere` has the detections that other nodes recorded."""

@@ -14,15 +14,17 @@ from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
 from holdfast import events
+from holdfast.cost.step_block import Item, KnownSteps, StepBlock
 from holdfast.errors import BadInput
-from holdfast.events import Event, What
+from holdfast.events import What
 
+RANK_0 = "rank-0"
 Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
-def leading(history: Sequence[Event]) -> list[Event]:
+def leading(history: Sequence[Item]) -> list[Item]:
     """Return the events of rank 0, sorted by time; after its loss, the events of the lowest surviving rank."""
-    files: defaultdict[str, list[Event]] = defaultdict(list)
+    files: defaultdict[str, list[Item]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
             files[event.who].append(event)
@@ -40,7 +42,7 @@ def leading(history: Sequence[Event]) -> list[Event]:
     return sorted([*path, *_unwritten(first, placed, path)], key=lambda event: event.time)
 
 
-def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
+def _placed(file: Sequence[Item]) -> Iterator[tuple[Place | None, Item]]:
     """Yield (place, event) for each event of a rank; a place is (attempt, number of the process group).
 
     The place is None while a new process has not joined a group yet."""
@@ -58,22 +60,30 @@ def _placed(file: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
 
 
 def _unwritten(
-    first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
-) -> Iterator[Event]:
-    """Yield step events for the steps that `path` lacks, because a killed rank did not write them itself.
+    first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Item]]], path: Sequence[Item]
+) -> Iterator[Item]:
+    """Yield the steps that `path` lacks, because a killed rank did not write them itself.
 
     `first` has the name of the leading rank at each place, `placed` the events of each rank, and `path` the events that
     were taken so far."""
-    known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, events.Step)}
+    known = KnownSteps()
+    for item in path:
+        if isinstance(item.what, events.Step | StepBlock):
+            known.add(*_steps(item.what))
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
-        for place, event in placed.get(who, ()):
-            what = event.what
-            if isinstance(what, events.Step) and place is not None and (what.attempt, what.step) not in known:
-                known.add((what.attempt, what.step))
-                yield event
+        for place, item in placed.get(who, ()):
+            what = item.what
+            if place is None or not isinstance(what, events.Step | StepBlock):
+                continue
+            for start, stop in known.add(*_steps(what)):
+                yield what.part(start, stop) if isinstance(what, StepBlock) else item
 
 
-RANK_0 = "rank-0"
+def _steps(what: events.Step | StepBlock) -> tuple[int, int, int]:
+    """Return the attempt, the number of the first step, and the number of steps."""
+    return (what.attempt, what.step, 1) if isinstance(what, events.Step) else (what.attempt, what.first, what.steps)
+
+
 IN_ORDER = (events.Done, events.Stopped, events.Preempted, events.Judged)
 BEGINS = (events.Open, events.Launch)
 GOES_ON = (*BEGINS, events.Detect, events.Restart)
@@ -84,7 +94,7 @@ class TimedEvent(NamedTuple):  # a tuple, because there is one for every step
     """An event of a run's timeline, and its time in seconds since the run began."""
 
     at: float
-    event: Event
+    event: Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,7 @@ class AttemptStretch:
         """The supervisor's verdict on the run, such as "completed", or None if the run did not end in this attempt."""
         return next((judged.verdict for judged in self.events_of(events.Judged)), None)
 
-    def moments_of(self, kind: type[What]) -> Sequence[TimedEvent]:
+    def moments_of(self, kind: type[What | StepBlock]) -> Sequence[TimedEvent]:
         """Return the events of type `kind` with their times since the run began, sorted by time."""
         return self.kinds.get(kind, ())
 
@@ -126,7 +136,7 @@ class Timeline:
         return self.stretches[-1].end
 
 
-def timeline(history: Sequence[Event]) -> Timeline:
+def timeline(history: Sequence[Item]) -> Timeline:
     """Put the events of the supervisor and of rank 0 in `history` on one clock, and divide them by attempt."""
     writers = {event.who for event in history}
     first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
@@ -148,12 +158,12 @@ def timeline(history: Sequence[Event]) -> Timeline:
     return Timeline(tuple(stretches), away, clock_back)
 
 
-def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
+def _sorted_by_end(file: Sequence[Item]) -> list[Item]:
     """Return the events of a file in the order in which they happened, because a step may be written late."""
-    path: list[Event] = []
+    path: list[Item] = []
     for event in file:
         place = len(path)
-        while isinstance(event.what, events.Step) and place:
+        while isinstance(event.what, events.Step | StepBlock) and place:
             before = path[place - 1]
             if not isinstance(before.what, events.Save | events.Commit | events.Regroup) or before.time <= event.time:
                 break
@@ -162,11 +172,11 @@ def _sorted_by_end(file: Sequence[Event]) -> list[Event]:
     return path
 
 
-def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
+def _in_order(files: tuple[list[Item], list[Item]]) -> list[Item]:
     if all(a.time <= b.time for file in files for a, b in pairwise(file)):
         return list(heapq.merge(*files, key=lambda event: event.time))
 
-    def place(row: tuple[int, Event]) -> tuple[int, int]:
+    def place(row: tuple[int, Item]) -> tuple[int, int]:
         number, event = row
         by_supervisor = 0 if isinstance(event.what, events.Open | events.Launch | events.Restart) else 2
         return number, 1 if event.who.startswith("rank-") else by_supervisor
@@ -175,7 +185,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
     return [event for _, event in sorted(numbered, key=place)]
 
 
-def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+def _numbered(file: Sequence[Item]) -> Iterator[tuple[int, Item]]:
     """Yield (attempt, event) for each event. An event without an attempt gets the attempt of a neighbouring event."""
     following = [_named(event) for event in file[1:]] + [None]
     last = 1
@@ -184,11 +194,11 @@ def _numbered(file: Sequence[Event]) -> Iterator[tuple[int, Event]]:
         yield last, event
 
 
-def _named(event: Event) -> int | None:
+def _named(event: Item) -> int | None:
     return getattr(event.what, "attempt", None)
 
 
-def _on_one_clock(path: Sequence[Event]) -> tuple[list[TimedEvent], float, float]:
+def _on_one_clock(path: Sequence[Item]) -> tuple[list[TimedEvent], float, float]:
     now = away = clock_back = 0.0
     over = False
     moments: list[TimedEvent] = []

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from holdfast import events
 from holdfast.cost.attempts import AttemptTimeline, attempts
+from holdfast.cost.step_block import StepBlock
 from holdfast.cost.timeline import AttemptStretch, timeline
 from holdfast.events import Commit, Corruption, Detect, Event, Regroup, Strike, rank_of
 from holdfast.history.lineage import Lineage
@@ -56,7 +57,8 @@ def activity(history: Sequence[Event]) -> Activity:
     timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), Lineage()
     for moment in (moment for stretch in line.stretches for moment in stretch.moments):
-        lineage.add(moment.event.what)
+        if not isinstance(moment.event.what, StepBlock):
+            lineage.add(moment.event.what)
     files: defaultdict[int, list[Event]] = defaultdict(list)
     for event in history:
         if (rank := rank_of(event.who)) is not None:
