@@ -18,8 +18,6 @@ from torch import nn
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
-from holdfast.checkpoint.store import Store
-from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, Ranks
@@ -295,7 +293,7 @@ class Session:
         """Return a writer of snapshots that injects the planned storage faults."""
         assert self.attempt is not None
         config, attempt, moves = self.config, self.attempt, progress.here.add_moved
-        store = _fenced(attempt.store, self.ranks)
+        store = attempt.store
         if config.failures:
             struck, rank = attempt.past.struck, self.ranks.rank
             store = inject.faulty(store, config.failures, attempt.number, struck, attempt.folder, rank)
@@ -331,15 +329,3 @@ class Session:
             for _ in items:
                 raise AssertionError("nothing was left to train")
             raise SystemExit(0)
-
-
-def _fenced(store: Store, ranks: Ranks) -> Store:
-    """Return `store`. In a run on several nodes, wrap it to refuse writes once other nodes continue without this one."""
-    term, connect = os.environ.get(distributed.TERM), ranks.connect
-    if term is None or connect is None:
-        return store
-
-    def is_ours(newer: Term) -> bool:
-        return bool(connect().check([distributed.node_key(newer.token, int(os.environ[distributed.NODE]))]))
-
-    return Fenced(store, int(term), is_ours)

@@ -10,7 +10,8 @@ from typing import Protocol
 from holdfast import process, progress
 from holdfast.checkpoint.place import read_ahead, store_at
 from holdfast.checkpoint.store import Store
-from holdfast.distributed.ranks import JOINS, Ranks
+from holdfast.checkpoint.terms import Fenced, Term
+from holdfast.distributed.ranks import JOINS, NODE, TERM, Ranks, node_key
 from holdfast.errors import Corrupt
 from holdfast.events import Attempt as AttemptEvent
 from holdfast.events import Corruption, Plan, What
@@ -166,7 +167,8 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
     """Begin the next attempt (from a start of all workers to their end) of the run in folder `out`.
 
     Rank 0 reads the history and sends the number of the attempt to the other ranks."""
-    folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
+    folder, shared = out / "history", store_at(config.checkpoints or out / "checkpoints")
+    store = _fenced(shared, ranks)
     if JOINS in os.environ:  # the attempt is under way
         number = int(os.environ["HOLDFAST_ATTEMPT"])
         record: Recorder = MemberRecorder(folder, number, ranks.size, config.seed)
@@ -186,9 +188,21 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
         record.sync()  # before another rank can record this attempt: a number is used once
         ranks.post(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its page cache
-        read_ahead(store)
+        read_ahead(shared)
     is_complete = config.checkpoints is None
     return AttemptContext(number, folder, past, record, store, config.keep_last, lock, is_complete)
+
+
+def _fenced(store: Store, ranks: Ranks) -> Store:
+    """Return `store`. In a run on several nodes, wrap it to refuse writes once other nodes continue without this one."""
+    term, connect = os.environ.get(TERM), ranks.connect
+    if term is None or connect is None:
+        return store
+
+    def is_ours(newer: Term) -> bool:
+        return bool(connect().check([node_key(newer.token, int(os.environ[NODE]))]))
+
+    return Fenced(store, int(term), is_ours)
 
 
 def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:
