@@ -338,7 +338,8 @@ class TestEveryRankHasAHistory:
         found = not_passed(here)
         assert {verdict for verdict, _ in found.values()} == {"unknown"}
         assert found[self.check][1] == (
-            "there is no history of rank-2, rank-3 of the 4 ranks of attempt 1: name the folders of all nodes with --node-folder"
+            "there is no history of rank-2, rank-3 of the 4 ranks of attempt 1: bring its file back into "
+            "history/ or, if it ran on another node, name the folder of that node with --node-folder"
         )
 
     def test_a_rank_that_died_before_it_could_write_and_never_trained_is_not_missed(self) -> None:
@@ -853,7 +854,7 @@ class TestEveryStepWasTrained:
         assert verdict == "fail"
         assert reason == (
             "epoch 0 cursor 1 (step 1) was handed out to rank-0 in attempt 1 but not trained: no backward pass, no optimizer "
-            "step, and the state did not change (29 such)"
+            "step, and the state did not change (29 steps in all)"
         )
 
     def test_one_window_that_was_only_handed_out_fails_also_as_the_first_of_an_attempt(self) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.audit.verdicts import Finding
 from holdfast.cli import final_audit as module
-from holdfast.cli.final_audit import AUDIT_FAILED, final_audit
+from holdfast.cli.final_audit import AUDIT_FAILED, as_lines, final_audit
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.stop_signals import stop_signals
 from supervisor_process import SUPPORT, StartCommand
@@ -63,6 +64,15 @@ def test_a_correct_run_ends_with_a_passed_audit(start_command: StartCommand, tmp
     ran = start_command("run", *options, script, "--", json.dumps({"epochs": 2}))
     assert ran.wait() == 0, ran.stderr
     assert ran.stdout.splitlines()[-2:] == ["audit: pass", f"run: {tmp_path}"]
+
+
+def test_a_step_that_the_loop_left_out_is_followed_by_what_to_change() -> None:
+    findings = [Finding("every_step_was_trained", "fail", "step 3 ..."), Finding("one_plan", "pass", "")]
+    lines, code = as_lines(findings, RunConfig(script="train.py"), "holdfast audit a")
+    assert code == AUDIT_FAILED
+    assert lines[:2] == ("audit: fail", "  every step was trained: step 3 ...")
+    assert "micro_batches=4" in lines[2]
+    assert lines[3:] == ("  next: holdfast audit a shows every check",)
 
 
 def test_the_audit_of_a_huge_history_is_left_to_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
         matters = attempt in record.trained or any(session.end for session in sessions)
         if matters and (absent := record.absent_ranks(attempt)):
             lacking = f"{', '.join(absent)} of the {counted(record.world(attempt), 'rank')} of attempt {attempt}"
-            return "unknown", f"there is no history of {lacking}: name the folders of all nodes with --node-folder"
+            return "unknown", (
+                f"there is no history of {lacking}: bring its file back into history/ or, if it ran on another node, name "
+                "the folder of that node with --node-folder"
+            )
     return "pass", f"the histories of {counted(len(record.sessions), 'rank')}"
 
 

@@ -28,15 +28,11 @@ ONLY_BUFFERS = "state of the buffers, such as BatchNorm's averages, but with the
 def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
     """Check that every step had a backward pass or an optimizer step, or changed the state of the model."""
     trained, unknown = 0, 0
+    if error := _untrained_steps(record):
+        return "fail", error
     for attempt in record.trained:
         for session in record.attempts[attempt]:
-            is_trained, is_idle = _trained_and_idle(record, session)
-            if is_idle.any():
-                step = int(session.steps.step[record.counted_rows(session)][is_idle][0])
-                return "fail", (
-                    f"{record.step_name(step)} was handed out to {session.who} in attempt {attempt} but not trained: no "
-                    f"backward pass, no optimizer step, and the state did not change ({is_idle.sum()} such)"
-                )
+            is_trained, _ = _trained_and_idle(record, session)
             trained, unknown = trained + int(is_trained.sum()), unknown + int((~is_trained).sum())
         if error := _different_work(record, attempt):
             return "fail", error
@@ -46,6 +42,23 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
         return "unknown", f"the history does not say whether {counted(unknown, 'share')} of a step was trained"
     shares = f"{counted(trained, 'share')} of steps trained"
     return "pass", f"{shares}: gradients reduced, optimizers stepped, or states changed"
+
+
+def _untrained_steps(record: RunRecord) -> str | None:
+    """Return a message about the steps that ranks received and did not train, or None if there are none."""
+    idle: dict[int, str] = {}  # step -> the first rank that left it out
+    for attempt in record.trained:
+        for session in record.attempts[attempt]:
+            _, is_idle = _trained_and_idle(record, session)
+            for step in session.steps.step[record.counted_rows(session)][is_idle].tolist():
+                idle.setdefault(step, f"{session.who} in attempt {attempt}")
+    if not idle:
+        return None
+    first = min(idle)
+    return (
+        f"{record.step_name(first)} was handed out to {idle[first]} but not trained: no backward pass, no optimizer step, "
+        f"and the state did not change ({counted(len(idle), 'step')} in all)"
+    )
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -1,18 +1,25 @@
 """The audit at the end of `holdfast run`: its verdict in one line, or what failed and what to do next."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast.audit.verdicts import Finding
     from holdfast.runs.config import RunConfig
 
 MOST_BYTES = 64 << 20  # of history; the audit reads about 6 MB a second
 LONG_BYTES = 8 << 20
 AUDIT_FAILED = 3  # the exit status of `holdfast run` for a run that was completed, but whose audit failed
+
+
+_NEXT = {  # by check that failed
+    "every_step_was_trained": "train every batch: a `continue` in the loop leaves out a step; to add up the gradients of "
+    "several batches, use run.batches(..., micro_batches=4)",
+}
 
 
 class FinalAudit(NamedTuple):
@@ -48,20 +55,31 @@ def final_audit(folder: Path, config: "RunConfig", nnodes: int, say: Callable[[s
 
 
 def _verdict(folder: Path, config: "RunConfig", command: str) -> FinalAudit:
-    from holdfast.audit.verdicts import audit_run, worst
+    from holdfast.audit.verdicts import audit_run
     from holdfast.runs.histories import open_history
 
     with open_history(folder) as history:
-        findings = audit_run(history.files, history.facts)
+        return as_lines(audit_run(history.files, history.facts), config, command)
+
+
+def as_lines(findings: Sequence["Finding"], config: "RunConfig", command: str) -> FinalAudit:
+    """Return the verdict of `findings`, and if it is not a pass, the reasons and what to do next.
+
+    `command` is the command that shows all checks."""
+    from holdfast.audit.verdicts import worst
+
     verdict = worst(findings)
     if verdict == "pass":
         return FinalAudit(("audit: pass",))
-    found = [finding for finding in findings if finding.verdict == verdict]
-    lines = [f"  {finding.check.replace('_', ' ')}: {finding.because}" for finding in found]
-    steps = [f"{command} shows every check"]
-    if any(finding.check == "repeated_steps_agree" for finding in found) and verdict == "fail":
-        steps.insert(0, f"{_rehearsal(config)} names the first tensor that differs, and the likely cause")
-    lines = [f"audit: {verdict}", *lines, *(f"  next: {step}" for step in steps)]
+    found = {finding.check: finding.because for finding in findings if finding.verdict == verdict}
+    steps = []
+    if verdict == "fail":
+        if "repeated_steps_agree" in found:
+            steps.append(f"{_rehearsal(config)} names the first tensor that differs, and the likely cause")
+        steps += [_NEXT[check] for check in found if check in _NEXT]
+    steps.append(f"{command} shows every check")
+    reasons = [f"  {check.replace('_', ' ')}: {because}" for check, because in found.items()]
+    lines = [f"audit: {verdict}", *reasons, *(f"  next: {step}" for step in steps)]
     return FinalAudit(tuple(lines), AUDIT_FAILED if verdict == "fail" else 0)
 
 

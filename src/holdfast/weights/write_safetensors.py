@@ -68,7 +68,7 @@ def _only_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     if others := [str(key) for key, value in state.items() if not isinstance(value, StoredTensor)]:
         raise BadInput(
             f"a safetensors file can hold only tensors, and {_first(others)} {'is not one' if len(others) == 1 else 'are not'}: "
-            "name one model, or write a .pt file or a folder/."
+            "export one model on its own (--only NAME), or write a .pt file or a folder/."
         )
     return dict(state)
 
