@@ -20,9 +20,11 @@ def trains(start: Start, **how: Any) -> Path:
 
 
 @pytest.mark.parametrize("recovery", ["restart", "replay"])
-def test_a_killed_accelerate_loop_ends_with_the_bits_of_one_that_never_failed(start: Start, recovery: str) -> None:
+def test_a_killed_accelerate_loop_ends_with_the_bits_of_one_that_never_failed(
+    start: Start, start_reference: Start, recovery: str
+) -> None:
     kills = [{"step": 6, "kind": "kill", "targets": [1]}, {"step": 11, "kind": "kill", "targets": [0]}]
-    reference = trains(start, out="reference", recovery=recovery)
+    reference = trains(start_reference)
     out = trains(start, failures=kills, recovery=recovery)
     assert bool(events(out, "restart")) == (recovery == "restart")
     assert different(reference, out) == []

@@ -69,7 +69,7 @@ def test_killed_at_three_random_times_it_ends_with_the_bits_of_a_run_that_never_
     survives(start, tmp_path / "gate", {"model": model, "epochs": 6}, workers=workers, kills=3, longest=1.0)
 
 
-def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> None:
+def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start, start_reference: Start) -> None:
     failures = [
         {"step": 7, "kind": "exit"},
         {"step": 12, "kind": "slow", "targets": [1]},
@@ -78,7 +78,7 @@ def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> 
         {"step": 23, "kind": "io-error", "point": "manifest"},
         {"step": 33, "kind": "kill", "targets": [1]},
     ]
-    reference = start({}, out="reference", **FREE)
+    reference = start_reference({}, **FREE)
     job = start({}, failures=failures, hang_timeout=4.0, writer="blocking", **FREE)
     out = completed(job)
     detected = [(event.what.kind, event.what.rank) for event in events(out, "detect")]
@@ -110,9 +110,9 @@ def test_uneven_shares_weigh_what_they_hold(start: Start) -> None:
     assert 0 < distance(completed(alone), completed(uneven)) < 1e-5
 
 
-def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Start) -> None:
+def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Start, start_reference: Start) -> None:
     task = {"pause": 0.02}
-    reference = start(task, out="reference", **FREE)
+    reference = start_reference({}, **FREE)
     job = start(task, save_every=1000, script=LOOP)
     wait_until(lambda: len(job.events("step", "rank-0")) > 5, "some steps")
     job.signal(signal.SIGTERM)

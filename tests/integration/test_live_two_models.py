@@ -30,9 +30,9 @@ def test_a_dropped_step_changes_no_model_and_no_average_of_one(start: Start) -> 
     ],
 )
 def test_a_worker_lost_after_the_first_model_has_stepped_makes_the_run_restart_and_say_so(
-    start: Start, recovery: str, why: str
+    start: Start, start_reference: Start, recovery: str, why: str
 ) -> None:
-    reference = start(args=["nowhere"], out="reference", recovery=recovery, **HOW)
+    reference = start_reference(args=["nowhere"], **HOW)
     job = finished(start(args=["second"], recovery=recovery, **HOW))
     assert len(events(job.out, "restart")) == 1
     assert why in job.stderr
@@ -42,10 +42,10 @@ def test_a_worker_lost_after_the_first_model_has_stepped_makes_the_run_restart_a
 
 @pytest.mark.parametrize("recovery", ["replay", "forward"])
 def test_a_worker_lost_in_a_backward_through_two_replicated_models_makes_the_run_restart_and_say_so(
-    start: Start, recovery: str
+    start: Start, start_reference: Start, recovery: str
 ) -> None:
     how = HOW | {"script": SUPPORT / "two_stages_script.py"}
-    reference = start(out="reference", **how)
+    reference = start_reference(**how)
     failures = [
         {"step": 13, "kind": "kill", "targets": [1], "point": "backward=0"},
         {"step": 24, "kind": "kill", "targets": [0], "point": "forward"},

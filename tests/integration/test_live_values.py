@@ -23,8 +23,10 @@ def assert_same_run(reference: Supervisor, job: Supervisor) -> None:
 
 
 @pytest.mark.parametrize("point", ["boundary", "forward", "backward=0.5"])
-def test_a_replacement_continues_with_the_values_of_the_rank_that_it_replaces(start: Start, point: str) -> None:
-    reference = start(args=["2"], out="reference", **HOW)
+def test_a_replacement_continues_with_the_values_of_the_rank_that_it_replaces(
+    start: Start, start_reference: Start, point: str
+) -> None:
+    reference = start_reference(args=["2"], **HOW)
     failures = [
         {"step": step, "kind": "kill", "targets": [rank], "point": point} for rank, step in enumerate((13, 18, 24))
     ]
@@ -36,9 +38,9 @@ def test_a_replacement_continues_with_the_values_of_the_rank_that_it_replaces(st
 
 @pytest.mark.parametrize("rank", range(3))
 def test_a_rank_lost_before_its_values_of_the_step_exist_makes_the_run_restart_and_say_so(
-    start: Start, rank: int
+    start: Start, start_reference: Start, rank: int
 ) -> None:
-    reference = start(args=["2"], out="reference", **HOW)
+    reference = start_reference(args=["2"], **HOW)
     job = start(args=["2"], failures=[{"step": 14, "kind": "kill", "targets": [rank], "point": "optimizer"}], **HOW)
     assert_same_run(reference, job)
     assert len(events(job.out, "restart")) == 1

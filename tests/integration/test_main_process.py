@@ -28,9 +28,9 @@ def evaluated_steps(job: Supervisor) -> set[int]:
 
 @pytest.mark.parametrize(("recovery", "spares"), [("replay", 0), ("replay", 1), ("restart", 0)])
 def test_a_script_that_asked_once_for_the_main_process_evaluates_every_time_with_the_same_bits(
-    start: Start, recovery: str, spares: int
+    start: Start, start_reference: Start, recovery: str, spares: int
 ) -> None:
-    reference = start(out="reference", recovery=recovery, **HOW)
+    reference = start_reference(**HOW)
     job = start(recovery=recovery, spares=spares, failures=KILLS, **HOW)
     for run in (reference, job):
         assert run.result().get("verdict") == "completed", run.stderr

@@ -25,9 +25,9 @@ def trains(start: Start, **how: Any) -> Path:
 
 @pytest.mark.parametrize("recovery", ["restart", "replay"])
 def test_killed_in_every_phase_and_between_them_the_run_ends_with_the_bits_of_one_that_never_failed(
-    start: Start, recovery: str
+    start: Start, start_reference: Start, recovery: str
 ) -> None:
-    reference = trains(start, out="reference", recovery=recovery)
+    reference = trains(start_reference)
     failures = [{"step": step, "kind": "kill", "targets": [rank]} for step, rank in KILLS]
     out = trains(start, failures=failures, recovery=recovery, max_restarts=9)
     assert bool(events(out, "restart")) == (recovery == "restart")
@@ -38,8 +38,10 @@ def test_killed_in_every_phase_and_between_them_the_run_ends_with_the_bits_of_on
 
 
 @pytest.mark.parametrize("save_every", [1, 10])
-def test_code_between_two_phases_has_its_effect_once_wherever_the_run_resumes(start: Start, save_every: int) -> None:
-    reference = trains(start, out="reference")
+def test_code_between_two_phases_has_its_effect_once_wherever_the_run_resumes(
+    start: Start, start_reference: Start, save_every: int
+) -> None:
+    reference = trains(start_reference)
     failures = [{"step": step, "kind": "kill"} for step in (10, 11)]
     out = trains(start, failures=failures, save_every=save_every)
     assert different(reference, out) == []

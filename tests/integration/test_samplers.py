@@ -37,9 +37,9 @@ def orders(out: Path) -> dict[int, set[tuple[int, ...]]]:
 @pytest.mark.parametrize("recovery", ["restart", "replay"])
 @pytest.mark.parametrize("kind", ["weighted", "function"])
 def test_killed_twice_a_run_with_a_sampler_ends_with_the_bits_of_a_run_that_never_failed(
-    start: Start, kind: str, recovery: str
+    start: Start, start_reference: Start, kind: str, recovery: str
 ) -> None:
-    reference = trains(start, kind, out="reference", recovery=recovery)
+    reference = trains(start_reference, kind)
     out = trains(start, kind, failures=KILLS, recovery=recovery)
     assert different(reference, out) == []
     assert failed_checks(reference) == []
@@ -48,8 +48,8 @@ def test_killed_twice_a_run_with_a_sampler_ends_with_the_bits_of_a_run_that_neve
     assert orders(reference) == orders(out)
 
 
-def test_every_epoch_is_drawn_anew_and_the_audit_says_that_a_sampler_chose_the_samples(start: Start) -> None:
-    out = trains(start, "weighted")
+def test_every_epoch_is_drawn_anew_and_the_audit_says_that_a_sampler_chose_the_samples(start_reference: Start) -> None:
+    out = trains(start_reference, "weighted")
     drawn = [next(iter(of_epoch)) for of_epoch in orders(out).values()]
     assert len(drawn) == len(set(drawn)) == 5
     assert np.mean(drawn) > 35  # large indices have large weights

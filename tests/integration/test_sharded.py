@@ -19,16 +19,16 @@ def completed(job: Supervisor) -> Path:
     return job.out
 
 
-@pytest.mark.parametrize("replicas", [1, 2], ids=["fsdp", "hsdp"])
+@pytest.mark.parametrize("task", [{}, {"replicas": 2}], ids=["fsdp", "hsdp"])
 def test_killed_at_every_point_of_a_step_it_ends_with_the_bits_of_a_run_that_never_failed(
-    start: Start, replicas: int
+    start: Start, start_reference: Start, task: dict[str, int]
 ) -> None:
     failures = [
         {"step": 6 + 3 * number, "kind": "kill", "targets": [number % 4], "point": point}
         for number, point in enumerate(POINTS)
     ]
-    reference = start({"replicas": replicas}, out="reference", **HOW)
-    job = start({"replicas": replicas}, failures=failures, max_restarts=9, **HOW)
+    reference = start_reference(task, **HOW)
+    job = start(task, failures=failures, max_restarts=9, **HOW)
     out = completed(job)
     assert len(events(out, "restart", "supervisor")) == len(failures)
     assert different(completed(reference), out) == []
@@ -50,36 +50,40 @@ def test_every_rank_saves_its_own_part(start: Start) -> None:
 
 
 @pytest.mark.parametrize("batch", [12, 10], ids=["even", "uneven"])
-def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes(start: Start, batch: int) -> None:
+def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes(
+    start: Start, start_reference: Start, batch: int
+) -> None:
     failures = [{"step": step, "kind": "kill", "targets": [1]} for step in (7, 13, 22)]
     task = {"batch": batch, "dropout": 0.0}
-    reference = start(task, out="reference", **HOW)
+    reference = start_reference(task, **HOW)
     job = start(task, failures=failures, workers_after=[2, 3, 4], **HOW)
     out = completed(job)
     assert [event.what.world for event in events(out, "attempt", "rank-0")] == [4, 2, 3, 4]
     assert 0 < distance(completed(reference), out) < 1e-4
 
 
-def test_a_snapshot_with_one_damaged_shard_is_passed_over_by_all_ranks(start: Start) -> None:
+def test_a_snapshot_with_one_damaged_shard_is_passed_over_by_all_ranks(start: Start, start_reference: Start) -> None:
     failures = [{"step": 15, "kind": "bit-flip", "targets": [2]}, {"step": 18, "kind": "kill", "targets": [3]}]
-    reference = start({}, out="reference", **HOW)
+    reference = start_reference({}, **HOW)
     out = completed(start({}, failures=failures, **HOW))
     assert {event.what.restored for event in events(out, "recover")} == {None, 10}
     assert different(completed(reference), out) == []
 
 
-def test_if_all_snapshots_are_damaged_the_run_starts_again_with_its_first_weights(start: Start) -> None:
+def test_if_all_snapshots_are_damaged_the_run_starts_again_with_its_first_weights(
+    start: Start, start_reference: Start
+) -> None:
     failures = [{"step": step, "kind": "bit-flip", "targets": [1]} for step in (0, 5, 10)]
     failures += [{"step": 12, "kind": "kill", "targets": [3]}]
-    reference = start({}, out="reference", **HOW)
+    reference = start_reference({}, **HOW)
     out = completed(start({}, failures=failures, max_restarts=1, **HOW))
     # The first restart finds no weights. The second one, which is not counted, makes them.
     assert [event.what.left for event in events(out, "restart", "supervisor")] == [0, 0]
     assert different(completed(reference), out) == []
 
 
-def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start) -> None:
+def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start, start_reference: Start) -> None:
     failures = [{"step": 13, "kind": "kill", "targets": [1]}]
-    reference = start({"batch_norm": True, "batch": 16}, out="reference", **HOW)
+    reference = start_reference({"batch_norm": True, "batch": 16}, **HOW)
     out = completed(start({"batch_norm": True, "batch": 16}, failures=failures, **HOW))
     assert different(completed(reference), out) == []

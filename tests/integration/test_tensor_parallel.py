@@ -58,17 +58,21 @@ def test_with_uneven_batches_it_agrees_to_rounding_with_a_run_on_one_rank(start:
     assert losses(out) == pytest.approx(losses(reference), abs=1e-5)
 
 
-def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes(start: Start) -> None:
+def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes(
+    start: Start, start_reference: Start
+) -> None:
     failures = [{"step": step, "kind": "kill", "targets": [1]} for step in (7, 13)]
-    reference = start({"dropout": 0.0}, out="reference", **HOW)
+    reference = start_reference({"dropout": 0.0}, **HOW)
     out = completed(start({"dropout": 0.0}, failures=failures, workers_after=[2, 4], **HOW))
     assert [event.what.world for event in events(out, "attempt", "rank-0")] == [4, 2, 4]
     assert 0 < distance(completed(reference), out) < 1e-4
 
 
-def test_with_groups_of_another_size_it_agrees_to_rounding_and_the_audit_passes(start: Start) -> None:
+def test_with_groups_of_another_size_it_agrees_to_rounding_and_the_audit_passes(
+    start: Start, start_reference: Start
+) -> None:
     failures = [{"step": step, "kind": "kill", "targets": [1]} for step in (7, 13, 19)]
-    reference = start({"dropout": 0.0}, out="reference", **HOW)
+    reference = start_reference({"dropout": 0.0}, **HOW)
     out = completed(start({"dropout": 0.0, "tensor_parallel": [2, 4, 1, 2]}, failures=failures, **HOW))
     assert [event.what.tensor_parallel for event in events(out, "plan", "rank-0")] == [2, 4, 1, 2]
     assert [event.what.rng for event in events(out, "recover", "rank-3")] == ["keyed"] * 4

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,59 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
     """A function that starts a supervisor, by default of `torch_only_script`."""
     started: list[Supervisor] = []
 
-    def run(
-        task: dict[str, Any] | None = None,
-        *,
-        out: str = "out",
-        script: Path = TRAINEE,
-        nodes: dict[str, Any] | None = None,
-        namespace: str | None = None,
-        environment: dict[str, str] | None = None,
-        **config: Any,
-    ) -> Supervisor:
+    def run(task: dict[str, Any] | None = None, *, out: str = "out", **how: Any) -> Supervisor:
         folder = tmp_path / f"job-{len(started)}"
-        folder.mkdir()
-        args = [json.dumps(task)] if task is not None else []
-        job = {
-            "folder": str(folder),
-            "out": str(tmp_path / out),
-            "config": {"script": str(script), "args": args, "workers": 3, **config},
-            "nodes": nodes or {},
-            "namespace": namespace,
-            "environment": environment or {},
-        }
-        started.append(Supervisor(fork(driver, job), folder, tmp_path / out))
+        started.append(launch(driver, folder, tmp_path / out, job_settings(task, **how)))
         return started[-1]
 
     yield run
+    end_all(started)
+
+
+@pytest.fixture(scope="module")
+def start_reference(driver: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """A function that starts a run without failures, only once for all tests of a module that compare with the same."""
+    started: dict[str, Supervisor] = {}
+
+    def run(task: dict[str, Any] | None = None, **how: Any) -> Supervisor:
+        wanted = job_settings(task, **how)
+        key = json.dumps(wanted, sort_keys=True)
+        if key not in started:
+            folder = tmp_path_factory.mktemp("reference")
+            started[key] = launch(driver, folder / "job", folder / "out", wanted)
+        return started[key]
+
+    yield run
+    end_all(started.values())
+
+
+def job_settings(
+    task: dict[str, Any] | None = None,
+    *,
+    script: Path = TRAINEE,
+    nodes: dict[str, Any] | None = None,
+    namespace: str | None = None,
+    environment: dict[str, str] | None = None,
+    **config: Any,
+) -> dict[str, Any]:
+    """Return the job of a supervisor, without its folders."""
+    args = [json.dumps(task)] if task is not None else []
+    return {
+        "config": {"script": str(script), "args": args, "workers": 3, **config},
+        "nodes": nodes or {},
+        "namespace": namespace,
+        "environment": environment or {},
+    }
+
+
+def launch(driver: subprocess.Popen[str], folder: Path, out: Path, job: dict[str, Any]) -> Supervisor:
+    """Start a supervisor in a fork of the warm process."""
+    folder.mkdir()
+    return Supervisor(fork(driver, {"folder": str(folder), "out": str(out), **job}), folder, out)
+
+
+def end_all(started: Iterable[Supervisor]) -> None:
+    """Kill the supervisors that have not ended."""
     for supervisor in started:
         if not supervisor.over and alive(supervisor.pid):
             os.kill(supervisor.pid, signal.SIGKILL)

@@ -247,15 +247,16 @@ def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_failure(tmp_pat
 
 
 @pytest.mark.parametrize("recovery", ["restart", "replay"])
-def test_a_rank_killed_in_the_middle_of_an_evaluation_changes_no_bit(start: Start, recovery: str) -> None:
+def test_a_rank_killed_in_the_middle_of_an_evaluation_changes_no_bit(
+    start: Start, start_reference: Start, recovery: str
+) -> None:
     how: dict[str, Any] = {
         "script": SUPPORT / "evaluation_script.py",
         "workers": 2,
         "save_every": 3,
-        "recovery": recovery,
     }
-    reference = start(out="reference", args=["-1"], **how)
-    job = start(args=["1"], **how)
+    reference = start_reference(args=["-1"], **how)
+    job = start(args=["1"], recovery=recovery, **how)
     for each in (reference, job):
         assert each.result().get("verdict") == "completed", each.stderr
     assert job.result()["attempts"] == 2
