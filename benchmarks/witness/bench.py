@@ -9,6 +9,7 @@ All of them start `holdfast run`, with models under DDP and sharded with FSDP2 a
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -16,7 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,13 @@ import torch
 from holdfast.audit.verdicts import audit_run
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.history.log import read_history
+from holdfast.history.log import read_history, recall
+from holdfast.process import PREEMPTED
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 SMALL = {"width": 64, "layers": 3, "batch": 24}
+TINY = {"width": 32, "layers": 1, "batch": 8}  # most of a step is the work of torch and holdfast for any model
+AROUND = 5  # steps from a comparison on, in which it may take time
 EXPONENT, MANTISSA = range(23, 31), range(23)  # bits of float32
 OPTIONS = {"ddp": [], "fsdp": ["--recovery", "replay"]}
 
@@ -71,17 +77,35 @@ def plan_flips(count: int, every: int, workers: int, draw: random.Random) -> lis
     return flips
 
 
-def run(out: Path, kind: str, workers: int, every: int | None, steps: int, options: Sequence[str], **task: Any) -> str:
-    """Train to the end with `holdfast run`; return its output."""
+def run(
+    out: Path,
+    kind: str,
+    workers: int,
+    every: int | None,
+    steps: int,
+    options: Sequence[str],
+    deadline: float = math.inf,
+    **task: Any,
+) -> str:
+    """Train with `holdfast run` to the end, or until the time `deadline`; return its output."""
     arguments = [word for name, value in task.items() for word in (f"--{name}", str(value))]
     witness = ["--witness-every", str(every)] if every else []
     command = [sys.executable, "-m", "holdfast", "run", "--workers", str(workers), "--out", str(out), "--seed", "3"]
     command += [*OPTIONS[kind], *witness, *options, str(TRAIN), "--", "--kind", kind, "--steps", str(steps), *arguments]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
+    if task["device"] == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    expected = [0]
+    try:
+        output, _ = process.communicate(timeout=None if deadline == math.inf else deadline - time.monotonic())
+    except subprocess.TimeoutExpired:
+        process.terminate()  # the workers save and stop
+        output, _ = process.communicate()
+        expected.append(PREEMPTED)
+    if process.returncode not in expected:
+        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{output}")
+    return output
 
 
 def events(out: Path, kind: str) -> list[Any]:
@@ -148,49 +172,105 @@ def measure_flips(task: argparse.Namespace, folder: Path) -> None:
         print(f"{kind}: the run ended with {'the' if is_same else 'OTHER'} bits of a run without flips")
 
 
+@dataclass(frozen=True)
+class CleanRun:
+    """A run without a flip: the steps that it has compared, the comparisons, and the alarms, which are false."""
+
+    kind: str
+    steps: int
+    comparisons: int
+    alarms: int
+
+    @classmethod
+    def read(cls, out: Path, kind: str) -> "CleanRun":
+        """Read the run in the folder `out`. Only steps before a comparison are counted."""
+        rank_0 = list(recall(out / "history" / "rank-0.jsonl", "witnessed", "corruption"))
+        compared = {event.what.step for event in rank_0 if event.kind == "witnessed"}
+        return cls(kind, max(compared, default=0), len(compared), sum(event.kind == "corruption" for event in rank_0))
+
+
 def measure_clean(task: argparse.Namespace, folder: Path) -> None:
-    for kind in task.kinds:
-        out = folder / f"{kind}-clean"
-        options = ["--save-every", str(max(1, task.steps // 10))]
-        run(out, kind, task.workers, task.every, task.steps, options, **SMALL, device=task.device)
-        compared = {what.step for what in events(out, "witnessed")}
-        alarms = len(events(out, "corruption"))
-        print(f"{kind}: {task.steps} steps, {len(compared)} comparisons, {alarms} false alarms", flush=True)
+    """Divide the steps of each kind among `--jobs` runs, and train that many runs at once."""
+    began = time.monotonic()
+    shares = [len(range(number, task.steps, task.jobs)) for number in range(task.jobs)]
+
+    def clean(number: int, kind: str) -> CleanRun | None:
+        out, options = folder / f"{kind}-{number}", ["--save-every", str(task.steps)]
+        if time.monotonic() > began + task.limit:
+            return None
+        run(
+            out,
+            kind,
+            task.workers,
+            task.every,
+            shares[number],
+            options,
+            began + task.limit,
+            **TINY,
+            device=task.device,
+        )
+        return CleanRun.read(out, kind)
+
+    with ThreadPoolExecutor(task.jobs) as pool:
+        planned = [pool.submit(clean, number, kind) for number in range(task.jobs) for kind in task.kinds]
+        done = [clean_run for future in planned if (clean_run := future.result())]
+    print(f"{time.monotonic() - began:.0f} s, {task.workers} workers, --witness-every {task.every}, {TINY}")
+    print("\n| | runs | steps | comparisons | false alarms |\n|---|---:|---:|---:|---:|")
+    for name in (*task.kinds, "all"):
+        own = [clean_run for clean_run in done if name in (clean_run.kind, "all")]
+        sums = [sum(getattr(one, count) for one in own) for count in ("steps", "comparisons", "alarms")]
+        print(f"| {name} | {len(own)} | {' | '.join(f'{value:,}' for value in sums)} |")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The relative cost of a comparison in one interval, and the same figure for other steps, as the noise."""
+
+    cost: float
+    noise: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Interval":
+        """Compare the first steps of the interval, and as many in its middle, with the mean of all others."""
+        middle = len(seconds) // 2
+        first, control = seconds[:AROUND], seconds[middle : middle + AROUND]
+        others = [*seconds[AROUND:middle], *seconds[middle + AROUND :]]
+        whole, usual = sum(seconds), AROUND * statistics.mean(others)
+        return cls((sum(first) - usual) / whole, (sum(control) - usual) / whole)
+
+
+def resampled_mean(values: Sequence[float], draw: random.Random) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of `values`, by drawing from them again."""
+    means = sorted(statistics.mean(draw.choices(values, k=len(values))) for _ in range(2000))
+    return means[50], means[-51]
 
 
 def measure_cost(task: argparse.Namespace, folder: Path) -> None:
     """Measure the cost of a comparison in one run: the steps around it, against the other steps of its interval."""
     size = {"width": task.width, "layers": task.layers, "batch": task.batch}
+    draw = random.Random(task.seed)
+    print(f"{task.workers} workers, {size}, seed {task.seed}, load {os.getloadavg()[0]:.1f}")
+    print(f"\n| | parameters | step, median | cost of --witness-every {task.every}, mean | quartiles | ", end="")
+    print("other steps, mean | intervals |\n|---|---:|---:|---:|---:|---:|---:|", flush=True)
     for kind in task.kinds:
         times = folder / f"{kind}.json"
-        options = ["--save-every", "1000000000"]
         steps = task.every * (task.intervals + 1)
-        run(
-            folder / f"{kind}-cost",
-            kind,
-            task.workers,
-            task.every,
-            steps,
-            options,
-            **size,
-            device=task.device,
-            times=times,
-        )
+        options = ["--save-every", "1000000000"]
+        run(folder / kind, kind, task.workers, task.every, steps, options, **size, device=task.device, times=str(times))
         noted = json.loads(times.read_text())
-        seconds, around = noted["seconds"], 5
-        costs, usual = [], []
-        for start in range(task.every, steps - around, task.every):
-            interval = seconds[start : start + task.every]
-            typical = statistics.median(interval[around:])
-            usual.append(typical)
-            costs.append((sum(interval[:around]) - around * typical) / (task.every * typical))
-        costs.sort()
-        low, high = costs[len(costs) // 4], costs[3 * len(costs) // 4]
-        print(
-            f"| {kind} | {noted['parameters'] / 1e6:.1f} M | {1e3 * statistics.median(usual):.1f} ms | "
-            f"{statistics.median(costs):.2%} ({low:.2%} to {high:.2%}) | {len(costs)} |",
-            flush=True,
-        )
+        seconds = noted["seconds"]
+        starts = range(task.every, steps, task.every)  # the first interval warms up
+        intervals = [Interval.of(seconds[start : start + task.every]) for start in starts]
+        costs, noise = [one.cost for one in intervals], [one.noise for one in intervals]
+        low, _, high = statistics.quantiles(costs, n=4)
+        cells = [kind, f"{noted['parameters'] / 1e6:.1f} M", f"{1e3 * statistics.median(seconds[task.every :]):.1f} ms"]
+        cells += [_mean(costs, draw), f"{low:.2%} to {high:.2%}", _mean(noise, draw), str(len(costs))]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _mean(values: Sequence[float], draw: random.Random) -> str:
+    low, high = resampled_mean(values, draw)
+    return f"{statistics.mean(values):.2%} ({low:.2%} to {high:.2%})"
 
 
 def main() -> None:
@@ -198,9 +278,11 @@ def main() -> None:
     parser.add_argument("mode", choices=("flips", "clean", "cost"))
     parser.add_argument("--count", type=int, default=50, help="flips")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--workers", type=int, help="3 with flips, otherwise 2")
     parser.add_argument("--every", type=int, help="20 with flips, otherwise 50")
     parser.add_argument("--steps", type=int, default=1_000_000, help="clean steps of each kind")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2 - 1), help="clean runs at once")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds until clean runs are stopped")
     parser.add_argument("--kinds", nargs="+", choices=("ddp", "fsdp"), default=["ddp", "fsdp"])
     parser.add_argument("--intervals", type=int, default=20)
     parser.add_argument("--width", type=int, default=512)
@@ -210,6 +292,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the runs")
     task = parser.parse_args()
     task.every = task.every or (20 if task.mode == "flips" else 50)
+    task.workers = task.workers or (3 if task.mode == "flips" else 2)
     device = torch.cuda.get_device_name() if task.device == "cuda" else f"{os.cpu_count()} cores"
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, {device}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -16,6 +16,13 @@ import holdfast as hf
 FEATURES, CLASSES, SAMPLES = 32, 8, 4096
 
 
+class Samples(TensorDataset):
+    """Samples that are sliced from tensors a batch at once."""
+
+    def __getitems__(self, ids: list[int]) -> tuple[torch.Tensor, ...]:
+        return self[ids]
+
+
 class Block(nn.Module):
     """A residual layer."""
 
@@ -43,20 +50,18 @@ def main() -> None:
     blocks = [Block(task.width) for _ in range(task.layers)]
     net = nn.Sequential(nn.Linear(FEATURES, task.width), *blocks, nn.Linear(task.width, CLASSES)).to(device)
     if task.kind == "fsdp":
-        for layer in net:
-            fully_shard(layer, mesh=run.mesh)
+        for block in blocks[1:]:  # the first belongs to the layers around it
+            fully_shard(block, mesh=run.mesh)
         model = fully_shard(net, mesh=run.mesh)
     else:
         model = run.replicate(net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     run.protect(model=model, optimizer=optimizer)
     draw = torch.Generator().manual_seed(1)
-    data = TensorDataset(
-        torch.randn(SAMPLES, FEATURES, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
-    )
+    data = Samples(torch.randn(SAMPLES, FEATURES, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw))
     times: list[float] = []
     before = time.perf_counter()
-    for x, y in run.batches(data, global_batch=task.batch, steps=task.steps):
+    for x, y in run.batches(data, global_batch=task.batch, steps=task.steps, collate_fn=tuple):
         loss = F.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()

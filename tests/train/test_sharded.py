@@ -17,7 +17,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure
 from holdfast.train.inject import Injection
-from holdfast.train.sharded import ShardedModels, check_all_sharded, make_mesh
+from holdfast.train.sharded import ShardedModels, backend_of_dims, check_all_sharded, make_mesh
 from holdfast.train.state.protect_checks import check_one_split
 from holdfast.train.state.protected import Protected
 
@@ -85,6 +85,21 @@ def test_the_dimensions_of_a_mesh(ranks: Ranks, replicas: int, tensor_parallel: 
     mesh = make_mesh(ranks, replicas, tensor_parallel)
     assert dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) == dims
     assert mesh.mesh.flatten().tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "expected"),
+    [
+        ("cuda", "gloo", {"replicate": "gloo", "shard": "gloo"}),  # ranks that share a GPU
+        ("cuda", "cpu:gloo,cuda:nccl", None),
+        ("cuda", "holdfast_sharded", None),  # the group of a live recovery, which new groups must use, too
+        ("cpu", "gloo", None),
+    ],
+)
+def test_the_groups_of_a_mesh_use_gloo_where_ranks_share_a_gpu(
+    device: str, backend: str, expected: dict[str, str] | None
+) -> None:
+    assert backend_of_dims(torch.device(device), backend, ("replicate", "shard")) == expected
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,19 @@ def make_mesh(ranks: Ranks, replicas: int, tensor_parallel: int) -> DeviceMesh:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dims = {REPLICATE: replicas, SHARD: groups // replicas, TENSOR: tensor_parallel}
     dims = {name: size for name, size in dims.items() if size > 1 or name == SHARD}
-    mesh = init_device_mesh(ranks.device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+    backends = backend_of_dims(ranks.device, dist.get_backend(), dims)
+    shape, names = tuple(dims.values()), tuple(dims)
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names, backend_override=backends)
     if tensor_parallel > 1:
         _synchronize_generators(mesh)
     return mesh
+
+
+def backend_of_dims(device: torch.device, backend: str, dims: Iterable[int | str]) -> dict[int | str, Any] | None:
+    """Return the backend for the groups of each dimension of a mesh, or None if torch chooses it.
+
+    For ranks that share a GPU, which communicate over gloo, torch 2.11 would choose NCCL, which refuses them."""
+    return dict.fromkeys(dims, backend) if device.type == "cuda" and backend == "gloo" else None
 
 
 def _synchronize_generators(mesh: DeviceMesh) -> None:

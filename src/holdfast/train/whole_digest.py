@@ -24,8 +24,8 @@ class WholeDigest:
     """A function that digests tensors. It keeps what depends only on their sizes."""
 
     def __init__(self) -> None:
-        self._sizes: tuple[int, ...] = ()
-        self._multipliers = self._ends = torch.empty(0, dtype=torch.int64)
+        self._layout: tuple[list[int], ...] = ()
+        self._multipliers = self._ends = self._places = torch.empty(0, dtype=torch.int64)
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -38,17 +38,20 @@ class WholeDigest:
         for tensor in tensors:
             segments += _segments(tensor.detach(), device)
             places += [len(segments) - 2, len(segments) - 1] if tensor.numel() > _SMALL else [len(segments) - 1] * 2
-        return self._sums(segments, device)[places].view(-1, 2)
+        layout = [sum(words.numel() for words in segment) for segment in segments], places
+        if layout != self._layout:
+            self._layout = layout
+            self._prepare(*layout, device)
+        return self._sums(segments)[self._places].view(-1, 2)
 
-    def _sums(self, segments: Sequence[Sequence[torch.Tensor]], device: torch.device) -> torch.Tensor:
+    def _prepare(self, sizes: Sequence[int], places: Sequence[int], device: torch.device) -> None:
+        factors = (torch.arange(max(sizes), device=device) * _MIX) | 1
+        self._multipliers = torch.cat([factors[:size] for size in sizes])
+        self._ends = torch.tensor(sizes, device=device).cumsum(0) - 1
+        self._places = torch.tensor(places, device=device)
+
+    def _sums(self, segments: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the sum of each segment, in a few operations for all of them together."""
-        sizes = tuple(sum(words.numel() for words in segment) for segment in segments)
-        if sizes != self._sizes:
-            self._sizes = sizes
-            positions = torch.arange(max(sizes), device=device)
-            factors = (positions * _MIX) | 1
-            self._multipliers = torch.cat([factors[:size] for size in sizes])
-            self._ends = torch.tensor(sizes, device=device).cumsum(0) - 1
         words = torch.cat([words for segment in segments for words in segment])
         mixed = words ^ ((words >> 32) & 0xFFFFFFFF)
         totals = (mixed * self._multipliers).cumsum(0)[self._ends]
