@@ -1,8 +1,9 @@
 """Measure how soon a slow rank is named, whether one is ever named wrongly, and what replacing it brings.
 
-Run: python benchmarks/stragglers/bench.py [--repeats 5] [--workers 4]. Every run is a `holdfast run` of `train.py`. In
-the first row of the table no rank is slow; in the others one rank is, from step 500 on. The speeds are steps per second
-after step 700, as a ratio to those of steps 200 to 500 of the same run.
+Run: python benchmarks/stragglers/bench.py [--repeats 5] [--workers 4] [--busy 0]. Every run is a `holdfast run` of
+`train.py`. In the first row of the table no rank is slow; in the others one rank is, from step 500 on. The speeds are
+steps per second after step 700, as a ratio to those of steps 200 to 500 of the same run. With `--busy N`, N processes
+that only use processor time run beside it. With twice as many processors as workers or more, several runs train at once.
 """
 
 import argparse
@@ -12,6 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -43,13 +47,23 @@ class Outcome(NamedTuple):
 def main() -> int:
     """Run every case, print the table, and say whether the claims hold."""
     options = parse()
+    with busy(options.busy):
+        return measure(options)
+
+
+def measure(options: argparse.Namespace) -> int:
     print(about(options), end="\n\n")
     print("| | named after, steps | wrong reports | restarts | speed after, of that before | audit |")
     print("|---|---:|---:|---:|---:|---|")
     results: dict[str, list[Outcome]] = {}
-    for case, (factor, arguments) in CASES.items():
-        results[case] = [outcome(factor, arguments, options, repeat) for repeat in range(options.repeats)]
-        print(row(case, results[case]), flush=True)
+    with ThreadPoolExecutor(at_once(options)) as pool:
+        runs = {
+            case: [pool.submit(outcome, *settings, options, repeat) for repeat in range(options.repeats)]
+            for case, settings in CASES.items()
+        }
+        for case in CASES:
+            results[case] = [run.result() for run in runs[case]]
+            print(row(case, results[case]), flush=True)
     slow = [result for case, found in results.items() if CASES[case][0] > 1 for result in found]
     holds = all(r.named_after is not None and r.named_after <= 50 for r in slow)
     clean = not any(r.wrongly for found in results.values() for r in found)
@@ -62,14 +76,34 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How soon a slow rank is named.")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--busy", type=int, default=0)
     return parser.parse_args()
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Run `processes` processes that only use processor time, inside this context."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def at_once(options: argparse.Namespace) -> int:
+    """Return how many runs train at the same time: each worker has two processors, or there is one run."""
+    return max(1, len(os.sched_getaffinity(0)) // (2 * options.workers))
 
 
 def about(options: argparse.Namespace) -> str:
     cores = len(os.sched_getaffinity(0))
+    others = f", {options.busy} other processes that only compute" if options.busy else ""
     return (
-        f"{options.repeats} runs of {STEPS} steps for each row, {options.workers} workers on {cores} cores, load "
-        f"{os.getloadavg()[0]:.1f} at the start; python {platform.python_version()}, torch {version('torch')}"
+        f"{options.repeats} runs of {STEPS} steps for each row, {at_once(options)} at once, {options.workers} workers on "
+        f"{cores} cores{others}, load {os.getloadavg()[0]:.1f} at the start; python {platform.python_version()}, torch "
+        f"{version('torch')}"
     )
 
 

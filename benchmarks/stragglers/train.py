@@ -1,7 +1,7 @@
 """A loop in which one rank becomes slower: `train.py STEPS RANK SINCE FACTOR`. A replacement of that rank is fast again.
 
 The work of a step is real: a model's forward and backward, repeated, so the ranks compete for processors. The slow rank
-also waits for FACTOR - 1 times as long as it computed.
+also sleeps for FACTOR - 1 times the processor time that it computed.
 """
 
 import os
@@ -27,12 +27,12 @@ def main(steps: int, rank: int, since: int, factor: float) -> None:
     samples = torch.randn(1024, 256)
     is_first_process = "HOLDFAST_JOINS" not in os.environ
     for batch in run.batches(samples, global_batch=128, steps=steps):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(REPEATS):
             torch.autograd.grad(body(batch.data).pow(2).mean(), list(body.parameters()))
         loss = model(batch.data).pow(2).mean()
         if run.rank == rank and is_first_process and batch.step >= since:
-            time.sleep((factor - 1) * (time.perf_counter() - began) * (REPEATS + 1) / (REPEATS + 1 / 3))
+            time.sleep((factor - 1) * (time.thread_time() - began) * (REPEATS + 1) / (REPEATS + 1 / 3))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,8 +1,13 @@
 """A rank that becomes slower than the others is named, and with `--replace-slow` a spare takes its place."""
 
+import os
+
+import pytest
+
 from finished_run import failed_checks
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.history.log import read_history
+from holdfast.processor_wait import COUNTER
 from supervisor_process import SUPPORT, Start
 
 SCRIPT = SUPPORT / "slow_rank_script.py"
@@ -57,3 +62,11 @@ def test_a_slow_rank_of_a_sharded_model_is_named(start: Start) -> None:
     assert {report.rank for report in reports} == {1}
     assert 90 <= reports[0].step <= 110
     assert failed_checks(job.out) == []
+
+
+@pytest.mark.skipif(not COUNTER.exists(), reason="this kernel does not count how long threads wait")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a processor of its own")
+def test_a_rank_that_shares_its_processor_with_other_work_is_not_named(start: Start) -> None:
+    job = start(script=SUPPORT / "shared_core_script.py", workers=2, args=["200"], save_every=100)
+    assert job.result()["verdict"] == "completed", job.stderr
+    assert job.events("straggler") == []

@@ -3,20 +3,26 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from finished_run import events
+from holdfast import progress
 from holdfast.errors import BadInput
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Position
 from holdfast.train import attach as module
 from holdfast.train.data.dataset import probe
+from holdfast.train.data.loader import LoadRequest
 from holdfast.train.run import Run
 from holdfast.train.state.protected import Protected
-from holdfast.train.step_log import Fingerprints
+from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone
 from training_script import Crash
 
 STEPS = 12
@@ -241,3 +247,25 @@ def test_a_state_is_saved_only_where_no_gradients_wait_for_their_optimizer(tmp_p
     saved = [event.what.step for event in events(tmp_path / "parts", "commit")]
     assert saved == [0, 6, 9, STEPS]  # not 4 and 8, where gradients wait
     assert [step.state for step in again] == [step.state for step in whole[6:]]
+
+
+@pytest.mark.parametrize("in_collectives", [None, 2.0])
+def test_the_own_time_of_a_step_leaves_out_waits_for_other_ranks_and_for_a_processor(
+    in_collectives: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "here", progress.Progress())
+    clock, waits = iter([10.0, 16.0, 18.0]), iter([100.0, 101.0, 101.0])  # 1 s of the step in wait for a processor
+    if in_collectives:
+        clock = iter([10.0, 18.0])  # no moment is known at which all gradients are computed
+    record: Any = SimpleNamespace(append=lambda *_: None, flush=lambda: None)
+    live: Any = SimpleNamespace(take_waited=lambda: in_collectives, end_step=lambda _: None, is_dropped=lambda _: False)
+    log = StepLog(record, Fingerprints(None), 1, RankPlacement(0, 2))
+    work = WorkDone([], cast(Protected, None))
+    steps = StepRecorder(log, work, LoggedLoss(), live, None, lambda: next(clock), lambda: next(waits))
+    steps.request()
+    steps.begin(3, Position(), LoadRequest(np.arange(1), [0], Samples(1), 0), [], data=0.25, stall=0.0)
+    if not in_collectives:
+        steps.reach_last_gradient()
+    steps.end()
+    work.close()
+    assert progress.here.own_time(3) == 5.25

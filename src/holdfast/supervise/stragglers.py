@@ -3,8 +3,12 @@
 A worker that is not slow waits for a slow one in every step, so the steps of all workers take equally long. A worker
 therefore reports its own time: from the request of its batch until its gradients are computed, without the wait for the
 other workers' gradients. The own times of one step are compared with each other, so a step that is longer for all
-workers makes no worker slow. On a busy machine single steps vary; only a worker that is slow in nearly all of its latest
-steps counts.
+workers makes no worker slow. Single steps vary; only a worker that is slow in nearly all of its latest steps counts.
+
+On a machine with more work than processors, the workers get unequal shares of the processors, often for many steps. That
+says nothing about a worker: its replacement would wait for a processor as well. So the time for which the training
+thread waited for a processor (`processor_wait`) is not part of its own time. On CUDA devices it is: there the own time
+is measured by the device.
 """
 
 from collections import deque

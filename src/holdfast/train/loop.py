@@ -318,6 +318,7 @@ class Loop:
 
     def _step(self, step: int, at: Position, stall: float) -> Iterator[Batch]:
         began = perf_counter()
+        self.steps.request()
         request, parts = next(self.source)
         self.steps.begin(step, at, request, parts, perf_counter() - began, stall)
         phase, local = self.plan.phase(step)  # a script counts from 0 in every phase

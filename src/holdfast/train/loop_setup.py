@@ -43,7 +43,16 @@ from holdfast.train.state.protected import Protected, plain_name, unwrapped
 from holdfast.train.state.restore import RestoredState
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.state.shards import local
-from holdfast.train.step_log import Fingerprints, LoggedLoss, RankPlacement, StepLog, StepRecorder, WorkDone, clock_of
+from holdfast.train.step_log import (
+    Fingerprints,
+    LoggedLoss,
+    RankPlacement,
+    StepLog,
+    StepRecorder,
+    WorkDone,
+    clock_of,
+    processor_wait_of,
+)
 from holdfast.train.stopping import Stopping
 from holdfast.train.whole_digest import replicated_state
 from holdfast.train.witness import ComparedState, Witness
@@ -105,7 +114,8 @@ class LoopSetup:
         log = StepLog(self.record, fingerprints, self.number, place)
         work = WorkDone(self.replicas, protected)
         watcher = self._make_observer(protected, loads.dataset, place)
-        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
+        device = self.ranks.device
+        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(device), processor_wait_of(device))
         source = SampleSource(phases, None if place.rank % place.tensor_parallel else self._record_order)
         if self.live:
             self._start_live(self.live, plan, protected, steps, injection)

@@ -22,6 +22,7 @@ from holdfast import progress
 from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
 from holdfast.live.recovery import LiveRecovery
+from holdfast.processor_wait import ProcessorWait
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
 from holdfast.train.data.loader import LoadRequest
@@ -50,7 +51,9 @@ only the launch.
 BegunStep: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
 """(step, position in the data, samples, seconds waited for data, seconds waited for a save, time of the start)."""
 EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None, Moment | None]
-"""(time of the end, counts as `WorkDone.take` returns them, loss, time at which this rank's gradients were computed)."""
+"""(time of the end, counts as `WorkDone.take` returns them, loss, time at which this rank's gradients were computed).
+
+The last time is earlier by the seconds for which this rank waited for a processor in the step."""
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
@@ -64,6 +67,13 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
         return event
 
     return now
+
+
+def processor_wait_of(device: torch.device) -> Callable[[], float]:
+    """Return a counter of the seconds that this thread waits for a processor; for a CUDA device, one that stays 0.
+
+    A device computes what was launched before, while the thread waits."""
+    return (lambda: 0.0) if device.type == "cuda" else ProcessorWait().seconds
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
@@ -370,9 +380,15 @@ class StepRecorder:
     live: LiveRecovery | None
     observer: StepObserver | None  # in a rehearsal
     now: Callable[[], Moment]
+    processor_wait: Callable[[], float]  # the seconds that this thread has waited for a processor
+    _waited: float = 0.0  # of these, before the step
     _begun: BegunStep | None = None
     _computed: Moment | None = None
     _bad_loss: int | None = None
+
+    def request(self) -> None:
+        """Note that the script has asked for the next batch: the rank's own part of a step begins."""
+        self._waited = self.processor_wait()
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
         """Record the start of `step`, at position `at` in the data.
@@ -386,7 +402,7 @@ class StepRecorder:
     def reach_last_gradient(self) -> None:
         """Note the time at which this rank's own gradients are computed: from here on it only waits for other ranks."""
         if self._computed is None:  # with several models, the first of them: later ones include waits for other ranks
-            self._computed = self.now()
+            self._computed = self._without_waits(self.now())
 
     def end(self) -> None:
         """Record the step, because the script has asked for the next batch."""
@@ -399,8 +415,13 @@ class StepRecorder:
             self._bad_loss = self._begun[0]
         now = self.now()
         if self.live and isinstance(now, float) and (waited := self.live.take_waited()) is not None:
-            computed = now - waited  # as if this rank had waited for the others at the end of the step
+            # As if this rank had waited for the others at the end of the step.
+            computed = self._without_waits(now - waited)
         self.log.add(self._begun, (now, self._take_work(self._begun[0]), loss, computed))
+
+    def _without_waits(self, moment: Moment) -> Moment:
+        """Return the time at which this rank would have reached `moment`, had it never waited for a processor in the step."""
+        return moment - (self.processor_wait() - self._waited) if isinstance(moment, float) else moment
 
     def take_bad_loss(self) -> int | None:
         """Return the first step since the last call whose logged loss was infinite or NaN; None if there was none."""

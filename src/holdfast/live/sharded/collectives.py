@@ -21,6 +21,7 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions,
 
 from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken, Link
+from holdfast.processor_wait import ProcessorWait
 from holdfast.progress import restart_needed
 
 _REDUCIBLE = {
@@ -240,8 +241,11 @@ class Collectives:
     world: Team = field(init=False)
     log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
-    seconds: float = 0.0  # in collectives, mostly waiting for other ranks; `take_waited` sets it back
+    seconds: float = (
+        0.0  # in collectives, mostly waiting for other ranks, not for a processor; `take_waited` sets it back
+    )
     current: Operation | None = None  # the collective that this rank carries out now
+    _processor_wait: ProcessorWait = field(default_factory=ProcessorWait)
     _has_ended: bool = False  # this step's collectives have: other ranks are in the next step
     _teams: dict[tuple[int, ...], Team] = field(default_factory=dict)
     _newest: dict[Team, Operation] = field(default_factory=dict)  # the one that other ranks of the team may lack
@@ -294,7 +298,7 @@ class Collectives:
         team = team or self.world
         self.current = operation
         progress.here.count_post()
-        began = perf_counter()
+        began, waited = perf_counter(), self._processor_wait.seconds()
         while True:
             try:
                 if self._has_completed(team, len(self.log)):
@@ -306,7 +310,7 @@ class Collectives:
                 if self.recover():
                     self._has_ended = True
                     break
-        self.seconds += perf_counter() - began
+        self.seconds += perf_counter() - began - (self._processor_wait.seconds() - waited)
         self.current = None
         if team in self._newest:
             self._newest[team].release()  # all ranks of the team have begun this collective
