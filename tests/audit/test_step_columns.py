@@ -57,6 +57,21 @@ def test_columns_of_folded_steps_equal_those_of_lines(tmp_path: Path) -> None:
     assert (len(folded), folded.last, folded.is_consecutive) == (800, 799, True)
 
 
+def test_the_state_after_a_step_is_that_of_its_first_row(tmp_path: Path) -> None:
+    history = files()
+    history["rank-0"].insert(500, history["rank-0"][40])  # no longer consecutive
+    (tmp_path / "odd").mkdir()
+    for steps in (
+        session(tmp_path, files()).steps,
+        session(tmp_path / "odd", history).steps,
+        RunRecord(history["rank-0"]).sessions["rank-0"][0].steps,
+    ):
+        for step in (0, 36, 399, 400, 799):
+            assert steps.shared_after(step) == steps.shared[steps.step == step][0]
+        assert [steps.shared_after(step) for step in (-1, 800)] == [None, None]
+    assert RankSession("rank-0", 0, None).steps.shared_after(0) is None
+
+
 def test_the_hash_of_a_fingerprint_is_that_of_its_words() -> None:
     states = ["0" * 32, "f" * 32, "ab" * 16, "0" * 16 + "1" * 16]
     assert len({whole_part(state) for state in states}) == 4

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.audit.step_columns import counting
-from holdfast.audit.step_sets import twice_in, union, without
+from holdfast.audit.step_sets import common, distinct, twice_in, union, without
 
 ranges = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: counting(ends[0], ends[1]))
 numbers = st.lists(st.integers(0, 30), max_size=12).map(lambda given: np.array(given, np.int64))
@@ -22,6 +22,16 @@ def test_a_union_has_every_number_once(arrays: list[np.ndarray]) -> None:  # typ
 def test_without_leaves_the_numbers_of_the_first_alone(one: np.ndarray, other: np.ndarray) -> None:  # type: ignore[type-arg]
     left = without(np.unique(one), np.unique(other)).tolist()
     assert left == sorted({*one.tolist()} - {*other.tolist()})
+
+
+@given(steps, steps)
+def test_common_numbers_are_in_both(one: np.ndarray, other: np.ndarray) -> None:  # type: ignore[type-arg]
+    assert common(distinct(one), distinct(other)).tolist() == sorted({*one.tolist()} & {*other.tolist()})
+
+
+@given(steps)
+def test_distinct_numbers_are_sorted_and_occur_once(one: np.ndarray) -> None:  # type: ignore[type-arg]
+    assert distinct(one).tolist() == sorted({*one.tolist()})
 
 
 @given(steps, steps)

@@ -150,6 +150,17 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_a_column_that_is_damaged_after_the_segment_was_opened_is_noticed(tmp_path: Path) -> None:
+    opened = segment(tmp_path, [part("rank-0", [HOW, *(trained(n, loss=n**0.5 / 7) for n in range(300))])])
+    with zipfile.ZipFile(opened.path) as archive:
+        column = archive.getinfo("0/loss.npy")
+    data = bytearray(opened.path.read_bytes())
+    data[column.header_offset + column.compress_size // 2] ^= 1
+    opened.path.write_bytes(data)
+    with pytest.raises(Corrupt, match="not a segment of a history as it was written"):
+        b"".join(opened.lines(opened.parts[0]))
+
+
 @pytest.mark.parametrize("data", [b"", b"x" * 500, b"PK\x05\x06" + bytes(18)])
 def test_what_is_no_segment_is_one_line(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(data)

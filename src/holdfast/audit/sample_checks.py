@@ -7,7 +7,7 @@ recorded digests of the shares are compared with the plan. Only shares that diff
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from holdfast.audit.rank_session import RankSession
 from holdfast.audit.recorded_orders import RecordedOrders
 from holdfast.audit.run_record import RunRecord, ShareReport
 from holdfast.audit.step_columns import Numbers
-from holdfast.audit.step_sets import twice_in, union, without
+from holdfast.audit.step_sets import common, distinct, twice_in, union, without
 from holdfast.finding import SHOWN, CannotTell, Verdict, counted
 from holdfast.history.panel import BLOCK
 from holdfast.sampler.digest import Samples
@@ -173,19 +173,20 @@ def _find_defects(record: RunRecord) -> _Defects:
     trained = np.concatenate([*record.trained.values(), none])
     complete = np.concatenate([*(_complete_steps(record, attempt) for attempt in record.trained), none])
     duplicated = _duplicated(record)
-    inside = np.unique(trained[trained < steps])
-    partly = without(inside[inside < committed], np.unique(complete))
+    complete = distinct(complete)
+    inside = distinct(trained[trained < steps])
+    partly = without(inside[inside < committed], complete)
     if len(partly) and (absent := next(filter(None, map(record.absent_ranks, record.trained)), None)):
         raise CannotTell(f"there is no history of {', '.join(absent)}")
-    reached = [-1, *inside.tolist()]
-    ends = pairwise([*reached, max(min(committed, steps), reached[-1] + 1)])
+    reached = int(inside[-1]) if len(inside) else -1
+    ends = np.concatenate([[-1], inside, [max(min(committed, steps), reached + 1)]])
     return _Defects(
-        missing=[range(before + 1, after) for before, after in ends if after > before + 1],
+        missing=[range(int(ends[gap]) + 1, int(ends[gap + 1])) for gap in np.flatnonzero(np.diff(ends) > 1)],
         duplicated=duplicated,
-        extra=np.unique(trained[trained >= steps]).tolist(),
+        extra=distinct(trained[trained >= steps]).tolist(),
         changed=sorted({*_steps_with_other_samples(record), *partly.tolist()} - set(duplicated)),
-        compared=len(np.unique(complete[complete < steps])),
-        unfinished=len(np.setdiff1d(inside[inside >= committed], complete)),
+        compared=int((complete < steps).sum()),
+        unfinished=len(without(inside[inside >= committed], complete)),
     )
 
 
@@ -207,8 +208,8 @@ def _steps_with_other_samples(record: RunRecord) -> Iterator[int]:
         raise CannotTell(f"steps of {largest} samples are too large to be computed")
     for attempt, steps in record.trained.items():
         reports = [_ReportedShares(session, _unproved(plan, session, record)) for session in record.attempts[attempt]]
-        left = np.unique(np.concatenate([report.steps for report in reports]))
-        for phase, chunk, windows in _windows(plan, np.intersect1d(left, steps[steps < plan.steps])):
+        left = distinct(np.concatenate([report.steps for report in reports]))
+        for phase, chunk, windows in _windows(plan, common(left, steps[steps < plan.steps])):
             for report in reports:
                 yield from report.differing(phase, chunk, windows)
 

@@ -254,10 +254,24 @@ class StepColumns:
 
     def samples(self, row: int) -> Samples:
         """Return the count and the digest of the samples that were trained in the step at index `row`."""
-        start = self._starts[bisect_right(self._starts, row) - 1]
-        piece = self._pieces[bisect_right(self._starts, row) - 1]
-        high, low = piece.digests(np.array([row - start]))[0].tolist()
-        return Samples(int(piece.column("count")[row - start]), f"{high:016x}{low:016x}")
+        piece, place = self._place(row)
+        high, low = piece.digests(np.array([place]))[0].tolist()
+        return Samples(int(piece.column("count")[place]), f"{high:016x}{low:016x}")
+
+    def shared_after(self, step: int) -> int | None:
+        """Return the value of `shared` in the first row of `step`, or None without such a row; other rows are not read."""
+        if self.is_consecutive:
+            row = step - self._first if len(self) else -1
+        else:
+            row = next(iter(np.flatnonzero(self.step == step).tolist()), -1)
+        if not 0 <= row < len(self):
+            return None
+        piece, place = self._place(row)
+        return int(piece.column("shared")[place])
+
+    def _place(self, row: int) -> tuple[_Lines | _Folded, int]:
+        number = bisect_right(self._starts, row) - 1
+        return self._pieces[number], row - self._starts[number]
 
     def planned_rows(self, plan: RunPlan) -> Iterator[tuple[range, StepRun]]:
         """Yield the rows of folded steps whose samples were those of `plan` when they were folded."""

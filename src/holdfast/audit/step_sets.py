@@ -12,9 +12,23 @@ def union(arrays: Iterable[Numbers]) -> Numbers:
     views = {(array.ctypes.data, array.strides, len(array)): array for array in arrays if len(array)}
     if len(views) == 1:
         (only,) = views.values()
-        if (only[1:] > only[:-1]).all():
-            return only
-    return np.unique(np.concatenate([*views.values(), np.zeros(0, np.int64)]))
+        return distinct(only)
+    return distinct(np.concatenate([*views.values(), np.zeros(0, np.int64)]))
+
+
+def distinct(numbers: Numbers) -> Numbers:
+    """Return the sorted numbers without repetitions. It is faster than `np.unique` where they are nearly sorted."""
+    if (numbers[1:] > numbers[:-1]).all():
+        return numbers
+    ordered = np.sort(numbers, kind="stable")
+    once: Numbers = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return once
+
+
+def common(steps: Numbers, others: Numbers) -> Numbers:
+    """Return the numbers that are in `steps` and in `others`; both are sorted, without repetitions."""
+    both: Numbers = np.intersect1d(steps, others, assume_unique=True)
+    return both
 
 
 def without(steps: Numbers, others: Numbers) -> Numbers:
@@ -31,4 +45,4 @@ def twice_in(numbers: Numbers) -> Numbers:
     if (numbers[1:] > numbers[:-1]).all():
         return np.zeros(0, np.int64)  # a view would keep all of `numbers` in memory
     ordered = np.sort(numbers)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return distinct(ordered[1:][ordered[1:] == ordered[:-1]])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
 from holdfast.audit.step_columns import Numbers, shared_part, whole_part
+from holdfast.audit.step_sets import without
 from holdfast.finding import Verdict, counted
 from holdfast.history.lineage import EVERY_STEP
 
@@ -100,10 +101,10 @@ def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
     if attempt is None:
         return 0
     for session in record.attempts.get(attempt, ()):
-        rows = np.flatnonzero(session.steps.step == step)
+        state = session.steps.shared_after(step)
         is_void = bool(record.live_attempts) and record.memberships(attempt).void_step(session) == step
-        if len(rows) and not is_void:
-            return int(session.steps.shared[rows[0]])
+        if state is not None and not is_void:
+            return state
     return 0
 
 
@@ -112,7 +113,7 @@ def _never_stepped_or_reduced(record: RunRecord) -> str | None:
     shared = (session.steps.shared[rows] for session, rows in sessions if len(rows))
     states = {state for column in shared for state in (int(column.min()), int(column.max()))}
     steps = sum(
-        len(np.setdiff1d(trained, list(record.memberships(attempt).skipped)))
+        len(without(trained, np.array(sorted(record.memberships(attempt).skipped), np.int64)))
         for attempt, trained in record.trained.items()
     )
     has_stepped = any(session.steps.stepped[rows].any() for session, rows in sessions)

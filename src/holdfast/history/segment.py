@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import lzma
+import os
 import zipfile
 import zlib
 from collections import OrderedDict, defaultdict
@@ -30,6 +31,7 @@ FORMAT = 1
 HEADER = "header.json"
 DIGEST = 32  # hexadecimal digits of the digest in the comment of the archive
 _PLAN = b'{"event": "plan"'
+_NAME_LENGTHS = 26  # bytes from the beginning of a member to the lengths of its name and of its extra field
 _LARGEST = 1 << 31  # bytes of a column: a damaged file must not fill the memory
 _DATE = (1980, 1, 1, 0, 0, 0)
 _KEPT = 64 << 20  # bytes of columns that are kept in memory
@@ -197,6 +199,16 @@ def _read_part(described: Any) -> FoldedPart:
     return FoldedPart(**{**described, "rows": rows, "texts": range(*described["texts"])})
 
 
+class _Member(NamedTuple):
+    """A file in the archive: where it begins, its size there, its size and CRC, and how it is compressed."""
+
+    offset: int
+    packed: int
+    size: int
+    crc: int
+    method: int
+
+
 class Columns(Mapping[str, NDArray[Any]]):
     """The columns of a panel in a segment, each read when it is needed."""
 
@@ -227,7 +239,7 @@ class HistorySegment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header, self._digest = self.checked(self._read_header)
+        header, self._digest, self._members = self.checked(self._read_header)
         self.parts, self.panels = self.checked(lambda: self._described(header))
 
     def stretch(self, part: FoldedPart, index: int) -> Stretch:
@@ -253,12 +265,18 @@ class HistorySegment:
         value: T = _RECENT.value((self._digest, name), lambda: self.checked(lambda: make(self._array)))
         return value
 
-    def _read_header(self) -> tuple[Any, bytes]:
+    def _read_header(self) -> tuple[Any, bytes, dict[str, _Member]]:
         data = self.path.read_bytes()
         if xxhash.xxh3_128_hexdigest(data[:-DIGEST]).encode() != data[-DIGEST:]:
             raise ValueError("its digest is another")
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return json.loads(archive.read(HEADER)), data[-DIGEST:]
+            members = {
+                info.filename: _Member(
+                    info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type
+                )
+                for info in archive.infolist()
+            }
+            return json.loads(archive.read(HEADER)), data[-DIGEST:], members
 
     def _described(self, header: Any) -> tuple[list[FoldedPart], list[StepPanel]]:
         if header["version"] > FORMAT:
@@ -277,13 +295,27 @@ class HistorySegment:
         return StepPanel(*place, rows, columns, phase, described["planned"])
 
     def _array(self, name: str) -> NDArray[Any]:
-        with zipfile.ZipFile(self.path) as archive:
-            member = archive.getinfo(f"{name}.npy")
-            if member.file_size > _LARGEST:
-                raise ValueError("a column is too large")
-            with archive.open(member) as file:
-                array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        member = self._members[f"{name}.npy"]
+        if member.size > _LARGEST:
+            raise ValueError("a column is too large")
+        data = self._deflated(member) if member.method == zipfile.ZIP_DEFLATED else self._extracted(f"{name}.npy")
+        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return array
+
+    def _deflated(self, member: _Member) -> bytes:
+        """Return the content of a member. `zipfile` would read the list of all members first."""
+        with self.path.open("rb") as file:
+            file.seek(member.offset + _NAME_LENGTHS)
+            of_name, of_extra = file.read(2), file.read(2)
+            file.seek(int.from_bytes(of_name, "little") + int.from_bytes(of_extra, "little"), os.SEEK_CUR)
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(member.packed), member.size)
+        if len(data) != member.size or zlib.crc32(data) != member.crc:
+            raise ValueError("a column was changed")
+        return data
+
+    def _extracted(self, name: str) -> bytes:
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(name)
 
     def checked(self, read: Callable[[], T]) -> T:
         """Return what `read` returns; raise Corrupt if it fails because the file is damaged."""
