@@ -162,7 +162,7 @@ def strike_repeatedly(
     more, since = True, 0.0
     while more:
         training.job.wait(lambda since=since: training.is_whole(since))
-        time.sleep(rng.random() * max(SOON, training.pace()[-1]))
+        time.sleep(given.rest + rng.random() * max(SOON, training.pace()[-1]))
         old = set(training.here())
         pid, since = strike(training, given.hang or "kill", rng)
         training.job.wait(lambda since=since: training.is_whole(since))
@@ -176,7 +176,7 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
         script = [HERE / ("plain_sharded.py" if given.sharded else "plain.py"), given.model, given.save_every, folder]
         return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, script)]
     options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every, "--max-restarts", 1000]
-    options += ["--spares", given.spares] if arm in LIVE else []
+    options += ["--spares", given.spares if arm in LIVE else min(1, given.spares)]
     script = [HERE / ("train_sharded.py" if given.sharded else "train.py"), "--", given.model, given.workers, folder]
     script += [given.replicas] if given.sharded else []
     return [*COMMAND, "run", *map(str, options), "--out", str(folder / "run"), *map(str, script)]
@@ -313,7 +313,7 @@ def about(given: argparse.Namespace) -> str:
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}; "
-        f"{given.workers} workers{_sharding(given)}, {given.spares} spares, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
+        f"{given.workers} workers{_sharding(given)}, {given.spares} spares, {given.rest:g} s of rest, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
         f"load {os.getloadavg()[0]:.1f}"
     )
 
@@ -340,7 +340,12 @@ def _arguments() -> argparse.Namespace:
         "--sharded", action="store_true", help="shard the model; default: 1 spare, 8 kills, 1 round, 2 minutes"
     )
     parser.add_argument("--replicas", type=int, default=1, help="replicas of a sharded model under holdfast (HSDP)")
-    parser.add_argument("--spares", type=int, default=0, help="spare workers of forward, replay and skip")
+    parser.add_argument(
+        "--spares", type=int, default=0, help="spare workers; with any, restart has a standby set of all workers"
+    )
+    parser.add_argument(
+        "--rest", type=float, default=0.0, help="seconds before each strike, in which a new spare gets ready"
+    )
     parser.add_argument("--kills", type=int, default=20, help="strikes per arm")
     parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, at least 2")
     parser.add_argument("--rounds", type=int, default=2, help="rounds in which each arm runs once")

@@ -360,7 +360,8 @@ def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
     print(f"{_versions()}; seed {seed}")
     print(f"{hits.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
     print(f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}\n")
-    strategies = [strategy for strategy in STRATEGIES if any(tally.plan.strategy == strategy for tally in tallies)]
+    used = {tally.plan.strategy for tally in tallies}
+    strategies = [strategy for strategy in (*STRATEGIES, "partial") if strategy in used]
     print(f"| strike | {' | '.join(strategies)} |\n|---|{'---:|' * len(strategies)}")
     for kind in KINDS:
         print(f"| {kind} | {' | '.join(str(hits[kind, strategy]) for strategy in strategies)} |")

@@ -4,6 +4,7 @@
 `gpt2-bf16` parameters and gradients are bf16, which halves the all-reduce.
 """
 
+import copy
 import os
 import sys
 import threading
@@ -89,6 +90,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
     optimizer.step()
     if x.is_cuda:
         torch.cuda.synchronize()
+
+
+def warm_up(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Train a step of a copy of `model`, so that a worker that waits as a spare has loaded the kernels of its GPU."""
+    copied = copy.deepcopy(model)
+    train(copied, torch.optim.AdamW(copied.parameters(), fused=True), x, y)
 
 
 class Notes:

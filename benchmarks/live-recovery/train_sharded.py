@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from subjects import SUBJECTS, Notes, Numbered, shard, train
+from subjects import SUBJECTS, Notes, Numbered, shard, train, warm_up
 
 import holdfast as hf
 
@@ -17,6 +17,8 @@ def main(name: str, workers: str, folder: str, replicas: str) -> None:
     run, subject = hf.attach(), SUBJECTS[name]
     notes = Notes(Path(folder))
     model, x, y = subject.made(run.device)
+    if run.device.type == "cuda":
+        warm_up(model, x[: subject.share], y[: subject.share])
     shard(model, run.device_mesh(replicas=int(replicas)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=run.device.type == "cuda")
     run.protect(model=model, optimizer=optimizer)
