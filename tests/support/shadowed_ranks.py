@@ -18,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import ASGD, SGD, Adadelta, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from holdfast.distributed.gloo_link import Link
-from holdfast.live.sharded.collectives import Collectives, Reduce, Ring
+from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.mesh_group import ModuleGather, replace_default_group_by_mesh
+from holdfast.live.sharded.operations import Ring
 from holdfast.live.sharded.shadow import MOMENTS, PARAMETERS, OwnShards, exchange_copies
 from holdfast.train.state.protected import Protected
 from sharded_states import CASES, Case, with_optimizer
@@ -65,7 +66,7 @@ class ModuleReduce:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, **_: Any) -> None:
-        self._collectives.run(Reduce(output_tensor, input_tensor, op), group.team)
+        self._collectives.reduce(output_tensor, input_tensor, op, group.team)
 
 
 def change_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 
 from holdfast.distributed.gloo_link import Link
-from holdfast.live.sharded.collectives import Ring
+from holdfast.live.sharded.operations import Ring
 from holdfast.live.sharded.shadow import OwnShards, exchange_copies
 from holdfast.train.state.protected import Protected
 
@@ -50,7 +50,7 @@ def measured(rank: int, link: CountingLink) -> dict[str, Any]:
 
     def before_step(*_: Any) -> None:
         link.sent = 0
-        shadow.exchange_gradients("optimizer").run(link, Ring(rank, SIZE))
+        shadow.exchange_gradients("optimizer").run(link, Ring(rank, SIZE), lambda: None)
         shadow.step("optimizer")
 
     optimizer.register_step_pre_hook(before_step)

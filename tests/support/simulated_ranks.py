@@ -22,7 +22,7 @@ from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import BoundaryGate
 from holdfast.errors import WorkerLost
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
-from holdfast.live.sharded.collectives import AllReduce, Team
+from holdfast.live.sharded.operations import AllReduce, Team
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.train.state.protected import Protected
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fsdp_script
-from holdfast.live.sharded.collectives import Collectives, Operation, Team
+from holdfast.live.sharded.collectives import Collectives
+from holdfast.live.sharded.operations import Operation, Team
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
 
 task: dict[str, Any] = json.loads(sys.argv[1])

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from holdfast.live.sharded.collectives import Ring
 from holdfast.live.sharded.gathered_copies import GatheredCopy, split_contribution
+from holdfast.live.sharded.operations import Ring
 
 
 def gathered(*ranks: list[float]) -> Tensor:

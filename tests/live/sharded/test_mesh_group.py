@@ -5,8 +5,9 @@ import torch
 
 from holdfast.distributed.gloo_link import Link
 from holdfast.errors import BadInput
-from holdfast.live.sharded.collectives import Collectives, Ring
+from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.mesh_group import MeshGroup
+from holdfast.live.sharded.operations import Ring
 
 
 def lost() -> bool:

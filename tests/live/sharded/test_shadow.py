@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import BadInput
-from holdfast.live.sharded.collectives import Ring, ranks_apart
+from holdfast.live.sharded.operations import Ring, ranks_apart
 from holdfast.live.sharded.shadow import check_copyable, neighbours
 from holdfast.train.state.protected import Protected
 from repository import ROOT

@@ -5,228 +5,21 @@ one team: with hybrid sharding, those that hold one replica of the model, or tho
 completes on no rank before all ranks of its team have begun it. The worker that replaces a lost worker computes the step
 from its beginning. Where other ranks of the team have completed a collective, they send it the result, as the lost
 worker had received it. A survivor that the loss has interrupted gets a result in the same way.
-
-gloo computes a reduce-scatter as an all-reduce, so this module uses the all-reduce, with the same bits. Every rank then
-also has the reduced gradients of the previous rank, which that rank's replacement needs. Tensors on a GPU pass through
-host memory.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions, ReduceOp
 
 from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken, Link
+from holdfast.live.sharded.host_memory import HostMemory
+from holdfast.live.sharded.operations import Gather, Operation, Reduce, Ring, Team, nothing
 from holdfast.processor_wait import ProcessorWait
 from holdfast.progress import restart_needed
-
-_REDUCIBLE = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.uint8, torch.int8, torch.int32, torch.int64),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """The ranks as a ring, in which each rank keeps a copy of the previous rank's shards.
-
-    The next rank is `apart` ranks further. If that number has a common divisor with `size`, there are several rings."""
-
-    rank: int
-    size: int
-    apart: int = 1
-
-    def at(self, rank: int) -> "Ring":
-        """Return the same ring as another `rank` sees it."""
-        return Ring(rank, self.size, self.apart)
-
-    @property
-    def next(self) -> int:
-        return (self.rank + self.apart) % self.size
-
-    @property
-    def previous(self) -> int:
-        return (self.rank - self.apart) % self.size
-
-
-def ranks_apart(size: int, nodes: int) -> int:
-    """Return how far from each rank the rank with a copy of its shards is: with `nodes` of equal size, on the next node."""
-    return 1 if size % nodes else size // nodes if nodes > 1 else 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Team:
-    """Ranks that make collectives together over `link`. `ring` has this rank's place among the `members`."""
-
-    members: tuple[int, ...]
-    ring: Ring
-    link: Link
-
-    @property
-    def name(self) -> str:
-        return "-".join(map(str, self.members))
-
-
-class Operation(Protocol):
-    """One collective of a step. `ring` has the places of the ranks in the team that makes it, and so has `needy`."""
-
-    def run(self, link: Link, ring: Ring) -> None:
-        """Carry out the collective together with the team."""
-
-    def run_again(self, link: Link, ring: Ring) -> bool:
-        """Repeat a collective that this rank has completed; return False if the result differs from the first one."""
-
-    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
-        """Return True if the ranks other than `needy`, which have completed the collective, have the result of `needy`."""
-
-    def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        """Send the result of this completed collective to the ranks `needy`. The team calls this, including `needy`."""
-
-    def release(self) -> None:
-        """Free the memory that only `run_again` needs. Called when the team has completed the collective."""
-
-
-class Gather:
-    """An all-gather of the 1-D tensor `contribution`, whose values must not change during the step, into `output`."""
-
-    def __init__(self, output: torch.Tensor, contribution: torch.Tensor) -> None:
-        self._output: torch.Tensor | None = output
-        self._contribution = contribution
-
-    def run(self, link: Link, ring: Ring) -> None:
-        assert self._output is not None
-        if self._output.is_contiguous() and not self._output.is_cuda:
-            link.do("_allgather_base", self._output.view(-1), self._contribution)
-        else:
-            self._output.copy_(self._gathered(link, ring).view_as(self._output))
-
-    def run_again(self, link: Link, ring: Ring) -> bool:
-        raise AssertionError("an all-gather can be served")
-
-    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
-        return True
-
-    def _gathered(self, link: Link, ring: Ring) -> torch.Tensor:
-        gathered = self._contribution.new_empty(ring.size * self._contribution.numel())
-        link.do("_allgather_base", gathered, self._contribution)
-        return gathered
-
-    def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        for root in needy:
-            options = GatherOptions()
-            options.rootRank = root
-            parts = list(self._contribution.new_empty(ring.size, self._contribution.numel()).unbind())
-            link.do("gather", [parts] if ring.rank == root else [], [self._contribution], options)
-            if ring.rank == root:
-                assert self._output is not None
-                self._output.copy_(torch.cat(parts).view_as(self._output))
-
-    def release(self) -> None:
-        self._output = None
-
-
-class Reduce:
-    """A reduce-scatter of `values` into `output`. It keeps the results of this rank and of the previous rank."""
-
-    def __init__(self, output: torch.Tensor, values: torch.Tensor, op: Any) -> None:
-        self._output: torch.Tensor | None = output
-        self._values: torch.Tensor | None = values
-        self._op = op
-        self._own: torch.Tensor | None = None
-        self._previous: torch.Tensor | None = None
-
-    def run(self, link: Link, ring: Ring) -> None:
-        assert self._output is not None
-        self._own, self._previous = self._reduced(link, ring)
-        self._output.copy_(self._own.view_as(self._output))
-
-    def run_again(self, link: Link, ring: Ring) -> bool:
-        if self._values is None:
-            raise restart_needed(
-                "ranks next to each other are lost, and with them the reduced gradients of one of them"
-            )
-        own, previous = self._reduced(link, ring)
-        assert self._own is not None
-        assert self._previous is not None
-        return _same_bits(own, self._own) and _same_bits(previous, self._previous)
-
-    def _reduced(self, link: Link, ring: Ring) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._values is not None
-        total = self._values.to("cpu", copy=True)
-        link.do("allreduce", [total], _allreduce_options(self._op))
-        chunks = total.view(ring.size, -1)
-        return chunks[ring.rank].clone(), chunks[ring.previous].clone()
-
-    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
-        return all(ring.at(rank).next not in needy for rank in needy)
-
-    def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        for rank in needy:
-            place = ring.at(rank)
-            if ring.rank == rank:
-                self._receive(link, place)
-            if ring.rank == place.next:
-                link.do("send", [self._previous], rank, 0)
-            if ring.rank == place.previous:
-                link.do("send", [self._own], rank, 0)
-
-    def _receive(self, link: Link, ring: Ring) -> None:
-        assert self._output is not None
-        self._own, self._previous = (torch.empty_like(self._output, device="cpu").flatten() for _ in range(2))
-        link.do("recv", [self._own], ring.next, 0)
-        link.do("recv", [self._previous], ring.previous, 0)
-        self._output.copy_(self._own.view_as(self._output))
-
-    def release(self) -> None:
-        self._output = self._values = None
-
-
-class AllReduce:
-    """An all-reduce of `tensors` in place."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
-        if unknown := {tensor.dtype for tensor in tensors} - _REDUCIBLE:
-            raise RuntimeError(f"gloo cannot all-reduce tensors of dtype {unknown.pop()}")
-        self._tensors, self._op = tensors, op
-        self._before = [tensor.to("cpu", copy=True) for tensor in tensors]
-        self._results: list[torch.Tensor] = []
-
-    def run(self, link: Link, ring: Ring) -> None:
-        self._results = self._reduced(link)
-        self._write()
-
-    def run_again(self, link: Link, ring: Ring) -> bool:
-        raise AssertionError("an all-reduce can be served")
-
-    def can_serve(self, ring: Ring, needy: Sequence[int]) -> bool:
-        return True
-
-    def _reduced(self, link: Link) -> list[torch.Tensor]:
-        totals = [before.clone() for before in self._before]
-        for total in totals:
-            link.do("allreduce", [total], _allreduce_options(self._op))
-        return totals
-
-    def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = min(rank for rank in range(ring.size) if rank not in needy), 0
-        self._results = self._results or [torch.empty_like(before) for before in self._before]
-        for result in self._results:
-            link.do("broadcast", [result], options)
-        if ring.rank in needy:
-            self._write()
-
-    def _write(self) -> None:
-        for tensor, result in zip(self._tensors, self._results, strict=True):
-            tensor.copy_(result)
-
-    def release(self) -> None:
-        self._before = []
-        self._tensors = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -251,6 +44,8 @@ class Collectives:
     _newest: dict[Team, Operation] = field(default_factory=dict)  # the one that other ranks of the team may lack
     _contributions: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     _completed: Mapping[int, int] = field(default_factory=dict)  # by rank, at the last recovery in this step
+    _memory: HostMemory = field(default_factory=HostMemory)
+    _later: list[Callable[[], None]] = field(default_factory=list)  # called in the next collective
 
     def __post_init__(self) -> None:
         self.world = Team(tuple(range(self.ring.size)), self.ring, self.link)
@@ -272,8 +67,10 @@ class Collectives:
 
     def begin_step(self) -> None:
         """Forget the collectives of the previous step."""
+        self.catch_up()
         self.log, self.optimizer_steps, self._completed, self._has_ended = [], 0, {}, False
         self._contributions.clear()
+        self._memory.reclaim()
 
     def end_updates(self) -> None:
         """Count an optimizer step: from here on, parameters differ from those at the beginning of the step."""
@@ -284,12 +81,31 @@ class Collectives:
         self, output: torch.Tensor, values: torch.Tensor, key: Hashable = None, team: Team | None = None
     ) -> None:
         """All-gather `values` of all ranks into `output`. Calls with the same `key` in a step pass the same values."""
-        contribution = None if key is None else self._contributions.get(key)
-        if contribution is None:
-            contribution = values.detach().to("cpu", copy=True).reshape(-1)
-            if key is not None:
-                self._contributions[key] = contribution
-        self.run(Gather(output, contribution), team)
+        values = values.detach().reshape(-1)
+        kept = None if key is None else self._contributions.get(key)
+        if kept is not None:
+            values = kept
+        else:
+            kept = self._memory.take(values.numel(), values.dtype)
+        self.run(Gather(output, values, kept), team)
+        if key is not None:
+            self._contributions[key] = kept
+
+    def reduce(self, output: torch.Tensor, values: torch.Tensor, op: Any, team: Team | None = None) -> None:
+        """Reduce the `values` of all ranks with the operation `op`, and write this rank's part to `output`."""
+        reduction = Reduce(output, values, op, self._memory)
+        self.run(reduction, team)
+        self.later(reduction.keep)
+
+    def later(self, act: Callable[[], None]) -> None:
+        """Call `act` while the next collective waits for other ranks, or at the next `catch_up`."""
+        self._later.append(act)
+
+    def catch_up(self) -> None:
+        """Do now what was postponed with `later`."""
+        acts, self._later = self._later, []
+        for act in acts:
+            act()
 
     def run(self, operation: Operation, team: Team | None = None) -> None:
         """Carry out the next collective, of all ranks or of a `team`. If a worker is lost meanwhile, recover first."""
@@ -304,7 +120,7 @@ class Collectives:
                 if self._has_completed(team, len(self.log)):
                     self._settle(operation, team, len(self.log))
                 else:
-                    operation.run(team.link, team.ring)
+                    operation.run(team.link, team.ring, self.catch_up)
                 break
             except GroupBroken:
                 if self.recover():
@@ -338,16 +154,6 @@ class Collectives:
         if operation.can_serve(team.ring, needy):
             operation.serve(team.link, team.ring, needy)
         elif team.ring.rank in needy:
-            operation.run(team.link, team.ring)
+            operation.run(team.link, team.ring, nothing)
         elif not operation.run_again(team.link, team.ring):
             raise restart_needed("a replacement computed other values than the worker that it replaces")
-
-
-def _allreduce_options(op: Any) -> Any:
-    options: Any = AllreduceOptions()
-    options.reduceOp = op if op is not None else ReduceOp.SUM
-    return options
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

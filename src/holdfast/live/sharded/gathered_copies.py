@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from holdfast.checkpoint import sharding
-from holdfast.live.sharded.collectives import Collectives, Ring
+from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.mesh_group import ModuleGather
+from holdfast.live.sharded.operations import Ring
 from holdfast.train.state.shards import held_box, local
 
 
@@ -33,15 +34,18 @@ class GatheredCopy:
         """Copy the previous rank's part of `gathered`, to which this rank has contributed `own`, unless it did before.
 
         Between two optimizer steps, all gathers of the parameters have the same values."""
-        moment = (step, optimizer_steps)
-        if moment == self._moment or (self.values is None and not self._is_contribution(own)):
+        if self.is_of(step, optimizer_steps) or (self.values is None and not self._is_contribution(own)):
             return
         part = gathered.detach().view(self.ring.size, -1)[self.ring.previous]
         if self.values is None or self.values.dtype != part.dtype:
             self.values = part.clone()
         else:
             self.values.copy_(part)
-        self.step, self._moment = step, moment
+        self.step, self._moment = step, (step, optimizer_steps)
+
+    def is_of(self, step: int, optimizer_steps: int) -> bool:
+        """Return True if the copy is of `step`, after this number of `optimizer_steps` in it."""
+        return self._moment == (step, optimizer_steps)
 
     def rows(self) -> Iterable[tuple[Any, torch.Tensor]]:
         """Yield each parameter with the previous rank's rows of it."""
@@ -91,6 +95,7 @@ class GatheredCopies:
 
     def rows(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Return the copied rows by the `id` of their parameter, with the step in which they were gathered."""
+        self.collectives.catch_up()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # FSDP gathers in a stream of its own
         return {id(parameter): (rows, copy.step) for copy in self.copies for parameter, rows in copy.rows()}
@@ -109,9 +114,9 @@ class _KeptGather(ModuleGather):
         async_op: bool = False,
     ) -> None:
         super().__call__(output_tensor, input_tensor, group, async_op)
-        copies = self._copies
-        steps = copies.collectives.optimizer_steps
-        copies.copies[self._number].keep(output_tensor, input_tensor, copies.step(), steps)
+        copy, moment = self._copies.copies[self._number], (self._copies.step(), self._collectives.optimizer_steps)
+        if not copy.is_of(*moment):
+            self._collectives.later(lambda: copy.keep(output_tensor, input_tensor, *moment))
 
 
 def gathered_parameters(module: Any) -> list[Any]:

@@ -16,7 +16,8 @@ from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defin
 from holdfast.distributed.gloo_link import CompletedWork
 from holdfast.distributed.process_group import leave_default_group
 from holdfast.errors import BadInput
-from holdfast.live.sharded.collectives import AllReduce, Collectives, Reduce, Team
+from holdfast.live.sharded.collectives import Collectives
+from holdfast.live.sharded.operations import AllReduce, Team
 
 BACKEND = "holdfast_sharded"
 
@@ -75,12 +76,12 @@ class MeshGroup(ProcessGroup):
         return CompletedWork(outputs[0])
 
     def reduce_scatter_single(self, output: torch.Tensor, values: torch.Tensor, opts: Any = None) -> CompletedWork:
-        self._collectives.run(Reduce(output, values, getattr(opts, "reduceOp", None)), self.team)
+        self._collectives.reduce(output, values, getattr(opts, "reduceOp", None), self.team)
         return CompletedWork([output])
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         for output, values in zip(outputs, inputs, strict=True):
-            self._collectives.run(Reduce(output, values, getattr(opts, "reduceOp", None)), self.team)
+            self._collectives.reduce(output, values, getattr(opts, "reduceOp", None), self.team)
         return CompletedWork(outputs)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> CompletedWork:  # type: ignore[override]

@@ -5,13 +5,13 @@ parameters. With it, each rank checks that the replicas have the same bits. It i
 state changes: it completes on no rank before all ranks have reduced their gradients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from holdfast.distributed.gloo_link import Link
-from holdfast.live.sharded.collectives import Ring
+from holdfast.live.sharded.operations import Ring
 from holdfast.live.sharded.shadow import OwnShards, Shadow, sample
 
 
@@ -47,9 +47,11 @@ class Agreement:
     def __init__(self, digest: torch.Tensor, replicas: Replicas) -> None:
         self._digest, self._replicas = digest, replicas
 
-    def run(self, link: Link, ring: Ring) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
         digests = self._digest.new_empty(ring.size)
-        link.do("_allgather_base", digests, self._digest)
+        work = link.post("_allgather_base", digests, self._digest)
+        meanwhile()
+        link.wait(work)
         self._replicas.compare(digests, ring.rank)
 
     def conclude(self) -> None:

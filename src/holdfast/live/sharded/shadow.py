@@ -19,7 +19,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from holdfast.distributed.gloo_link import Link
 from holdfast.errors import BadInput
 from holdfast.live import state_transfer
-from holdfast.live.sharded.collectives import Ring
+from holdfast.live.sharded.operations import Ring
 from holdfast.train.state.plain_values import PlainState
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import is_dtensor, like, local
@@ -252,13 +252,14 @@ class Exchange:
         self._received: list[torch.Tensor] = []
         self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
 
-    def run(self, link: Link, ring: Ring) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
         works = []
         self._received = []  # new memory in every try: the operations of a broken connection may never end
         for outgoing, copies in self._parts:
             self._received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
             works.append(link.post("send", [outgoing], ring.next, 0))
             works.append(link.post("recv", [self._received[-1]], ring.previous, 0))
+        meanwhile()
         for work in works:
             link.wait(work)
         link.do("allreduce", [torch.zeros(1)])

@@ -23,8 +23,9 @@ from holdfast.events import Regroup
 from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
-from holdfast.live.sharded.collectives import Collectives, Reduce, Ring, Team, ranks_apart
+from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
+from holdfast.live.sharded.operations import Ring, Team, ranks_apart
 from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_with_copies
 from holdfast.live.sharded.shadow import Exchange, OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
@@ -115,7 +116,7 @@ class ShardedRecovery(LiveRecovery):
         if not self._has_reduced:
             self._has_reduced = True
             self._begin_backward()
-        self.collectives.run(Reduce(output, values, op), group.team)
+        self.collectives.reduce(output, values, op, group.team)
 
     def _begin_backward(self) -> None:
         if self._may_accumulate:

@@ -1,0 +1,38 @@
+"""Host memory that the collectives of a step use again in every step, because new memory costs more than the copies."""
+
+from collections import defaultdict
+
+import torch
+
+
+class HostMemory:
+    """Tensors in host memory with undefined values: those that are kept until the next step, and those for a moment."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        self._taken: list[torch.Tensor] = []
+        self._scratch: list[torch.Tensor] = []  # of bytes
+
+    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of `size` values, which the caller may use until `reclaim`."""
+        free = self._free[size, dtype]
+        self._taken.append(free.pop() if free else torch.empty(size, dtype=dtype))
+        return self._taken[-1]
+
+    def reclaim(self) -> None:
+        """Make all tensors that `take` has returned available again."""
+        for taken in self._taken:
+            self._free[taken.numel(), taken.dtype].append(taken)
+        self._taken = []
+
+    def borrow(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of `size` values, which the caller gives back soon, or forgets."""
+        needed = size * dtype.itemsize
+        memory = self._scratch.pop() if self._scratch else None
+        if memory is None or memory.numel() < needed:
+            memory = torch.empty(needed, dtype=torch.uint8)
+        return memory[:needed].view(dtype)
+
+    def give_back(self, borrowed: torch.Tensor) -> None:
+        """Make the memory of a borrowed tensor available again."""
+        self._scratch.append(torch.empty(0, dtype=torch.uint8).set_(borrowed.untyped_storage()))
